@@ -1,0 +1,142 @@
+"""Who calls, and what they may reach.
+
+Until an administrator's key exists, a server on loopback takes a request without a key for the
+administrator's; tenants' keys are checked all the same. Elsewhere every request needs a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from hmi.core import KeyRecord, Scope
+from hmi.errors import Forbidden, InvalidInput, NotFound, Unauthorised
+
+ALL: frozenset[Scope] = frozenset({"infer", "manage", "admin"})
+
+
+class KeyRing(Protocol):
+    """The registry, as far as keys go. Reads of a memory map: microseconds, so they run on the loop."""
+
+    def find_key(self, sha256: str) -> KeyRecord | None: ...
+    def keys(self, tenant: str | None) -> Iterable[KeyRecord]: ...
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The bearer of a key. `tenant` None reaches every tenant."""
+
+    tenant: str | None
+    scopes: frozenset[Scope]
+    key_id: str = "-"
+
+    def reaches(self, tenant: str | None) -> bool:
+        return self.tenant is None or self.tenant == tenant
+
+    def must_reach(self, tenant: str | None, what: str) -> None:
+        """Raise NotFound about `what`: that another tenant's exists is not revealed."""
+        if not self.reaches(tenant):
+            raise NotFound(f"there is no {what}: check the name")
+
+    def only(self, tenant: str | None) -> str | None:
+        """The tenant to list: the asked one, or the caller's own."""
+        if self.tenant is None:
+            return tenant
+        self.must_reach(tenant or self.tenant, f"tenant {tenant!r}")
+        return self.tenant
+
+
+ADMINISTRATOR = Caller(None, ALL)
+NOBODY = Caller("", frozenset())
+"""Calls what needs no key; no tenant is named so."""
+
+
+@dataclass(frozen=True)
+class Auth:
+    """Checks keys. `loopback`: the server listens on loopback only."""
+
+    keys: KeyRing
+    loopback: bool
+
+    def open(self) -> bool:
+        """Whether a request without a key is the administrator's."""
+        return self.loopback and not has_admin_key(self.keys)
+
+    def caller(self, request: web.BaseRequest, scope: Scope | None) -> Caller:
+        """Raises Unauthorised (no or unknown key) and Forbidden (a key without `scope`)."""
+        header = request.headers.get("Authorization")
+        if header is None:
+            return self._without_key(request)
+        kind, _, key = header.partition(" ")
+        if kind.lower() != "bearer" or not key.strip():
+            raise Unauthorised("the Authorization header is not of the form 'Bearer KEY'")
+        caller = self._bearer(key.strip())
+        if scope is not None and scope not in caller.scopes and "admin" not in caller.scopes:
+            raise Forbidden(f"this key may not do that: it needs the scope {scope!r}", scope=scope)
+        return caller
+
+    def _bearer(self, key: str) -> Caller:
+        sha256 = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        record = self.keys.find_key(sha256)
+        if record is None or not hmac.compare_digest(record.sha256, sha256):
+            raise Unauthorised("this key is unknown: check it, or have a new one issued")
+        scopes: frozenset[Scope] = frozenset(record.scopes)
+        return Caller(record.tenant, scopes if record.tenant is not None else _widened(scopes), record.key_id)
+
+    def _without_key(self, request: web.BaseRequest) -> Caller:
+        if not self.open():
+            raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
+        _refuse_browsers(request)
+        return ADMINISTRATOR
+
+
+def has_admin_key(keys: KeyRing) -> bool:
+    return any("admin" in key.scopes and key.tenant is None for key in keys.keys(None))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address) is this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_binding(host: str, any_admin_key: Callable[[], bool]) -> None:
+    """Refuse to listen beyond loopback while nobody could be told from anybody."""
+    if not is_loopback(host) and not any_admin_key():
+        raise InvalidInput(
+            f"without an administrator's key the server listens on loopback only, not on {host}: "
+            "make one with 'hmi key create --admin', or leave --host out",
+            field="host",
+        )
+
+
+def _widened(scopes: frozenset[Scope]) -> frozenset[Scope]:
+    return ALL if "admin" in scopes else scopes
+
+
+def _refuse_browsers(request: web.BaseRequest) -> None:
+    """Keep web pages, which can reach loopback through the browser, from acting as the administrator.
+
+    A page that rebinds its own name to 127.0.0.1 shows in Host, a form posted across sites in Origin.
+    """
+    origin = request.headers.get("Origin")
+    if not is_loopback(_host(f"//{request.host}")) or (origin is not None and not is_loopback(_host(origin))):
+        raise Forbidden("without a key only programs on this machine are answered: create a key and send it")
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,165 @@
+"""From a route of the table to an aiohttp handler: admit, identify, check, run, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from hmi.api.auth import NOBODY
+from hmi.api.body import parse_query, receive
+from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
+from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
+from hmi.api.idempotency import REPLAYED, alone, once_of, repeat
+from hmi.api.route import Call, Reply, Route
+from hmi.api.services import SERVICES, Services
+from hmi.errors import HmiError, NotFound
+
+log = logging.getLogger("hmi.api")
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
+_SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def handler_of(route: Route) -> AioHandler:
+    """The aiohttp handler that serves `route`."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        services = request.app[SERVICES]
+        if route.draining:
+            return await _serve(route, request, services)
+        services.admit()
+        work = asyncio.create_task(_counted(route, request, services))
+        if route.cancellable:
+            return await work
+        # What creates something is finished even when its client goes away.
+        services.working.add(work)
+        work.add_done_callback(services.working.discard)
+        return await asyncio.shield(work)
+
+    return handle
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: AioHandler) -> web.StreamResponse:
+    """Give every request an id and every error the native shape; count both."""
+    wished = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = wished if _SAFE_ID.fullmatch(wished) else uuid.uuid4().hex
+    request[OUTCOME] = "ok"
+    began = time.monotonic()
+    try:
+        return await handler(request)
+    except asyncio.CancelledError:
+        request[OUTCOME] = "client_gone"
+        raise
+    except ConnectionResetError:
+        request[OUTCOME] = "client_gone"
+        raise
+    except Exception as error:  # the edge of the process: nothing may escape unshaped
+        return _error(request, error)
+    finally:
+        route = request.match_info.route.resource
+        request.app[SERVICES].metrics.request(
+            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - began
+        )
+
+
+async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Signal: the id goes on every answer, also on one that streams."""
+    request_id = request.get(REQUEST_ID)
+    if request_id is not None:
+        response.headers["X-Request-Id"] = request_id
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+
+
+async def _counted(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
+    try:
+        return await _serve(route, request, services)
+    finally:
+        services.leave()
+
+
+async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
+    arrived = time.monotonic()
+    caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
+    call = Call(services, request, caller, arrived)
+    call.query = parse_query(route, request)
+    received = await receive(route, request, services)
+    try:
+        call.body, call.files = received.body, received.files
+        once = once_of(route, call, received.digest)
+        if once is None:
+            return _response(route, *_rendered(await route.handler(call)))
+        async with alone(once, services):
+            kept = await once.kept(services)
+            if kept is not None:
+                response = _response(route, *_rendered_again(await repeat(route, call, kept)))
+                response.headers[REPLAYED] = "true"
+                return response
+            reply, body = _rendered(await route.handler(call))
+            assert isinstance(reply, Reply)
+            await once.keep(services, reply, body)
+            return _response(route, reply, body)
+    finally:
+        received.discard()
+
+
+def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.StreamResponse, Any]:
+    return reply, _plain(reply.body) if isinstance(reply, Reply) else None
+
+
+def _rendered_again(answer: tuple[Reply, Any]) -> tuple[Reply, Any]:
+    reply, body = answer
+    return reply, body if reply.body is None else _plain(reply.body)
+
+
+def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) -> web.StreamResponse:
+    if isinstance(reply, web.StreamResponse):
+        return reply
+    headers = {"Location": reply.location} if reply.location else None
+    return _json(body, route.status, headers)
+
+
+def _plain(body: Any) -> Any:
+    if isinstance(body, list):
+        return [_plain(item) for item in body]
+    assert isinstance(body, BaseModel)
+    return body.model_dump(mode="json", by_alias=True)
+
+
+def _error(request: web.Request, error: Exception) -> web.Response:
+    shaped, status, headers = _shape(request, error)
+    request[OUTCOME] = shaped["error"]["kind"]
+    return _json(shaped, status, headers)
+
+
+def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    request_id = request[REQUEST_ID]
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        wrong = MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}")
+        return body_of(wrong, request_id), 405, {"Allow": allowed}
+    if isinstance(error, web.HTTPNotFound):
+        error = NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json")
+    shaped = known(error)
+    if shaped is None:
+        log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=error)
+        shaped = HmiError(INTERNAL_MESSAGE)
+    status = status_of(shaped)
+    if status >= 500:
+        log.warning("request %s: %s: %s", request_id, shaped.kind, shaped.message)
+    return body_of(shaped, request_id), status, headers_of(status)
+
+
+def _json(body: Any, status: int, headers: dict[str, str] | None) -> web.Response:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return web.Response(text=text, status=status, headers=headers, content_type="application/json")

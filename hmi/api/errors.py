@@ -1,0 +1,127 @@
+"""The only place that knows how an error looks over HTTP: kind → status, and the native error shape."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
+
+STATUS: dict[str, int] = {
+    "malformed": 400,
+    "unauthorised": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "conflict": 409,
+    "cancelled": 409,
+    "too_large": 413,
+    "unsupported_media_type": 415,
+    "invalid_input": 422,
+    "invalid_data": 422,
+    "unsupported_model": 422,
+    "quota_exceeded": 429,
+    "internal": 500,
+    "damaged": 500,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+    "storage_full": 507,
+}
+RETRY_AFTER_S = {429: 5, 503: 2}
+INTERNAL = "something went wrong inside the server: quote the request_id when you report it"
+
+
+class Malformed(HmiError):
+    kind = "malformed"
+
+
+class MethodNotAllowed(HmiError):
+    kind = "method_not_allowed"
+
+
+class UnsupportedMediaType(HmiError):
+    kind = "unsupported_media_type"
+
+
+def status_of(error: HmiError) -> int:
+    return STATUS.get(error.kind, 500)
+
+
+def headers_of(status: int) -> dict[str, str]:
+    """Headers that a status needs: Retry-After, WWW-Authenticate."""
+    headers = {}
+    if status in RETRY_AFTER_S:
+        headers["Retry-After"] = str(RETRY_AFTER_S[status])
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def body_of(error: HmiError, request_id: str) -> dict[str, Any]:
+    """The native shape; see docs/http.md."""
+    return {
+        "error": {
+            "kind": error.kind,
+            "message": error.message,
+            "details": error.details,
+            "request_id": request_id,
+        }
+    }
+
+
+def known(error: Exception) -> HmiError | None:
+    """The HmiError that `error` is or stands for; None for one of our own bugs."""
+    if isinstance(error, HmiError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull("no room left on the server's disk: free some space and try again")
+    return None
+
+
+def pointer(loc: Sequence[int | str]) -> str:
+    """("inputs", 0, "text") → "inputs[0].text"; parts in <> name a choice of a union, not a field."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<"):
+            path += f".{part}" if path else part
+    return path or "body"
+
+
+def from_validation(error: ValidationError) -> HmiError:
+    """400 for what is not JSON, 413 for what is over a limit, else 422 naming each field."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    if problems and problems[0]["type"] == "json_invalid":
+        return Malformed(f"the body is not JSON: {problems[0]['msg']}")
+    fields = _merged(problems)
+    field, message = next(iter(fields.items()))
+    more = f" (and {len(fields) - 1} more fields)" if len(fields) > 1 else ""
+    listed = [{"field": f, "message": m} for f, m in list(fields.items())[:20]]
+    return InvalidInput(f"{field}: {message}{more}", field=field, fields=listed)
+
+
+def over(field: str, limit: int, unit: str, cure: str) -> TooLarge:
+    """A 413 that names the field, the limit and what to do."""
+    return TooLarge(f"{field} is over the limit of {limit} {unit}: {cure}", field=field, limit=limit)
+
+
+def _merged(problems: list[ErrorDetails]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for problem in problems:
+        field = pointer(problem["loc"])
+        message = _plain(problem)
+        fields[field] = f"{fields[field]}; {message}" if field in fields else message
+    return fields
+
+
+def _plain(problem: ErrorDetails) -> str:
+    if problem["type"] == "extra_forbidden":
+        return "is not a field of this request: remove it"
+    if problem["type"] == "missing":
+        return "is missing: add it"
+    return problem["msg"].removeprefix("Value error, ")

@@ -1,0 +1,173 @@
+"""The OpenAPI 3.1 document, generated from the table of routes and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+import hmi
+from hmi.api.errors import RETRY_AFTER_S, STATUS
+from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
+from hmi.api.schemas import ErrorAnswer
+
+REF = "#/components/schemas/{model}"
+SUMMARY = "A language model of its own for each of thousands of tenants, served from one machine."
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The whole document; deterministic, so that it can be pinned."""
+    routes = list(routes)
+    schemas = _Schemas(routes)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "HMI", "version": hmi.__version__, "summary": SUMMARY},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.definitions,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def error_kinds(route: Route) -> set[str]:
+    """The errors that `route` may answer with: those of its shape and those of its own."""
+    kinds = {"internal", "unavailable", *route.kinds}
+    if route.draining:
+        kinds.discard("unavailable")
+    if route.scope is not None:
+        kinds |= {"unauthorised", "forbidden"}
+    if route.parameters:
+        kinds |= {"not_found", "invalid_input"}
+    if route.query is not None or route.creates:
+        kinds.add("invalid_input")
+    if route.body is not None:
+        kinds |= {"malformed", "unsupported_media_type", "too_large", "invalid_input"}
+    if route.files:
+        kinds |= {"storage_full", "not_found"}
+    return kinds
+
+
+class _Schemas:
+    """Schemas of all models of the table, each under its name in `components`."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
+        for route in routes:
+            if route.body is not None:
+                wanted.append((f"{_key(route)}:body", "validation", TypeAdapter(route.body)))
+            if route.answer is not None:
+                wanted.append((f"{_key(route)}:answer", "serialization", TypeAdapter(route.answer)))
+        wanted.append(("error", "serialization", TypeAdapter(ErrorAnswer)))
+        by_key, rest = TypeAdapter.json_schemas(wanted, ref_template=REF)
+        self._by_key = {key: schema for (key, _mode), schema in by_key.items()}
+        self.definitions: dict[str, Any] = dict(sorted(rest.get("$defs", {}).items()))
+
+    def body(self, route: Route) -> Any:
+        return self._by_key[f"{_key(route)}:body"]
+
+    def answer(self, route: Route) -> Any:
+        return self._by_key[f"{_key(route)}:answer"]
+
+    @property
+    def error(self) -> Any:
+        return self._by_key["error"]
+
+
+def _key(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    words = [w.strip("{}") for w in route.path.split("/") if w]
+    operation: dict[str, Any] = {
+        "operationId": "_".join([route.method.lower(), *words]).replace(".", "_"),
+        "summary": route.summary,
+        "tags": [words[0]],
+        "parameters": _parameters(route),
+        "responses": _responses(route, schemas),
+        "security": [{"key": []}, {}] if route.scope is not None else [],
+    }
+    if route.scope is not None:
+        operation["x-scope"] = route.scope
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _content(route, schemas)}
+    return operation
+
+
+def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    json_schema = schemas.body(route)
+    content: dict[str, Any] = {"application/json": {"schema": json_schema}}
+    if route.files:
+        binary = {"type": "string", "format": "binary"}
+        content["multipart/form-data"] = {
+            "schema": {
+                "type": "object",
+                "properties": {"spec": json_schema, **{name: binary for name in route.files}},
+                "required": ["spec", *(name for name, required in route.files.items() if required)],
+                "additionalProperties": False,
+            },
+            "encoding": {"spec": {"contentType": "application/json"}},
+        }
+    return content
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    found = []
+    for name in route.parameters:
+        schema = _inline(PARAMETERS[name]) if name in PARAMETERS else {
+            "type": "string",
+            "pattern": OPAQUE_PATTERN,
+        }
+        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if route.query is not None:
+        for name, schema in route.query.model_json_schema()["properties"].items():
+            found.append({"name": name, "in": "query", "required": False, "schema": _not_null(schema)})
+    if route.creates:
+        schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
+        found.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema})
+    return found
+
+
+def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": "Done." if route.status != 202 else "Accepted as a job."}
+    if route.answer is not None:
+        success["content"] = {"application/json": {"schema": schemas.answer(route)}}
+    elif route.media:
+        success["content"] = {route.media: {"schema": {} if "json" in route.media else {"type": "string"}}}
+    if route.status == 202:
+        success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
+    responses = {str(route.status): success}
+    by_status: dict[int, list[str]] = {}
+    for kind in sorted(error_kinds(route)):
+        by_status.setdefault(STATUS[kind], []).append(kind)
+    for status, kinds in sorted(by_status.items()):
+        responses[str(status)] = _error_response(status, kinds, schemas)
+    return responses
+
+
+def _error_response(status: int, kinds: list[str], schemas: _Schemas) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": ", ".join(kinds),
+        "content": {"application/json": {"schema": schemas.error}},
+    }
+    if status in RETRY_AFTER_S:
+        response["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+    return response
+
+
+def _inline(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema()
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query parameter that may be left out is never null: keep only what may be sent."""
+    plain = {k: v for k, v in schema.items() if k not in ("anyOf", "default", "title")}
+    choices = [c for c in schema.get("anyOf", []) if c.get("type") != "null"]
+    return {**plain, **(choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})}

@@ -1,0 +1,110 @@
+"""What a route is. The table of routes is served by `dispatch` and documented by `openapi`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from hmi.api.auth import Caller
+from hmi.api.schemas import DomainName, ModelName, Name, Query
+from hmi.api.services import Services
+from hmi.core import DomainId, ModelId, Scope, check_name
+from hmi.errors import NotFound
+
+_ID = r"[A-Za-z0-9_-]{1,64}"
+
+
+@dataclass
+class Call:
+    """One request, checked: what a handler gets. `body` and `query` are instances of the route's models."""
+
+    services: Services
+    request: web.Request
+    caller: Caller
+    arrived: float
+    """Monotonic seconds."""
+    body: Any = None
+    query: Any = None
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def model(self) -> ModelId:
+        """The model in the path; raises NotFound where the caller does not reach its tenant."""
+        model = ModelId.parse(self.request.match_info["model"])
+        self.caller.must_reach(model.tenant, f"model {str(model)!r}")
+        return model
+
+    def tenant(self) -> str:
+        """The tenant in the path; raises NotFound where the caller does not reach it."""
+        tenant = check_name(self.request.match_info["tenant"], "tenant")
+        self.caller.must_reach(tenant, f"tenant {tenant!r}")
+        return tenant
+
+    def domain(self) -> DomainId:
+        return DomainId.parse(self.request.match_info["domain"])
+
+    def root(self) -> str:
+        return check_name(self.request.match_info["root"], "root")
+
+    def opaque(self, name: str) -> str:
+        """The id of a job or key in the path; raises NotFound for one that no job or key can have."""
+        value = self.request.match_info[name]
+        if not re.fullmatch(_ID, value):
+            raise NotFound(f"there is no {name} {value[:80]!r}: check the id")
+        return value
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A JSON answer. `location` is where to follow a job; `keep` replaces the body that an
+    Idempotency-Key keeps, where the body itself must not be stored."""
+
+    body: Any
+    location: str | None = None
+    keep: dict[str, Any] | None = None
+
+
+Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
+Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One call. `answer` is the type of the JSON body; `media` other than JSON has none.
+
+    `files` are the multipart parts beside `spec`, True where required. `scope` None needs no key.
+    `creates`: Idempotency-Key is honoured; `again` then answers a repetition from what was kept.
+    `cancellable`: the work is dropped when the client goes away.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    answer: Any = None
+    scope: Scope | None = None
+    status: int = 200
+    body: Any = None
+    files: Mapping[str, bool] = field(default_factory=dict)
+    query: type[Query] | None = None
+    media: str = "application/json"
+    creates: bool = False
+    again: Again | None = None
+    cancellable: bool = False
+    draining: bool = False
+    """Answered while the server drains, too."""
+    kinds: tuple[str, ...] = ()
+    """Errors of its own, beside those that its shape implies."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"{(\w+)}", self.path))
+
+
+PARAMETERS: dict[str, Any] = {"model": ModelName, "tenant": Name, "domain": DomainName, "root": Name}
+"""Types of path parameters; any other is an opaque id."""
+OPAQUE_PATTERN = f"^{_ID}$"

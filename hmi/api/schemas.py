@@ -1,0 +1,112 @@
+"""What every request and answer shares: strictness, names, the error shape, jobs accepted.
+
+One pydantic model per request and per answer validates and generates the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from hmi.core import NAME_PATTERN, JobKind, JobState, Progress
+
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
+ModelName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"),
+    Field(description="tenant.model", examples=["acme.intent"]),
+]
+DomainName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}$"),
+    Field(description="root/branch[/sub…]; '.' is accepted for '/'", examples=["minilm/biomedical"]),
+]
+Alpha = Annotated[
+    float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")
+]
+
+
+class Request(BaseModel):
+    """A request body: unknown fields and wrong types are refused, never guessed at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Query(BaseModel):
+    """Query parameters, which arrive as text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorBody(Answer):
+    kind: str = Field(description="Stable name that clients may match on.")
+    message: str = Field(description="What is wrong and what to do.")
+    details: dict[str, Any] = Field(description="`field` and more, by kind.")
+    request_id: str
+
+
+class ErrorAnswer(Answer):
+    """The native shape of every error."""
+
+    error: ErrorBody
+
+
+class JobAccepted(Answer):
+    """The operation runs as a job: follow `Location`."""
+
+    job: str
+
+
+class JobError(Answer):
+    kind: str
+    message: str
+
+
+class JobView(Answer):
+    """A long operation and where it stands."""
+
+    job: str
+    kind: JobKind
+    state: JobState
+    tenant: str | None = Field(description="Whose it is; null for the administrator's.")
+    target: str = Field(description="The root, domain or model that it makes.")
+    created: str
+    started: str | None
+    ended: str | None
+    attempts: int
+    cancel_requested: bool
+    progress: Progress
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+class JobList(Answer):
+    jobs: list[JobView]
+    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+
+
+class JobQuery(Query):
+    tenant: Name | None = None
+    state: JobState | None = None
+    kind: JobKind | None = None
+    after: str | None = Field(default=None, max_length=64)
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+class Health(Answer):
+    """Liveness and readiness."""
+
+    status: Literal["alive", "ready", "starting", "draining"]
+
+
+class NoBody(Answer):
+    """Nothing more to say: it is done."""
+
+    done: Literal[True] = True

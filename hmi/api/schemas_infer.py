@@ -1,0 +1,100 @@
+"""Requests and answers of inference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from hmi.api.schemas import Answer, ModelName, Request
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class TextInput(Request):
+    """A text, or a pair of texts for a model of the task `pair`."""
+
+    text: Text
+    text_pair: Text | None = None
+
+
+class TokensInput(Request):
+    """Words that are split already, for a model of the task `tagging`."""
+
+    tokens: list[Text] = Field(min_length=1)
+
+
+def _item_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "<text>"
+    tokens = isinstance(value, TokensInput) or (isinstance(value, dict) and "tokens" in value)
+    return "<tokens>" if tokens else "<object>"
+
+
+def _inputs_kind(value: Any) -> str:
+    return "<one>" if isinstance(value, str) else "<many>"
+
+
+# The tags in <> are left out of the path that an error names: see errors.pointer.
+Item = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[TextInput, Tag("<object>")]
+    | Annotated[TokensInput, Tag("<tokens>")],
+    Discriminator(_item_kind),
+]
+Items = Annotated[list[Item], Field(min_length=1)]
+Inputs = Annotated[
+    Annotated[Text, Tag("<one>")] | Annotated[Items, Tag("<many>")],
+    Discriminator(_inputs_kind),
+]
+
+
+class Parameters(Request):
+    """How to answer."""
+
+    deadline_ms: float | None = Field(
+        default=None, gt=0, le=3_600_000, description="Answer within this time or 504; the work is dropped."
+    )
+    exact: bool = Field(default=False, description="The reference: lower layers computed in full, no PLOT.")
+    return_: list[Literal["scores", "embedding", "provenance"]] = Field(
+        default_factory=list, alias="return", description="What to return besides label and score."
+    )
+
+
+class InferBody(Request):
+    inputs: Inputs
+    parameters: Parameters = Field(default_factory=Parameters)
+
+
+class MixedItem(InferBody):
+    """One request of a mixed call."""
+
+    model: ModelName
+
+
+MixedBody = Annotated[list[MixedItem], Field(min_length=1, max_length=1024)]
+
+
+class Output(Answer):
+    """The answer to one input; fields that the task does not have are left out."""
+
+    label: str | None = None
+    score: float | None = None
+    scores: dict[str, float] | None = None
+    tags: list[str] | None = None
+    tag_scores: list[float] | None = None
+    embedding: list[float] | None = None
+    truncated: bool = Field(default=False, description="The input was longer than the model reads.")
+
+
+class InferAnswer(Answer):
+    model: str
+    version: int
+    outputs: list[Output]
+    timing: dict[str, float] = Field(description="Milliseconds by stage; names end in _ms.")
+    provenance: dict[str, Any] | None = Field(
+        default=None, description="PLOT hits by order over all inputs, the versions that answered, and more."
+    )
+
+
+MixedAnswer = list[InferAnswer]

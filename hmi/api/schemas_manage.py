@@ -1,0 +1,170 @@
+"""Requests of the manage calls, and the answers about roots, domains, tenants and models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hmi.api.schemas import Alpha, Answer, DomainName, ModelName, Name, Query, Request
+from hmi.core import ModelVersion, Scope, Task
+from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions
+
+
+class PathRef(Request):
+    """A file that lies on the server already."""
+
+    path: str = Field(min_length=1, max_length=1024, description="Relative, below <data>/uploads.")
+
+
+class ImportRoot(Request):
+    root: Name
+    source: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="A folder on the server, an installed package that carries a model, or a hub id.",
+    )
+    split: int | None = Field(default=None, ge=1, le=1000, description="Layers that the PLOT replaces.")
+    alpha: Alpha = 50.0
+    text: PathRef | None = Field(default=None, description="General text for the root's own PLOT.")
+    options: ImportRootOptions = ImportRootOptions()
+
+
+class CreateDomain(Request):
+    domain: DomainName
+    alpha: Alpha = 50.0
+    pretrain: bool = Field(default=False, description="Continue pretraining the lower layers on the corpus.")
+    corpus: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
+    options: BuildPlotOptions = BuildPlotOptions()
+
+
+class UpdateDomain(Request):
+    alpha: Alpha | None = Field(default=None, description="As it was where left out.")
+    pretrain: bool = False
+    corpus: PathRef | None = None
+    options: BuildPlotOptions = BuildPlotOptions()
+
+
+class RollbackDomain(Request):
+    version: str = Field(min_length=1, max_length=128, description="One of the domain's versions.")
+
+
+class CreateTenant(Request):
+    tenant: Name
+
+
+class CreateKey(Request):
+    scopes: list[Scope] = Field(default=["infer", "manage"], min_length=1, max_length=3)
+
+
+class CreateModel(Request):
+    model: ModelName
+    domain: DomainName
+    task: Task
+    data: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
+    dev: PathRef | None = None
+    options: FineTuneOptions = FineTuneOptions()
+
+
+class UpdateModel(Request):
+    data: PathRef | None = None
+    dev: PathRef | None = None
+    options: FineTuneOptions = FineTuneOptions()
+
+
+class RollbackModel(Request):
+    version: int = Field(ge=1, le=2**31)
+
+
+class RootView(Answer):
+    root: str
+    version: str
+    created: str
+    source: dict[str, str]
+    dim: int
+    layers: int
+    split: int
+    fidelity: dict[str, float]
+    bytes: int
+
+
+class RootList(Answer):
+    roots: list[RootView]
+
+
+class TenantView(Answer):
+    tenant: str
+    created: str
+
+
+class TenantList(Answer):
+    tenants: list[TenantView]
+
+
+class TenantCreated(Answer):
+    """The key is shown this once and stored hashed."""
+
+    tenant: str
+    key_id: str
+    key: str
+
+
+class TenantDeleted(Answer):
+    tenant: str
+    removed: dict[str, Any] = Field(description="What went with it.")
+
+
+class KeyView(Answer):
+    key_id: str
+    tenant: str | None
+    scopes: list[Scope]
+    created: str
+
+
+class KeyList(Answer):
+    keys: list[KeyView]
+
+
+class KeyCreated(KeyView):
+    """The key is shown this once and stored hashed."""
+
+    key: str
+
+
+class ModelView(Answer):
+    """A model; the fields from `domain` on are those of the version that answers."""
+
+    model: str
+    current: int
+    domain: str
+    task: Task
+    labels: list[str]
+    metrics: dict[str, Any]
+    bytes: int
+    versions: list[ModelVersion]
+
+
+class ModelList(Answer):
+    models: list[ModelView]
+    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+
+
+class ModelQuery(Query):
+    tenant: Name | None = None
+    domain: DomainName | None = None
+    task: Task | None = None
+    after: ModelName | None = None
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+class UsageView(Answer):
+    """What a tenant used since the server started, and what it keeps."""
+
+    tenant: str
+    since: str
+    requests: int
+    inputs: int
+    tokens: int
+    compute_ms: float
+    models: int
+    model_bytes: int

@@ -1,0 +1,70 @@
+"""What handlers reach: one object, built at start, whose parts own their state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from aiohttp import web
+
+from hmi.api.auth import Auth
+from hmi.api.uploads import Uploads
+from hmi.config import Settings
+from hmi.engine import InferRequest, InferResult
+from hmi.errors import Unavailable
+from hmi.manager import Manager
+from hmi.metrics import Metrics
+
+Phase = Literal["starting", "serving", "draining"]
+
+
+class Inference(Protocol):
+    """The engine as the edge sees it."""
+
+    async def start(self) -> None: ...
+    async def stop(self, drain: bool) -> None: ...
+    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]: ...
+    def ready(self) -> bool: ...
+
+
+@dataclass
+class KeyLock:
+    """An Idempotency-Key in use, so that of two equal requests the second waits for the first."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+@dataclass
+class Services:
+    """State of one server process. `phase` goes starting → serving → draining and never back."""
+
+    settings: Settings
+    manager: Manager
+    engine: Inference
+    metrics: Metrics
+    auth: Auth
+    uploads: Uploads
+    phase: Phase = "starting"
+    in_flight: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
+    """Requests that are finished even without their client."""
+    same_key: dict[str, KeyLock] = field(default_factory=dict)
+
+    def admit(self) -> None:
+        """Count a request in; raises Unavailable once the server drains."""
+        if self.phase == "draining":
+            raise Unavailable("the server is stopping: try again in a few seconds")
+        self.in_flight += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.idle.set()
+
+
+SERVICES: web.AppKey[Services] = web.AppKey("services", Services)

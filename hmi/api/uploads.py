@@ -1,0 +1,150 @@
+"""Files that come with a request: multipart parts streamed to disk, or paths below `<data>/uploads`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import BodyPartReader, web
+from aiohttp.multipart import MultipartReader
+
+from hmi.api.errors import Malformed, over
+from hmi.api.expand import expand_into
+from hmi.errors import InvalidInput, NotFound
+
+MAX_SPEC_BYTES = 1 << 20
+
+
+@dataclass
+class Form:
+    """A multipart body: the JSON part `spec`, and files on disk by part name."""
+
+    folder: Path
+    spec: bytes = b"{}"
+    files: dict[str, Path] = field(default_factory=dict)
+    digest: str = ""
+
+    def discard(self) -> None:
+        """Remove what the handler did not take over."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Uploads:
+    """Owns `<data>/incoming`, where uploads wait until a job takes them, and reads `<data>/uploads`."""
+
+    def __init__(self, data: Path, limit: int) -> None:
+        self._incoming = data / "incoming"
+        self._below = data / "uploads"
+        self._limit = limit
+
+    def clear(self) -> None:
+        """Remove what a killed server left. Call only while no other server uses the folder."""
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        self._below.mkdir(parents=True, exist_ok=True)
+
+    def new_folder(self) -> Path:
+        folder = self._incoming / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        return folder
+
+    async def receive(self, request: web.Request, names: tuple[str, ...]) -> Form:
+        """Read a multipart body; `names` are the file parts it may have. The caller discards the form."""
+        form = Form(self.new_folder())
+        try:
+            digest = hashlib.sha256()
+            await self._parts(await _reader(request), names, form, digest)
+        except BaseException:
+            form.discard()
+            raise
+        form.digest = digest.hexdigest()
+        return form
+
+    async def _parts(
+        self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
+    ) -> None:
+        seen: set[str] = set()
+        try:
+            while (part := await reader.next()) is not None:
+                name = _part_name(part, names, seen)
+                assert isinstance(part, BodyPartReader)
+                digest.update(name.encode() + b"\0")
+                if name == "spec":
+                    form.spec = await _small(part, digest)
+                else:
+                    form.files[name] = await self._file(part, name, form.folder, digest)
+        except ValueError as error:
+            raise Malformed(f"the multipart body is not well-formed ({error}): check its boundary") from error
+
+    async def _file(self, part: BodyPartReader, name: str, folder: Path, digest: hashlib._Hash) -> Path:
+        raw = folder / f"{name}.raw"
+        size = 0
+        with raw.open("wb") as file:
+            while chunk := await part.read_chunk(1 << 16):
+                size += len(chunk)
+                if size > self._limit:
+                    raise over(name, self._limit, "bytes", "send less, or raise max_upload_bytes")
+                digest.update(chunk)
+                await asyncio.to_thread(file.write, chunk)
+        return await asyncio.to_thread(self._expand, raw, name)
+
+    def _expand(self, raw: Path, name: str) -> Path:
+        target = raw.with_suffix("")
+        with raw.open("rb") as file:
+            expand_into(file, target, name, self._limit)
+        raw.unlink()
+        return target
+
+    def copy_below(self, relative: str, field: str, folder: Path) -> Path:
+        """Copy (and expand) a file that lies below `<data>/uploads` into `folder`, under the name `field`.
+
+        Raises InvalidInput for a path that leads out of the folder, also by a symbolic link, and
+        NotFound for one that leads nowhere.
+        """
+        base = self._below.resolve()
+        name = f"{field}.path"
+        if "\0" in relative or Path(relative).is_absolute() or ".." in Path(relative).parts:
+            raise InvalidInput("a path must lie below <data>/uploads and have no '..'", field=name)
+        try:
+            found = (base / relative).resolve(strict=True)
+        except (OSError, RuntimeError) as error:
+            raise NotFound(f"there is no file {relative!r} below <data>/uploads", field=name) from error
+        if not found.is_relative_to(base):
+            raise InvalidInput("a path must not lead out of <data>/uploads by a symbolic link", field=name)
+        if not found.is_file():
+            raise InvalidInput(f"{relative!r} is not a file: name one file", field=name)
+        target = folder / field
+        with found.open("rb") as file:
+            expand_into(file, target, field, self._limit)
+        return target
+
+
+async def _reader(request: web.Request) -> MultipartReader:
+    try:
+        return await request.multipart()
+    except (ValueError, AssertionError) as error:
+        raise Malformed(f"the multipart body is not well-formed ({error}): check its boundary") from error
+
+
+def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
+    name = part.name if isinstance(part, BodyPartReader) else None
+    if name is None or name not in ("spec", *names):
+        known = ", ".join(("spec", *names))
+        raise InvalidInput(f"part {str(name)[:80]!r} is not one of {known}", field=str(name)[:80])
+    if name in seen:
+        raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
+    seen.add(name)
+    return name
+
+
+async def _small(part: BodyPartReader, digest: hashlib._Hash) -> bytes:
+    data = bytearray()
+    while chunk := await part.read_chunk(1 << 14):
+        data += chunk
+        if len(data) > MAX_SPEC_BYTES:
+            raise over("spec", MAX_SPEC_BYTES, "bytes", "send the rows as the part 'data'")
+    digest.update(data)
+    return bytes(data)

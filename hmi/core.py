@@ -1,0 +1,202 @@
+"""The nouns that every part shares: names, records of what exists, and job states. Imports almost nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hmi.errors import InvalidInput
+
+NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
+_NAME = re.compile(NAME_PATTERN)
+
+Task = Literal["classification", "pair", "tagging"]
+JobKind = Literal["import_root", "build_plot", "fine_tune"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Scope = Literal["infer", "manage", "admin"]
+ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+def check_name(value: str, field: str) -> str:
+    """Return `value` if it is a legal name, else raise InvalidInput naming `field`."""
+    if not _NAME.fullmatch(value):
+        raise InvalidInput(
+            f"{field} {value[:80]!r} is not a name: use 1 to 63 of a-z, 0-9 and '-', not starting with '-'",
+            field=field,
+        )
+    return value
+
+
+def now() -> str:
+    """The time as RFC 3339 UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, order=True)
+class ModelId:
+    """`tenant.model`."""
+
+    tenant: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str, field: str = "model") -> ModelId:
+        tenant, dot, name = text.partition(".")
+        if not dot:
+            raise InvalidInput(f"{field} {text[:130]!r} is not of the form tenant.model", field=field)
+        return cls(check_name(tenant, field), check_name(name, field))
+
+    def __str__(self) -> str:
+        return f"{self.tenant}.{self.name}"
+
+
+@dataclass(frozen=True, order=True)
+class DomainId:
+    """A branch of a root's version tree, `root/branch[/sub…]`; the root itself is its first part."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, field: str = "domain") -> DomainId:
+        """Accepts `root/branch/sub` (JSON, command line) and `root.branch.sub` (URLs)."""
+        parts = text.replace(".", "/").split("/")
+        if len(parts) > 8:
+            raise InvalidInput(f"{field} is more than 8 levels deep", field=field)
+        return cls(tuple(check_name(p, field) for p in parts))
+
+    @property
+    def root(self) -> str:
+        return self.parts[0]
+
+    @property
+    def parent(self) -> DomainId | None:
+        return DomainId(self.parts[:-1]) if len(self.parts) > 1 else None
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.parts)
+
+    def __str__(self) -> str:
+        return "/".join(self.parts)
+
+
+class Record(BaseModel):
+    """A fact in the registry: immutable, stored as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModuleSpec(Record):
+    """A tenant's low-rank module in the upper layers; see docs/design/0003-tenant-module.md."""
+
+    kind: Literal["lora", "parallel"] = "lora"
+    rank: int = Field(default=12, ge=1, le=256)
+
+
+class RootRecord(Record):
+    """A root and its published artefact folder `roots/<name>/<version>`."""
+
+    name: str
+    version: str
+    created: str
+    source: dict[str, str]
+    dim: int
+    layers: int
+    split: int
+    fidelity: dict[str, float]
+    bytes: int
+    job: str
+
+
+class DomainRecord(Record):
+    """What the registry adds to a version of a PLOT: keyed by the PLOT version's id."""
+
+    domain: str
+    plot_version: str
+    root_version: str
+    lower: str | None = None
+    """Name of the further-pretrained lower layers in `lowers/`, None where the parent's serve."""
+    created: str
+    job: str
+    report: dict[str, Any] = Field(default_factory=dict)
+
+
+class KeyRecord(Record):
+    """An access key, stored as its hash. `tenant` None = reaches every tenant (admin)."""
+
+    key_id: str
+    sha256: str
+    tenant: str | None
+    scopes: tuple[Scope, ...]
+    created: str
+
+
+class TenantRecord(Record):
+    tenant: str
+    created: str
+
+
+class ModelVersion(Record):
+    """One published version of a tenant's model. It pins the PLOT version it was fine-tuned on."""
+
+    version: int
+    artefact: str
+    """Content name (sha256) of module and head in `adapters/`."""
+    domain: str
+    plot_version: str
+    root: str
+    root_version: str
+    task: Task
+    labels: tuple[str, ...]
+    module: ModuleSpec
+    max_length: int
+    metrics: dict[str, Any]
+    bytes: int
+    created: str
+    job: str
+
+
+class ModelRecord(Record):
+    """A tenant's model with its versions, oldest first; `current` is the one that answers."""
+
+    tenant: str
+    name: str
+    current: int
+    versions: tuple[ModelVersion, ...]
+
+    @property
+    def live(self) -> ModelVersion:
+        return next(v for v in self.versions if v.version == self.current)
+
+
+class Progress(Record):
+    """Where a job stands; `eta_ms` None while unknown."""
+
+    phase: str = ""
+    step: int = 0
+    total: int = 0
+    rate: float | None = None
+    eta_ms: int | None = None
+    loss: float | None = None
+
+
+class JobRecord(Record):
+    """A long operation. `spec` is what its kind needs; files it was given lie in `jobs/<job>/input/`."""
+
+    job: str
+    kind: JobKind
+    state: JobState
+    created: str
+    tenant: str | None = None
+    """Whose it is; None for the administrator's."""
+    started: str | None = None
+    ended: str | None = None
+    attempts: int = 0
+    cancel_requested: bool = False
+    spec: dict[str, Any] = Field(default_factory=dict)
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None

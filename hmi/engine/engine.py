@@ -1,0 +1,167 @@
+"""The engine's loop: receive, cut a batch, retrieve, run, reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from hmi.config import Settings
+from hmi.core import ModelId
+from hmi.engine.bundles import Bundle, Bundles, TaskPart
+from hmi.engine.pipeline import Retrieved, compute, retrieve
+from hmi.engine.queue import BatchQueue, Item
+from hmi.engine.request import InferRequest, InferResult
+from hmi.errors import InvalidInput, Unavailable
+from hmi.metrics import Metrics
+from hmi.model.batching import Encoded
+from hmi.model.tokenizer import Text
+from hmi.stores.adapter_pool import AdapterPool
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Answers requests of all tenants. One retriever feeds `settings.streams` compute streams of one thread each,
+    through a channel of one batch, so that batch i+1 is retrieved while batch i computes.
+    """
+
+    def __init__(self, bundles: Bundles, settings: Settings, metrics: Metrics) -> None:
+        self._bundles, self._settings, self._metrics = bundles, settings, metrics
+        self._queue = BatchQueue(settings.queue_tokens)
+        self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
+        self._channel: asyncio.Queue[Retrieved] = asyncio.Queue(maxsize=1)
+        metrics.watch_pool(self._pool)
+        self._threads = ThreadPoolExecutor(settings.streams + 2, thread_name_prefix="hmi-engine")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running = 0
+        self._accepting = False
+
+    async def start(self) -> None:
+        # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
+        torch.set_num_threads(1)
+        self._tasks = [asyncio.create_task(self._retrieve_forever())]
+        self._tasks += [asyncio.create_task(self._compute_forever()) for _ in range(self._settings.streams)]
+        self._accepting = True
+
+    def ready(self) -> bool:
+        return self._accepting
+
+    async def stop(self, drain: bool = True) -> None:
+        """Accept nothing more; with `drain` answer what was accepted, else fail it with Unavailable."""
+        self._accepting = False
+        if not drain:
+            self._queue.fail_all(Unavailable("the server is stopping; try again shortly", retry_after_s=5))
+        while self._running:
+            await asyncio.sleep(0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown()
+        self._bundles.close()
+
+    async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+        """Answer all requests, in their order. Cancelling the call drops what has not begun.
+
+        Raises NotFound, InvalidInput (field `inputs[i]…`), Unavailable, DeadlineExceeded.
+        """
+        if not self._accepting:
+            raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
+        self._running += 1
+        try:
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._threads, self._prepare, list(requests))
+            items = [Item(r, b, e, loop.create_future()) for r, b, e in prepared]
+            self._queue.put(items)
+            try:
+                return list(await asyncio.gather(*(i.future for i in items)))
+            finally:
+                for item in items:
+                    item.future.cancel()
+        finally:
+            self._running -= 1
+
+    def _prepare(self, requests: list[InferRequest]) -> list[tuple[InferRequest, Bundle, Encoded]]:
+        """Pin bundles and tokenise, off the event loop."""
+        pinned: dict[ModelId, Bundle] = {}
+        out = []
+        for i, request in enumerate(requests):
+            bundle = pinned.get(request.model) or self._bundles.resolve(request.model)
+            pinned[request.model] = bundle
+            check_text(request.text, bundle, f"inputs[{i}]")
+            (encoded,) = bundle.root.tokenizer.encode([request.text], bundle.version.max_length)
+            out.append((request, bundle, encoded))
+        return out
+
+    async def _retrieve_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            items = await self._queue.take(self._settings.max_batch_tokens)
+            begun = time.monotonic()
+            try:
+                batch = await loop.run_in_executor(self._threads, retrieve, self._bundles, items)
+            except Exception as error:
+                _fail(items, error)
+                continue
+            self._metrics.stage("retrieve", time.monotonic() - begun)
+            self._metrics.queue_tokens(self._queue.tokens)
+            for hits in batch.hits:
+                self._metrics.plot_hits(hits)
+            await self._channel.put(batch)
+
+    async def _compute_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._channel.get()
+            begun = time.monotonic()
+            try:
+                answers = await loop.run_in_executor(self._threads, self._compute, batch)
+            except Exception as error:
+                _fail(batch.items, error)
+                continue
+            self._reply(batch, answers, begun)
+
+    def _compute(self, batch: Retrieved) -> list[InferResult]:
+        names = [i.bundle.version.artefact for i in batch.items]
+        with self._pool.lease(names) as parts:
+            return compute(batch, parts)
+
+    def _reply(self, batch: Retrieved, answers: list[InferResult], begun: float) -> None:
+        now = time.monotonic()
+        self._metrics.stage("compute", now - begun)
+        self._metrics.batch(len(batch.items), batch.offsets[-1])
+        ms_a_token = (now - begun) * 1e3 / batch.offsets[-1]
+        for item, answer in zip(batch.items, answers, strict=True):
+            tokens, tenant = len(item.encoded), item.request.model.tenant
+            self._metrics.stage("queue", begun - item.queued)
+            self._metrics.usage.add(tenant, inputs=1, tokens=tokens, compute_ms=tokens * ms_a_token)
+            if not item.future.done():
+                timing = {
+                    "queue_ms": round((begun - item.queued) * 1e3, 3),
+                    "compute_ms": round((now - begun) * 1e3, 3),
+                }
+                item.future.set_result(replace(answer, timing=timing))
+
+
+def check_text(text: Text, bundle: Bundle, field: str) -> None:
+    """Raise InvalidInput where the input's kind does not fit the model's task or the text is empty."""
+    task = bundle.version.task
+    wanted = {"classification": str, "pair": tuple, "tagging": list}[task]
+    if not isinstance(text, wanted):
+        form = {"classification": "a text", "pair": "text and text_pair", "tagging": "tokens"}[task]
+        raise InvalidInput(f"{bundle.model} is a {task} model: give {form} in {field}", field=field)
+    parts = [text] if isinstance(text, str) else list(text)
+    if not parts or not all(p.strip() for p in parts):
+        raise InvalidInput(f"{field} is empty: give some text", field=field)
+
+
+def _fail(items: list[Item], error: Exception) -> None:
+    log.error("a batch of %d failed", len(items), exc_info=error)
+    for item in items:
+        if not item.future.done():
+            item.future.set_exception(error)

@@ -1,0 +1,89 @@
+"""The error tree. Each error has a stable `kind` that clients may match on; `hmi.api.errors` alone maps it to HTTP.
+
+HmiError
+├── InvalidInput            invalid_input          a value is impossible; `field` names it
+│   ├── InvalidData         invalid_data           a row of training data or a corpus
+│   └── UnsupportedModel    unsupported_model      a model folder that cannot become a root
+├── NotFound                not_found              unknown root, domain, tenant, model, job or key
+├── Conflict                conflict               exists already, is in use, or changed meanwhile
+├── TooLarge                too_large              over a stated limit
+├── Unauthorised            unauthorised           no key or an unknown one
+├── Forbidden               forbidden              a key without that scope or tenant
+├── QuotaExceeded           quota_exceeded         over the tenant's quota; try later
+├── Unavailable             unavailable            starting, draining, overloaded
+├── DeadlineExceeded        deadline_exceeded      the answer would have come too late; the work was dropped
+├── StorageFull             storage_full           no room on the disk; nothing half-written is left
+├── Damaged                 damaged                an artefact fails its checksum or is of a newer format
+└── JobCancelled            cancelled              a job was asked to stop
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HmiError(Exception):
+    """Base of all errors meant for a user. The message says what is wrong and what to do about it."""
+
+    kind: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, field: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = {**({"field": field} if field else {}), **details}
+
+
+class InvalidInput(HmiError):
+    kind = "invalid_input"
+
+
+class InvalidData(InvalidInput):
+    kind = "invalid_data"
+
+
+class UnsupportedModel(InvalidInput):
+    kind = "unsupported_model"
+
+
+class NotFound(HmiError):
+    kind = "not_found"
+
+
+class Conflict(HmiError):
+    kind = "conflict"
+
+
+class TooLarge(HmiError):
+    kind = "too_large"
+
+
+class Unauthorised(HmiError):
+    kind = "unauthorised"
+
+
+class Forbidden(HmiError):
+    kind = "forbidden"
+
+
+class QuotaExceeded(HmiError):
+    kind = "quota_exceeded"
+
+
+class Unavailable(HmiError):
+    kind = "unavailable"
+
+
+class DeadlineExceeded(HmiError):
+    kind = "deadline_exceeded"
+
+
+class StorageFull(HmiError):
+    kind = "storage_full"
+
+
+class Damaged(HmiError):
+    kind = "damaged"
+
+
+class JobCancelled(HmiError):
+    kind = "cancelled"

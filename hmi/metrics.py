@@ -1,0 +1,197 @@
+"""What the server counts, in one object that is passed around; nothing is registered globally at import.
+
+`Metrics` is thread-safe: prometheus_client locks its own values and `Usage` holds a lock of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+TOP_TENANTS = 20
+
+
+class PoolCounters(Protocol):
+    """What an adapter pool tells about itself (read at each scrape)."""
+
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """What one tenant has used since the server started; `compute_ms` is its share of the batches' time."""
+
+    requests: int = 0
+    inputs: int = 0
+    tokens: int = 0
+    compute_ms: float = 0.0
+
+
+class Usage:
+    """Use by tenant, in memory: one small record per tenant that was active since the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_tenant: dict[str, TenantUse] = {}
+
+    def add(
+        self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0
+    ) -> None:
+        with self._lock:
+            old = self._by_tenant.get(tenant, TenantUse())
+            self._by_tenant[tenant] = TenantUse(
+                old.requests + requests,
+                old.inputs + inputs,
+                old.tokens + tokens,
+                old.compute_ms + compute_ms,
+            )
+
+    def of(self, tenant: str) -> TenantUse:
+        with self._lock:
+            return self._by_tenant.get(tenant, TenantUse())
+
+    def forget(self, tenant: str) -> None:
+        """Drop a deleted tenant's figures: a later tenant of the same name starts from zero."""
+        with self._lock:
+            self._by_tenant.pop(tenant, None)
+
+    def top(self, count: int = TOP_TENANTS) -> dict[str, TenantUse]:
+        """The `count` busiest tenants, and all the rest together as `_other`, which no tenant can be named."""
+        with self._lock:
+            rows = dict(self._by_tenant)
+        busiest = heapq.nlargest(count, rows.items(), key=lambda item: (item[1].requests, item[0]))
+        result = dict(busiest)
+        other = TenantUse()
+        for name, use in rows.items():
+            if name not in result:
+                other = replace(
+                    other,
+                    requests=other.requests + use.requests,
+                    inputs=other.inputs + use.inputs,
+                    tokens=other.tokens + use.tokens,
+                    compute_ms=other.compute_ms + use.compute_ms,
+                )
+        return {**result, "_other": other} if len(result) < len(rows) else result
+
+
+class Metrics:
+    """All counters of one process. Methods take plain numbers, in the units their names say."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.usage = Usage()
+        self._requests = Counter(
+            "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
+        )
+        self._latency = Histogram(
+            "hmi_request_seconds", "Time to answer.", ["route"], buckets=SECONDS, registry=self.registry
+        )
+        self._stage = Histogram(
+            "hmi_stage_seconds",
+            "Time of a stage of inference: queue, tokenise, retrieve, compute.",
+            ["stage"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._batch_inputs = Histogram(
+            "hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry
+        )
+        self._batch_tokens = Histogram(
+            "hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry
+        )
+        self._plot = Counter(
+            "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
+        )
+        self._queue = Gauge("hmi_queue_tokens", "Tokens waiting for a batch.", registry=self.registry)
+        self.registry.register(_UsageCollector(self.usage))
+
+    def request(self, route: str, outcome: str, seconds: float) -> None:
+        """One answer: `route` is the route's pattern, `outcome` "ok" or the error's kind."""
+        self._requests.labels(route, outcome).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def stage(self, name: str, seconds: float) -> None:
+        self._stage.labels(name).observe(seconds)
+
+    def batch(self, inputs: int, tokens: int) -> None:
+        self._batch_inputs.observe(inputs)
+        self._batch_tokens.observe(tokens)
+
+    def plot_hits(self, hits: Mapping[str, int]) -> None:
+        """Lookups of one batch by order: trigram, bigram, unigram, and whatever else answered."""
+        for order, count in hits.items():
+            if count:
+                self._plot.labels(order).inc(count)
+
+    def queue_tokens(self, tokens: int) -> None:
+        self._queue.set(tokens)
+
+    def watch_pool(self, pool: PoolCounters) -> None:
+        """Report an adapter pool's own counters at each scrape."""
+        self.registry.register(_PoolCollector(pool))
+
+    def watch_jobs(self, by_state: Callable[[], Mapping[str, int]]) -> None:
+        """Report the number of jobs in each state, asked for at each scrape."""
+        self.registry.register(_JobsCollector(by_state))
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _UsageCollector(Collector):
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+
+    def collect(self) -> Iterable[Metric]:
+        families = {
+            "requests": CounterMetricFamily("hmi_tenant_requests", "Inference requests.", labels=["tenant"]),
+            "tokens": CounterMetricFamily("hmi_tenant_tokens", "Tokens inferred.", labels=["tenant"]),
+        }
+        compute = CounterMetricFamily("hmi_tenant_compute_seconds", "Compute time.", labels=["tenant"])
+        for tenant, use in self._usage.top().items():
+            families["requests"].add_metric([tenant], use.requests)
+            families["tokens"].add_metric([tenant], use.tokens)
+            compute.add_metric([tenant], use.compute_ms / 1000)
+        return [*families.values(), compute]
+
+
+class _PoolCollector(Collector):
+    def __init__(self, pool: PoolCounters) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterable[Metric]:
+        events = CounterMetricFamily("hmi_adapter_pool", "Adapter pool events.", labels=["event"])
+        events.add_metric(["hit"], self._pool.hits)
+        events.add_metric(["miss"], self._pool.misses)
+        events.add_metric(["eviction"], self._pool.evictions)
+        size = GaugeMetricFamily("hmi_adapter_pool_bytes", "Bytes of resident adapters.")
+        size.add_metric([], self._pool.bytes)
+        return [events, size]
+
+
+class _JobsCollector(Collector):
+    def __init__(self, by_state: Callable[[], Mapping[str, int]]) -> None:
+        self._by_state = by_state
+
+    def collect(self) -> Iterable[Metric]:
+        jobs = GaugeMetricFamily("hmi_jobs", "Jobs by state.", labels=["state"])
+        for state, count in sorted(self._by_state().items()):
+            jobs.add_metric([state], count)
+        return [jobs]

@@ -1,0 +1,1 @@
+"""Pure torch: roots (loading, splitting, locality), shared upper layers, tenant modules, heads."""

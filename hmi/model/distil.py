@@ -1,0 +1,290 @@
+"""Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of the
+upper layers on what a PLOT will give them.
+
+Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text; progress,
+checkpoints and cancellation are the caller's, through `Report`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hmi.model.batching import Encoded, pad_ids
+from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
+from hmi.model.lower import ROLES, Cover, InputBias, LocalLower, windows_of
+
+Report = Callable[[int, int, float], None]
+"""(step, total, loss); may raise JobCancelled to stop."""
+
+
+@dataclass(frozen=True)
+class DistilPlan:
+    """How long and how hard. Defaults take about 15 CPU-minutes on MiniLM."""
+
+    ridge_texts: int = 600
+    ridge_shrink: float = 0.03
+    steps: int = 700
+    tokens_per_step: int = 512
+    lr: float = 2e-4
+    lr_bias: float = 5e-4
+    upper_steps: int = 700
+    upper_lr: float = 3e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded ids, types and positions [B, T] int64, and the token mask [B, T]."""
+
+    ids: Tensor
+    types: Tensor
+    mask: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.ids.shape[1]).expand_as(self.ids)
+
+
+def make_batch(texts: Sequence[Encoded]) -> Batch:
+    ids = pad_ids([t.ids for t in texts])
+    return Batch(ids, pad_ids([t.types for t in texts]), ids > 0)
+
+
+def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[Batch]:
+    """Endless batches of about `tokens` tokens, each of texts cut to one of three lengths."""
+    sep = texts[0].ids[-1]
+    while True:
+        limit = rng.choices((48, 96, 224), (0.45, 0.35, 0.2))[0]
+        chosen: list[Encoded] = []
+        while sum(map(len, chosen)) < tokens:
+            chosen.append(_cut(rng.choice(texts), limit, sep))
+        yield make_batch(chosen)
+
+
+def random_cover(ids: Tensor, rng: random.Random, generator: torch.Generator) -> Cover | None:
+    """Drop trigrams and bigrams at random, so that back-off is trained too; half the batches stay exact."""
+    if rng.random() < 0.5:
+        return None
+    b, t = ids.shape
+    tri = torch.rand(b, t, generator=generator) < rng.choice((0.3, 0.6, 0.8))
+    pairs = torch.rand(b, t + 1, generator=generator) < 0.8
+    return Cover(tri.reshape(-1), pairs[:, :-1].reshape(-1), pairs[:, 1:].reshape(-1))
+
+
+def compute_features(lower: LocalLower, bias: InputBias, batch: Batch, cover: Cover | None = None) -> Tensor:
+    """What the upper layers receive [B, T, dim]: aggregated n-gram rows plus position and type bias."""
+    rows: Tensor = lower(batch.ids, cover) + bias(batch.positions, batch.types)
+    return rows
+
+
+def run_upper(upper: nn.ModuleList, x: Tensor, mask: Tensor, heads: int) -> Tensor:
+    """Plain upper layers over a padded batch [B, T, dim], no tenant module."""
+    attend = attend_padded(mask, heads)
+    for layer in upper:
+        x = layer(x, attend)
+    hidden: Tensor = x
+    return hidden
+
+
+@torch.no_grad()
+def init_slots(lower: LocalLower, teacher: Encoder, batch: Batch) -> None:
+    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP]."""
+    last = batch.mask.sum(1) - 1
+    rows = torch.arange(len(last))
+    x = teacher.embeddings(batch.ids, batch.positions, batch.types)
+    attend = attend_padded(batch.mask, teacher.shape.heads)
+    for i in range(lower.depth):
+        layer = teacher.layers[i]
+        assert isinstance(layer, EncoderLayer)
+        _, k, v = layer.project(x)
+        lower.slot_keys[i] = torch.stack([k[:, 0].mean(0), k[rows, last].mean(0)])
+        lower.slot_values[i] = torch.stack([v[:, 0].mean(0), v[rows, last].mean(0)])
+        x = layer(x, attend)
+
+
+@torch.no_grad()
+def fit_ridge(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[Batch], shrink: float) -> None:
+    """Fit W_r, shrunk towards I/3, and the position and type bias to the teacher, in closed form."""
+    d = lower.shape.dim
+    prior = torch.eye(d).repeat(ROLES, 1) / ROLES
+    gram = torch.zeros(ROLES * d, ROLES * d, dtype=torch.float64)
+    cross = torch.zeros(ROLES * d, d, dtype=torch.float64)
+    sums = torch.zeros(ROLES * d + d + 1, dtype=torch.float64)
+    for batch in batches:
+        x, y = _parts(lower, batch), teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+        keep = batch.mask.clone()
+        keep[:, 0] = False  # [CLS] holds the whole text, which no window can see
+        xs = x[keep].double()
+        rs = y[keep].double() - xs @ prior.double()
+        gram += xs.T @ xs
+        cross += xs.T @ rs
+        sums += torch.cat([xs.sum(0), rs.sum(0), torch.tensor([float(len(xs))], dtype=torch.float64)])
+    n, x_mean, r_mean = sums[-1], sums[: ROLES * d] / sums[-1], sums[ROLES * d : -1] / sums[-1]
+    gram -= n * torch.outer(x_mean, x_mean)
+    cross -= n * torch.outer(x_mean, r_mean)
+    penalty = shrink * gram.diagonal().mean() * torch.eye(ROLES * d, dtype=torch.float64)
+    fold = prior + torch.linalg.solve(gram + penalty, cross).float()
+    lower.fold.copy_(fold.view(ROLES, d, d))
+    fit_bias(lower, bias, teacher, batches)
+
+
+@torch.no_grad()
+def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[Batch]) -> None:
+    """Position bias = mean residual around each position (wider further out); type bias = what type 1 adds."""
+    shape = lower.shape
+    total = torch.zeros(shape.positions, shape.dim)
+    count = torch.zeros(shape.positions)
+    typed, typed_count = torch.zeros(shape.dim), 0
+    residuals = []
+    for batch in batches:
+        r = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth) - lower(batch.ids)
+        residuals.append(r)
+        first = batch.mask & (batch.types == 0)
+        total.index_add_(0, batch.positions[first], r[first])
+        count.index_add_(0, batch.positions[first], torch.ones(int(first.sum())))
+    bias.position.copy_(_smooth(total, count))
+    for batch, r in zip(batches, residuals, strict=True):
+        second = batch.types == 1
+        typed += (r - bias.position[batch.positions])[second].sum(0)
+        typed_count += int(second.sum())
+    if typed_count:
+        bias.token_type[1] = typed / typed_count
+
+
+def distil_lower(
+    lower: LocalLower,
+    bias: InputBias,
+    teacher: Encoder,
+    texts: Sequence[Encoded],
+    plan: DistilPlan,
+    report: Report,
+    *,
+    precision: AbstractContextManager[object] | None = None,
+) -> None:
+    """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
+    rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
+    lower.requires_grad_(True)
+    bias.requires_grad_(True)
+    # The word table stays the source's: it is 12 M of 17 M lower parameters and the delta must stay small.
+    lower.embeddings.word.requires_grad_(False)
+    lower.embeddings.token_type.requires_grad_(False)
+    body = [p for p in lower.parameters() if p.requires_grad]
+    groups = [{"params": body, "lr": plan.lr}, {"params": list(bias.parameters()), "lr": plan.lr_bias}]
+    optimiser = torch.optim.AdamW(groups, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.steps))
+    for step, batch in zip(range(plan.steps), sample_batches(texts, plan.tokens_per_step, rng), strict=False):
+        with torch.no_grad():
+            target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+        with precision or torch.enable_grad():
+            got = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator))
+        loss = ((got.float() - target)[batch.mask] ** 2).sum(-1).mean()
+        _step(loss, optimiser, [*body, *bias.parameters()], 5.0)
+        schedule.step()
+        report(step + 1, plan.steps, loss.item())
+    lower.requires_grad_(False)
+    bias.requires_grad_(False)
+
+
+def train_upper(
+    lower: LocalLower,
+    bias: InputBias,
+    upper: nn.ModuleList,
+    teacher: Encoder,
+    texts: Sequence[Encoded],
+    plan: DistilPlan,
+    report: Report,
+    *,
+    precision: AbstractContextManager[object] | None = None,
+) -> None:
+    """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS] term)."""
+    rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
+    upper.requires_grad_(True)
+    optimiser = torch.optim.AdamW(upper.parameters(), lr=plan.upper_lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.upper_steps))
+    batches = sample_batches(texts, plan.tokens_per_step * 2, rng)
+    for step, batch in zip(range(plan.upper_steps), batches, strict=False):
+        with torch.no_grad():
+            target = teacher(batch.ids, batch.mask, batch.types)
+            with precision or torch.no_grad():
+                x = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator)).float()
+        with precision or torch.enable_grad():
+            got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
+        spread = target[batch.mask].var(0).sum()
+        loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
+        loss = loss + ((got - target)[:, 0] ** 2).sum(-1).mean() / spread
+        _step(loss, optimiser, list(upper.parameters()), 1.0)
+        schedule.step()
+        report(step + 1, plan.upper_steps, loss.item())
+    upper.requires_grad_(False)
+
+
+@torch.no_grad()
+def measure_fidelity(
+    lower: LocalLower, bias: InputBias, upper: nn.ModuleList, teacher: Encoder, batches: Sequence[Batch]
+) -> dict[str, float]:
+    """Relative squared error at the split ([CLS] left out) and after the last layer, and the [CLS] cosine."""
+    got, want, got_last, want_last, cls = [], [], [], [], []
+    for batch in batches:
+        split = compute_features(lower, bias, batch)
+        keep = batch.mask.clone()
+        keep[:, 0] = False
+        got.append(split[keep])
+        want.append(teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)[keep])
+        last = run_upper(upper, split, batch.mask, teacher.shape.heads)
+        true = teacher(batch.ids, batch.mask, batch.types)
+        got_last.append(last[batch.mask])
+        want_last.append(true[batch.mask])
+        cls.append(F.cosine_similarity(last[:, 0], true[:, 0], -1))
+    return {
+        "split_relative_error": _relative(torch.cat(got), torch.cat(want)),
+        "last_relative_error": _relative(torch.cat(got_last), torch.cat(want_last)),
+        "cls_cosine": round(torch.cat(cls).mean().item(), 4),
+    }
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    return round((((got - want) ** 2).sum() / ((want - want.mean(0)) ** 2).sum()).item(), 4)
+
+
+def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
+    if len(text) <= limit:
+        return text
+    return Encoded([*text.ids[: limit - 1], sep], text.types[:limit], text.words[:limit], True)
+
+
+def _parts(lower: LocalLower, batch: Batch) -> Tensor:
+    """The hidden rows that overlap at each token, unfolded: (left, centre, right) side by side [B, T, 3·dim]."""
+    h = lower.hidden(windows_of(batch.ids).reshape(-1, ROLES)).view(*batch.ids.shape, ROLES, -1)
+    left, right = F.pad(h[:, 1:, 0], (0, 0, 0, 1)), F.pad(h[:, :-1, 2], (0, 0, 1, 0))
+    return torch.cat([left, h[:, :, 1], right], dim=-1)
+
+
+def _smooth(total: Tensor, count: Tensor) -> Tensor:
+    """Mean over a window of ±(2 + i/8) positions; position 0 ([CLS]) by itself; beyond the data, the last mean."""
+    sums, counts = total.cumsum(0), count.cumsum(0)
+    out = torch.zeros_like(total)
+    out[0] = total[0] / count[0].clamp(min=1)
+    for i in range(1, len(total)):
+        low, high = max(1, i - 2 - i // 8), min(len(total) - 1, i + 2 + i // 8)
+        seen = counts[high] - counts[low - 1]
+        out[i] = (sums[high] - sums[low - 1]) / seen if seen > 0 else out[i - 1]
+    return out
+
+
+def _cosine(step: int, total: int) -> float:
+    return min(1.0, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total)))
+
+
+def _step(loss: Tensor, optimiser: torch.optim.Optimizer, params: list[nn.Parameter], clip: float) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(params, clip)
+    optimiser.step()

@@ -1,0 +1,158 @@
+"""One transformer layer and the embeddings, written once for padded training and packed serving.
+
+The caller passes how to attend (padded with a mask, or packed per text) and how a tenant's module changes each
+linear map (`Delta`); the layer itself knows neither tenants nor batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hmi.model.shape import EncoderShape
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [..., Tq, dim], k [..., T, dim], v [..., T, dim]) -> context [..., Tq, dim]."""
+
+
+class Delta(Protocol):
+    """A tenant's low-rank change at a site of this layer; None where the module has none there."""
+
+    def __call__(self, site: str, x: Tensor) -> Tensor | None: ...
+
+
+def no_delta(site: str, x: Tensor) -> Tensor | None:
+    """The layer as it is: no tenant module."""
+    return None
+
+
+def plus(y: Tensor, delta: Tensor | None) -> Tensor:
+    return y if delta is None else y + delta
+
+
+class EncoderLayer(nn.Module):
+    """A post-LayerNorm BERT layer. q, k and v share one matrix, so that one product serves all three."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        d = shape.dim
+        self.dim = d
+        self.qkv = nn.Linear(d, 3 * d)
+        self.o = nn.Linear(d, d)
+        self.ln1 = nn.LayerNorm(d, eps=shape.eps)
+        self.fi = nn.Linear(d, shape.ffn)
+        self.fo = nn.Linear(shape.ffn, d)
+        self.ln2 = nn.LayerNorm(d, eps=shape.eps)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change."""
+        q, k, v = self.qkv(x).split(self.dim, dim=-1)
+        return q, k, v
+
+    def forward(
+        self,
+        x: Tensor,
+        attend: Attend,
+        delta: Delta = no_delta,
+        *,
+        queries: Callable[[Tensor], Tensor] | None = None,
+        query_delta: Delta | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """x [..., dim] -> [..., dim].
+
+        `queries` picks the rows whose output is wanted (the [CLS] rows in the last layer of a sequence task):
+        keys and values still come from every row, so the picked rows are exact. `query_delta` is then the
+        module's change for the picked rows.
+        """
+        if queries is None:
+            xq, dq = x, delta
+            q, k, v = self.project(x)
+        else:
+            xq, dq = queries(x), query_delta or delta
+            w, b = self.qkv.weight, self.qkv.bias
+            q = F.linear(xq, w[: self.dim], b[: self.dim])
+            k, v = F.linear(x, w[self.dim :], b[self.dim :]).split(self.dim, dim=-1)
+        q, k, v = plus(q, dq("q", xq)), plus(k, delta("k", x)), plus(v, delta("v", x))
+        return self.finish(xq, attend(q, k, v), dq, dropout)
+
+    def finish(self, xq: Tensor, context: Tensor, delta: Delta, dropout: float = 0.0) -> Tensor:
+        """Everything after attention, row by row: xq and context [..., dim] -> [..., dim]."""
+        a = plus(plus(self.o(context), delta("o", context)), delta("attn", xq))
+        h = self.ln1(_drop(a, dropout) + xq)
+        g = F.gelu(plus(self.fi(h), delta("fi", h)))
+        f = plus(plus(self.fo(g), delta("fo", g)), delta("ffn", h))
+        out: Tensor = self.ln2(_drop(f, dropout) + h)
+        return out
+
+
+def _drop(x: Tensor, p: float) -> Tensor:
+    return F.dropout(x, p, training=True) if p else x
+
+
+class Embeddings(nn.Module):
+    """Word, position and token-type embeddings with their LayerNorm."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.word = nn.Embedding(shape.vocab, shape.dim)
+        self.position = nn.Embedding(shape.positions, shape.dim)
+        self.token_type = nn.Embedding(shape.types, shape.dim)
+        self.ln = nn.LayerNorm(shape.dim, eps=shape.eps)
+
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+        """ids and positions [..., T] (int64) -> [..., T, dim]."""
+        t = self.token_type.weight[0] if types is None else self.token_type(types)
+        out: Tensor = self.ln(self.word(ids) + self.position(positions) + t)
+        return out
+
+
+def heads_first(x: Tensor, heads: int) -> Tensor:
+    """[B, T, dim] -> [B, heads, T, head_dim]."""
+    split: Tensor = x.unflatten(-1, (heads, -1))
+    return split.transpose(-2, -3)
+
+
+def attend_padded(mask: Tensor, heads: int) -> Attend:
+    """Attention over padded texts; mask [B, T] is true at tokens."""
+    allowed = mask[:, None, None, :]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(
+            heads_first(q, heads), heads_first(k, heads), heads_first(v, heads), attn_mask=allowed
+        )
+        return y.transpose(1, 2).flatten(-2)
+
+    return attend
+
+
+class Encoder(nn.Module):
+    """The source model in full: the teacher of the root, and the dedicated baseline."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embeddings = Embeddings(shape)
+        self.layers = nn.ModuleList(EncoderLayer(shape) for _ in range(shape.layers))
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        types: Tensor | None = None,
+        *,
+        upto: int | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after layer `upto` (all by default)."""
+        x = self.embeddings(ids, torch.arange(ids.shape[1])[None].expand_as(ids), types)
+        x = _drop(x, dropout)
+        attend = attend_padded(mask, self.shape.heads)
+        for layer in self.layers[:upto]:
+            x = layer(x, attend, dropout=dropout)
+        hidden: Tensor = x
+        return hidden

@@ -1,0 +1,90 @@
+"""Locality weights small enough to ship: what training changed in a source model, as int8 deltas, zstd-compressed.
+
+A root is its source plus this file. Matrices are stored as a per-row scaled int8 difference from the source (or from
+the untrained start, for parameters that the source lacks), vectors as fp32. The word table is never trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import torch
+import zstandard
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from hmi.errors import Damaged
+from hmi.model.files import write_bytes
+from hmi.model.lower import InputBias, LocalLower
+
+FORMAT = 1
+MAX_BYTES = 256 << 20
+
+
+def save_locality(
+    path: Path,
+    parts: tuple[LocalLower, nn.ModuleList, InputBias],
+    start: tuple[LocalLower, nn.ModuleList, InputBias],
+    about: dict[str, object],
+) -> int:
+    """Write the difference of trained `parts` from `start`; returns the bytes written.
+
+    `about` must hold `source_sha256` and `split`; `fidelity` is shown to users.
+    """
+    tensors: dict[str, Tensor] = {}
+    before = dict(_parameters(start))
+    for name, value in _parameters(parts):
+        delta = value - before[name]
+        if delta.dim() < 2:
+            tensors[name] = delta.contiguous()
+            continue
+        scale = delta.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        tensors[f"{name}:q"] = (delta / scale).round().to(torch.int8)
+        tensors[f"{name}:scale"] = scale.contiguous()
+    raw = save(tensors, {"about": json.dumps({"format": FORMAT, **about}, sort_keys=True)})
+    packed = zstandard.ZstdCompressor(level=19).compress(raw)
+    write_bytes(path, packed)
+    return len(packed)
+
+
+def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> dict[str, object]:
+    """Add the stored differences to freshly split `parts`, in place; returns `about`. Raises Damaged."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=MAX_BYTES)
+        tensors, about = load(raw), _about(raw)
+        with torch.no_grad():
+            for name, value in _parameters(parts):
+                value += tensors[name] if name in tensors else _dequantise(tensors, name)
+    except (SafetensorError, zstandard.ZstdError, KeyError, RuntimeError, ValueError) as error:
+        raise Damaged(f"locality weights {path.name} do not fit ({error}): reinstall hmi-server") from error
+    return about
+
+
+def shipped_locality(source_sha256: str, split: int) -> Path | None:
+    """The locality weights that ship for this very source and split, if any."""
+    folder = Path(str(resources.files("hmi.model"))) / "weights"
+    path = folder / f"{source_sha256[:16]}-split{split}.locality.zst"
+    return path if path.is_file() else None
+
+
+def _parameters(parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in zip(("lower", "upper", "bias"), parts, strict=True):
+        for name, value in module.named_parameters():
+            if name not in ("embeddings.word.weight", "embeddings.token_type.weight"):
+                yield f"{prefix}.{name}", value.data
+
+
+def _dequantise(tensors: dict[str, Tensor], name: str) -> Tensor:
+    return tensors[f"{name}:q"].float() * tensors[f"{name}:scale"]
+
+
+def _about(raw: bytes) -> dict[str, object]:
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    about: dict[str, object] = json.loads(header["__metadata__"]["about"])
+    if about["format"] != FORMAT:
+        raise ValueError(f"format {about['format']}, this version reads {FORMAT}")
+    return about

@@ -1,0 +1,128 @@
+"""The upper layers over the packed tokens of many tenants: no padding is computed, and nobody's row depends on a
+neighbour's. The padded form in `hmi.model.encoder` is its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hmi.model.encoder import Attend, Delta, EncoderLayer, heads_first
+from hmi.model.modules import TenantModule
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of texts [start, end) of one batch that share a module (None: no module)."""
+
+    start: int
+    end: int
+    module: TenantModule | None
+
+
+def segments_of(modules: Sequence[TenantModule | None]) -> list[Segment]:
+    """Group neighbouring texts with the same module; the batch is sorted by tenant so that runs are long."""
+    out: list[Segment] = []
+    for i, module in enumerate(modules):
+        if out and out[-1].module is module:
+            out[-1] = Segment(out[-1].start, i + 1, module)
+        else:
+            out.append(Segment(i, i + 1, module))
+    return out
+
+
+@torch.inference_mode()
+def run_packed(
+    upper: nn.ModuleList,
+    x: Tensor,
+    offsets: Sequence[int],
+    modules: Sequence[TenantModule | None],
+    heads: int,
+    *,
+    cls_only: bool,
+) -> Tensor:
+    """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module.
+
+    Returns every row [tokens, dim], or with `cls_only` the first row of each text [texts, dim], for which the last
+    layer computes keys and values of all rows but one query a text (exact).
+    """
+    segments = segments_of(modules)
+    bounds = [(offsets[s.start], offsets[s.end], s.module) for s in segments]
+    attend = attend_packed(offsets, heads)
+    last = len(upper) - 1
+    for i, layer in enumerate(upper):
+        assert isinstance(layer, EncoderLayer)
+        delta = segment_delta(bounds, i)
+        if i < last or not cls_only:
+            x = layer(x, attend, delta)
+            continue
+        picked = segment_delta([(s.start, s.end, s.module) for s in segments], i)
+        x = layer(
+            x,
+            attend_first(offsets, heads),
+            delta,
+            queries=pick_rows(offsets[:-1]),
+            query_delta=picked,
+        )
+    return x
+
+
+def pick_rows(rows: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """A function from packed rows [tokens, dim] to the rows named [len(rows), dim]."""
+    index = torch.tensor(rows)
+    return lambda x: x[index]
+
+
+def segment_delta(bounds: Sequence[tuple[int, int, TenantModule | None]], layer: int) -> Delta:
+    """Each tenant's change on its own rows. Rows of a tenant without a change at a site get zeros."""
+
+    def apply(site: str, x: Tensor) -> Tensor | None:
+        found = [(a, b, m.at(layer, site)) for a, b, m in bounds if m is not None]
+        low_ranks = [(a, b, low) for a, b, low in found if low is not None]
+        if not low_ranks:
+            return None
+        if len(low_ranks) == 1 and low_ranks[0][:2] == (0, len(x)):
+            whole: Tensor = low_ranks[0][2](x)
+            return whole
+        out = x.new_zeros(len(x), low_ranks[0][2].up.shape[0])
+        for a, b, low in low_ranks:
+            out[a:b] = low(x[a:b])
+        return out
+
+    return apply
+
+
+def attend_packed(offsets: Sequence[int], heads: int) -> Attend:
+    """Attention inside each text of a packed batch; rows [tokens, dim]."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        for a, b in pairwise(offsets):
+            qs, ks, vs = (heads_first(z[None, a:b], heads) for z in (q, k, v))
+            y = F.scaled_dot_product_attention(qs, ks, vs)
+            out[a:b] = y.transpose(1, 2).flatten(-2)[0]
+        return out
+
+    return attend
+
+
+def attend_first(offsets: Sequence[int], heads: int) -> Attend:
+    """Attention of one query a text [texts, dim] over the text's own rows [tokens, dim]."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        for i, (a, b) in enumerate(pairwise(offsets)):
+            y = F.scaled_dot_product_attention(
+                heads_first(q[None, i : i + 1], heads),
+                heads_first(k[None, a:b], heads),
+                heads_first(v[None, a:b], heads),
+            )
+            out[i] = y.transpose(1, 2).flatten(-2)[0, 0]
+        return out
+
+    return attend

@@ -1,0 +1,134 @@
+"""A root as an artefact: `root.json`, `lower.safetensors`, `upper.safetensors`, `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hmi.errors import Damaged
+from hmi.model.encoder import Encoder, EncoderLayer
+from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
+from hmi.model.lower import InputBias, LocalLower
+from hmi.model.shape import EncoderShape
+from hmi.model.source import file_sha256
+from hmi.model.tokenizer import Tokenizer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RootInfo:
+    """What `root.json` says. `fidelity` holds measured errors against the source model."""
+
+    name: str
+    version: str
+    source: dict[str, str]
+    shape: EncoderShape
+    split: int
+    created: str
+    n: int = 3
+    fidelity: dict[str, float] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """sha256 by file name."""
+
+
+@dataclass
+class Root:
+    """A root in memory. `lower` is None where only serving is wanted: a PLOT replaces it."""
+
+    info: RootInfo
+    upper: nn.ModuleList
+    bias: InputBias
+    tokenizer: Tokenizer
+    lower: LocalLower | None = None
+
+    @property
+    def dim(self) -> int:
+        return self.info.shape.dim
+
+    @property
+    def max_length(self) -> int:
+        return self.info.shape.positions
+
+
+def split_encoder(encoder: Encoder, split: int, cls_id: int) -> tuple[LocalLower, nn.ModuleList, InputBias]:
+    """Copy an encoder's first `split` layers into a LocalLower and the rest into the upper layers."""
+    assert 0 < split < encoder.shape.layers
+    lower = LocalLower(encoder.shape, split, cls_id)
+    lower.embeddings.load_state_dict(encoder.embeddings.state_dict())
+    lower.layers.load_state_dict(encoder.layers[:split].state_dict())
+    upper = nn.ModuleList(EncoderLayer(encoder.shape) for _ in range(encoder.shape.layers - split))
+    upper.load_state_dict(encoder.layers[split:].state_dict())
+    return lower, upper, InputBias(encoder.shape)
+
+
+def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
+    """Publish `root` as `folder`; raises StorageFull, leaving nothing."""
+
+    def fill(aside: Path) -> None:
+        assert root.lower is not None
+        write_tensors(aside / "lower.safetensors", root.lower.state_dict())
+        write_tensors(aside / "upper.safetensors", _upper_state(root))
+        shutil.copyfile(tokenizer_file, aside / "tokenizer.json")
+        files = {p.name: file_sha256(p) for p in sorted(aside.iterdir())}
+        write_json(aside / "root.json", {"format": FORMAT, **asdict(root.info), "files": files})
+
+    publish_folder(folder, fill)
+
+
+def read_root_info(folder: Path) -> RootInfo:
+    """Read `root.json`; raises Damaged (also for a newer format)."""
+    try:
+        raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
+        if raw.pop("format") > FORMAT:
+            raise Damaged(f"root {folder.name} was written by a newer version of HMI: upgrade hmi-server")
+        return RootInfo(**{**raw, "shape": EncoderShape(**raw["shape"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"root.json in {folder.name} cannot be read ({error}): import the root again") from error
+
+
+def load_root(folder: Path, *, with_lower: bool = False, verify: bool = False) -> Root:
+    """Load a root for serving, or with its lower layers for building. `verify` compares every hash."""
+    info = read_root_info(folder)
+    if verify:
+        for name, sha256 in info.files.items():
+            if file_sha256(folder / name) != sha256:
+                raise Damaged(f"{name} of root {info.name} fails its checksum: import the root again")
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    upper = nn.ModuleList(EncoderLayer(info.shape) for _ in range(info.shape.layers - info.split))
+    bias = InputBias(info.shape)
+    state = read_tensors(folder / "upper.safetensors")
+    _load(upper, state, "upper.")
+    _load(bias, state, "bias.")
+    root = Root(info, upper.eval(), bias, tokenizer)
+    if with_lower:
+        root.lower = lower_from(read_tensors(folder / "lower.safetensors"), info, tokenizer.cls_id)
+    for module in (upper, bias):
+        module.requires_grad_(False)
+    return root
+
+
+def lower_from(state: Mapping[str, Tensor], info: RootInfo, cls_id: int) -> LocalLower:
+    """The lower layers of a root or of a further-pretrained branch from their tensors; raises Damaged."""
+    lower = LocalLower(info.shape, info.split, cls_id)
+    _load(lower, state, "")
+    return lower.eval().requires_grad_(False)
+
+
+def _upper_state(root: Root) -> dict[str, Tensor]:
+    upper = {f"upper.{k}": v for k, v in root.upper.state_dict().items()}
+    return {**upper, **{f"bias.{k}": v for k, v in root.bias.state_dict().items()}}
+
+
+def _load(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
+    part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    try:
+        module.load_state_dict(part)
+    except RuntimeError as error:
+        raise Damaged(f"weights do not fit root.json: {error}") from error

@@ -1,0 +1,157 @@
+"""Fine-tuning a tenant's module and head on PLOT features, the shared upper layers frozen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hmi.core import ModuleSpec, Task
+from hmi.model.batching import length_grouped, pad_rows
+from hmi.model.encoder import attend_padded
+from hmi.model.heads import Head, reads_cls_only
+from hmi.model.modules import new_module
+from hmi.model.root import Root
+
+IGNORE = -100
+MIN_STEPS = 400
+"""Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
+MIN_EPOCHS, MAX_EPOCHS = 3, 12
+
+Features = Callable[[Sequence[int]], list[Tensor]]
+"""Indices of rows -> their PLOT features, each fp32 [T_i, dim]."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenised rows behind a feature function. `targets[i]` is one label id, or one a token (IGNORE: not scored)."""
+
+    lengths: list[int]
+    features: Features
+    targets: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    task: Task
+    labels: int
+    module: ModuleSpec
+    lr: float
+    epochs: int
+    batch: int
+    seed: int
+    dropout: float = 0.1
+    weight_decay: float = 0.01
+
+
+def choose_epochs(rows: int, batch: int) -> int:
+    """Epochs that give at least MIN_STEPS steps, within bounds."""
+    steps_an_epoch = max(1, -(-rows // batch))
+    return min(MAX_EPOCHS, max(MIN_EPOCHS, -(-MIN_STEPS // steps_an_epoch)))
+
+
+class Trainer:
+    """One run of fine-tuning; owns module, head, optimiser. Epochs are separate so that a job can checkpoint."""
+
+    def __init__(self, root: Root, plan: TrainPlan, train: Examples) -> None:
+        torch.manual_seed(plan.seed)
+        self.root, self.plan, self.train = root, plan, train
+        self.module = new_module(plan.module, root.info.shape, len(root.upper))
+        self.head = Head(root.dim, plan.labels)
+        self.total = plan.epochs * -(-len(train) // plan.batch)
+        groups = [
+            {"params": list(self.module.parameters()), "lr": plan.lr},
+            {"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda s: _linear(s, self.total))
+
+    def epochs(self, report: Callable[[int, int, float], None], start: int = 0) -> Iterator[int]:
+        """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each step."""
+        for epoch in range(start, self.plan.epochs):
+            # Seeded by epoch, so that a resumed run goes on as an unbroken one would.
+            torch.manual_seed(self.plan.seed * 1009 + epoch)
+            rng = random.Random(self.plan.seed * 1009 + epoch)
+            done = epoch * -(-len(self.train) // self.plan.batch)
+            for i, rows in enumerate(length_grouped(self.train.lengths, self.plan.batch, rng)):
+                report(done + i + 1, self.total, self._step(rows))
+            yield epoch + 1
+
+    @torch.inference_mode()
+    def predict(self, examples: Examples) -> list[Tensor]:
+        """Logits of each row: [labels] for sequence tasks, [T_i, labels] for tagging."""
+        out: list[Tensor] = [torch.empty(0)] * len(examples)
+        for rows in length_grouped(examples.lengths, 64, None):
+            logits, mask = self._forward(examples, rows, 0.0)
+            for i, row in enumerate(rows):
+                out[row] = logits[i] if reads_cls_only(self.plan.task) else logits[i, : int(mask[i].sum())]
+        return out
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors of module and head, as they are published."""
+        module = {f"module.{k}": v.detach().clone() for k, v in self.module.state_dict().items()}
+        return {**module, **{f"head.{k}": v.detach().clone() for k, v in self.head.state_dict().items()}}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`: continue from published or checkpointed tensors."""
+        for prefix, part in (("module.", self.module), ("head.", self.head)):
+            part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def optimiser_state(self) -> dict[str, Tensor]:
+        """AdamW's moments, flat, for a checkpoint."""
+        states = self.optimiser.state_dict()["state"]
+        return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()}
+
+    def load_optimiser(self, state: dict[str, Tensor], epoch: int) -> None:
+        current = self.optimiser.state_dict()
+        for key, value in state.items():
+            if key.startswith("optimiser."):
+                _, index, name = key.split(".", 2)
+                current["state"].setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict(current)
+        for _ in range(epoch * -(-len(self.train) // self.plan.batch)):
+            self.schedule.step()
+
+    def _step(self, rows: list[int]) -> float:
+        logits, _ = self._forward(self.train, rows, self.plan.dropout)
+        loss = F.cross_entropy(logits.flatten(0, -2), self._targets(rows, logits), ignore_index=IGNORE)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for g in self.optimiser.param_groups for p in g["params"]], 1.0)
+        self.optimiser.step()
+        self.schedule.step()
+        return loss.item()
+
+    def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:
+        x, mask = pad_rows(examples.features(rows))
+        attend = attend_padded(mask, self.root.info.shape.heads)
+        cls_only = reads_cls_only(self.plan.task)
+        for i, layer in enumerate(self.root.upper):
+            last = cls_only and i == len(self.root.upper) - 1
+            x = layer(x, attend, self.module.delta(i), queries=_first_row if last else None, dropout=dropout)
+        logits = self.head(x[:, 0] if cls_only else x, dropout)
+        return logits, mask
+
+    def _targets(self, rows: list[int], logits: Tensor) -> Tensor:
+        if reads_cls_only(self.plan.task):
+            return torch.tensor([self.train.targets[i][0] for i in rows])
+        out = torch.full(logits.shape[:2], IGNORE)
+        for i, row in enumerate(rows):
+            out[i, : len(self.train.targets[row])] = torch.tensor(self.train.targets[row])
+        return out.flatten()
+
+
+def _first_row(x: Tensor) -> Tensor:
+    return x[:, :1]
+
+
+def _linear(step: int, total: int) -> float:
+    """6% warm-up, then linear decay."""
+    return min((step + 1) / (0.06 * total), max(0.0, (total - step) / (0.94 * total)))

@@ -1,0 +1,37 @@
+"""An embedded, versioned, crash-safe store of n-gram representations. It knows n-grams, versions and bytes.
+
+with Store.open(path, create=True) as store:
+    with store.writer("minilm", schema=Schema(dim=384, vocab=30522), build="b1") as writer:
+        writer.add(3, ngrams, rows)
+        writer.publish()
+    with store.reader("minilm") as reader:
+        vectors, hits = reader.lookup(tokens, offsets)
+"""
+
+from __future__ import annotations
+
+from plot_store.errors import (
+    Closed,
+    Collected,
+    Conflict,
+    Damaged,
+    Forked,
+    FormatTooNew,
+    InUse,
+    Invalid,
+    NotFound,
+    PlotStoreError,
+    ReadOnly,
+    StoreFull,
+    StoreIO,
+)
+from plot_store.nouns import Damage, GcReport, Hits, Schema, SegmentInfo, StoreInfo, VerifyReport, VersionInfo
+from plot_store.reader import Reader
+from plot_store.store import Store
+from plot_store.writer import ANY, AS_OPENED, Writer
+
+__all__ = [
+    "ANY", "AS_OPENED", "Closed", "Collected", "Conflict", "Damage", "Damaged", "Forked", "FormatTooNew", "GcReport",
+    "Hits", "InUse", "Invalid", "NotFound", "PlotStoreError", "ReadOnly", "Reader", "Schema", "SegmentInfo", "Store",
+    "StoreFull", "StoreIO", "StoreInfo", "VerifyReport", "VersionInfo", "Writer",
+]  # fmt: skip

@@ -1,0 +1,185 @@
+"""Export of a version with its ancestors to one file, and its import: idempotent, all or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import xxhash
+
+from plot_store import check, names, promote, records, version_tree
+from plot_store.archive_format import CHUNK, Packer, Unpacker, segments_of
+from plot_store.catalogue import Txn
+from plot_store.environment import Environment
+from plot_store.errors import Conflict, Damaged, Invalid, NotFound, StoreFull
+from plot_store.files import Buffer, guarded, remove, sync_folder, write_temporary
+from plot_store.nouns import SegmentInfo, VersionInfo
+from plot_store.reader import Reader, open_reader
+from plot_store.records import BuildRecord, RefRecord
+from plot_store.segment import Draft
+
+
+def export(environment: Environment, ref_or_id: str, path: Path) -> None:
+    """See `Store.export`. Raises NotFound, Damaged (a segment is), StoreFull, StoreIO."""
+    with open_reader(environment, ref_or_id) as reader:
+        draft = write_temporary(path.absolute().parent, _pieces(environment, reader))
+        with guarded(f"naming the export {path}"):
+            try:
+                os.replace(draft, path)
+            finally:
+                remove(draft)
+            sync_folder(path.absolute().parent)
+
+
+def _pieces(environment: Environment, reader: Reader) -> Iterator[Buffer]:
+    packer = Packer()
+    versions = list(reader.chain)
+    yield packer.head(versions)
+    for info, version in segments_of(versions):
+        segment = environment.segments.get(info, version.schema)
+        if segment is None:
+            raise Damaged(f"segment {info.name} is missing: build the version again")
+        whole = xxhash.xxh3_128()
+        for start in range(0, info.bytes, CHUNK):
+            raw = segment.raw[start : start + CHUNK].tobytes()
+            whole.update(raw)
+            yield packer.chunk(raw)
+        if whole.hexdigest() != info.digest:
+            raise Damaged(f"segment {info.name} is damaged, so nothing was exported: build the version again")
+    yield packer.tail()
+
+
+def import_archive(environment: Environment, path: Path, ref: str | None) -> VersionInfo:
+    """See `Store.import_archive`."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}: pass one that `export` wrote")
+    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+        unpacker = Unpacker(file)
+        versions = unpacker.head()
+        if ref is not None:
+            versions[0] = _renamed(versions, names.check_ref(ref))
+        present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
+        if present is not None:
+            return present
+        _check_room(environment, versions)
+        lease = _Lease(environment, versions[0])
+        try:
+            for info, _ in segments_of(versions):
+                lease.take(info, unpacker)
+            unpacker.tail()
+            for version in versions:
+                damages = check.check_version(environment, version, {})
+                if damages:
+                    raise Damaged(f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}")
+            return environment.catalogue.write(lambda txn: _publish(txn, versions, lease.build))
+        finally:
+            lease.end()
+
+
+def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
+    """The first version under another ref. Its id is again its content's, so importing it twice gives one version."""
+    tip = versions[0]
+    if tip.ref == ref:
+        return tip
+    if any(version.ref == ref for version in versions[1:]):
+        raise Invalid(f"{ref} is the name of an ancestor in this export: choose another")
+    return records.new_version(
+        ref=ref, parent=tip.parent, previous=None, created=tip.created, schema=tip.schema,
+        segments=tip.segments, build=tip.build, meta=tip.meta,
+    )  # fmt: skip
+
+
+def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
+    """The version if its ref has it. Raises Conflict when the ref holds something that this does not follow."""
+    record = version_tree.get_ref(txn, tip.ref)
+    if record is None:
+        return None
+    if tip.id in record.versions:
+        return version_tree.get_version(txn, tip.id)
+    if record.current != tip.previous:
+        raise Conflict(
+            f"{tip.ref} is at {record.current}, which the export does not follow: import with ref=another name"
+        )
+    return None
+
+
+def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
+    need = sum(info.bytes for info, _ in segments_of(versions) if not (environment.folder / info.name).exists())
+    with guarded("measuring free space"):
+        free = shutil.disk_usage(environment.folder).free
+    if need > free:
+        raise StoreFull(f"the export needs {need} bytes and {free} are free: free disk space, then import again")
+
+
+def _publish(txn: Txn, versions: list[VersionInfo], build: str) -> VersionInfo:
+    tip = versions[0]
+    present = _already(txn, tip)
+    if present is not None:
+        return present
+    for version in versions:
+        version_tree.put_version(txn, version)
+        record = version_tree.get_ref(txn, version.ref)
+        if record is None:
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))
+        elif version is tip:
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *record.versions)))
+    txn.delete(version_tree.BUILD + build)
+    return tip
+
+
+class _Lease:
+    """Holds the segments taken over so far, as a build in progress does."""
+
+    def __init__(self, environment: Environment, tip: VersionInfo) -> None:
+        self.build = f"import-{uuid.uuid4().hex}"
+        self._environment = environment
+        self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
+        environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
+
+    def take(self, info: SegmentInfo, unpacker: Unpacker) -> None:
+        """Read one segment from the archive; keep the store's own file where a record vouches for it."""
+        grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
+        if self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
+            for _ in unpacker.chunks(info):
+                pass
+        else:
+            self._write(info, unpacker, grown)
+        self._record = grown
+
+    def _share(self, txn: Txn, info: SegmentInfo, grown: BuildRecord) -> bool:
+        file = self._environment.folder / info.name
+        if info.name not in version_tree.named_segments(txn) or not file.exists() or file.stat().st_size != info.bytes:
+            return False
+        version_tree.put_build(txn, self.build, grown)
+        return True
+
+    def _write(self, info: SegmentInfo, unpacker: Unpacker, grown: BuildRecord) -> None:
+        whole = xxhash.xxh3_128()
+
+        def counted() -> Iterator[bytes]:
+            for chunk in unpacker.chunks(info):
+                whole.update(chunk)
+                yield chunk
+
+        draft = Draft(write_temporary(self._environment.folder, counted()), info)
+        try:
+            if whole.hexdigest() != info.digest:
+                raise Damaged(f"segment {info.name} is not what its name says: export it again")
+
+            def body(txn: Txn) -> None:
+                promote.promote(self._environment.folder, [draft])
+                version_tree.put_build(txn, self.build, grown)
+
+            self._environment.catalogue.write(body)
+        finally:
+            promote.discard([draft])
+
+    def end(self) -> None:
+        """Give the lease back; segments that no version took over go."""
+        self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
+        promote.sweep(self._environment, [info.name for info in self._record.segments])

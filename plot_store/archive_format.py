@@ -1,0 +1,143 @@
+"""The bytes of an export; written down in docs/plot-format.md.
+
+    magic "PLOTARC\\0", u16 format, 6 zero bytes, u64 length and u64 xxh3-64 of the manifest, the manifest (JSON)
+    then each segment the manifest lists, in its order, as chunks of at most 1 MiB:
+        u32 compressed length, u32 raw length, u64 xxh3-64 of the raw bytes, one zstd frame
+    then the SHA-256 of everything before, and nothing after it.
+
+A reader trusts no length: each is bounded before anything is allocated. A foreign LMDB file is never opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import xxhash
+import zstandard
+
+from plot_store import records
+from plot_store.errors import Damaged, FormatTooNew
+from plot_store.nouns import SegmentInfo, VersionInfo
+from plot_store.version_tree import MAX_DEPTH
+
+MAGIC: Final = b"PLOTARC\0"
+FORMAT: Final = 1
+CHUNK: Final = 1 << 20
+MAX_PACKED: Final = CHUNK + (1 << 14)
+MAX_MANIFEST: Final = 1 << 28
+LEVEL: Final = 3
+_HEAD: Final = struct.Struct("<8sH6xQQ")
+_CHUNK: Final = struct.Struct("<IIQ")
+_CURE: Final = "export it again, or copy it again from where it came from"
+
+
+def segments_of(versions: list[VersionInfo]) -> list[tuple[SegmentInfo, VersionInfo]]:
+    """Each distinct segment once, with the first version that lists it, in the order in which an archive holds them."""
+    found: dict[str, tuple[SegmentInfo, VersionInfo]] = {}
+    for version in versions:
+        for info in version.segments:
+            found.setdefault(info.name, (info, version))
+    return list(found.values())
+
+
+class Packer:
+    """Makes the pieces of an archive, in order."""
+
+    def __init__(self) -> None:
+        self._whole = hashlib.sha256()
+        self._zstd = zstandard.ZstdCompressor(level=LEVEL)
+
+    def head(self, versions: list[VersionInfo]) -> bytes:
+        body = records.dump({"versions": [records.version_fields(version) for version in versions]})
+        return self._counted(_HEAD.pack(MAGIC, FORMAT, len(body), xxhash.xxh3_64_intdigest(body)) + body)
+
+    def chunk(self, raw: bytes) -> bytes:
+        packed = self._zstd.compress(raw)
+        return self._counted(_CHUNK.pack(len(packed), len(raw), xxhash.xxh3_64_intdigest(raw)) + packed)
+
+    def tail(self) -> bytes:
+        return self._whole.digest()
+
+    def _counted(self, piece: bytes) -> bytes:
+        self._whole.update(piece)
+        return piece
+
+
+class Unpacker:
+    """Reads an archive in order. Every method raises Damaged for anything that `Packer` would not have written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._whole = hashlib.sha256()
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
+
+    def head(self) -> list[VersionInfo]:
+        """The versions, nearest first: a chain that ends at a root."""
+        magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
+        if magic != MAGIC:
+            raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
+        if version > FORMAT:
+            raise FormatTooNew(
+                f"the export has format {version}, this release reads up to {FORMAT}: upgrade the release"
+            )
+        if size > MAX_MANIFEST:
+            raise Damaged(f"the export's manifest claims {size} bytes: {_CURE}")
+        body = self._read(size)
+        if xxhash.xxh3_64_intdigest(body) != checksum:
+            raise Damaged(f"the export's manifest is damaged: {_CURE}")
+        try:
+            listed = json.loads(body)["versions"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"the export's manifest is malformed ({error}): {_CURE}") from error
+        return _checked_chain(listed)
+
+    def chunks(self, info: SegmentInfo) -> Iterator[bytes]:
+        """The raw bytes of one segment."""
+        left = info.bytes
+        while left:
+            packed, raw, checksum = _CHUNK.unpack(self._read(_CHUNK.size))
+            if raw != min(CHUNK, left) or packed > MAX_PACKED:
+                raise Damaged(f"a chunk of segment {info.name} has an impossible size: {_CURE}")
+            chunk = self._unpack(self._read(packed), raw, info.name)
+            if xxhash.xxh3_64_intdigest(chunk) != checksum:
+                raise Damaged(f"a chunk of segment {info.name} is damaged: {_CURE}")
+            left -= raw
+            yield chunk
+
+    def tail(self) -> None:
+        """The end: the whole's checksum and nothing after it."""
+        expected = self._whole.digest()
+        if self._read(len(expected)) != expected or self._file.read(1):
+            raise Damaged(f"the export's end does not match its content: {_CURE}")
+
+    def _unpack(self, packed: bytes, raw: int, name: str) -> bytes:
+        try:  # a frame's own claim decides what zstd allocates, so it is looked at first
+            if zstandard.frame_content_size(packed) == raw:
+                return self._zstd.decompress(packed, max_output_size=raw)
+        except zstandard.ZstdError as error:
+            raise Damaged(f"a chunk of segment {name} does not decompress ({error}): {_CURE}") from error
+        raise Damaged(f"a chunk of segment {name} has another size than it says: {_CURE}")
+
+    def _read(self, size: int) -> bytes:
+        piece = self._file.read(size)
+        if len(piece) != size:
+            raise Damaged(f"the export ends too early: {_CURE}")
+        self._whole.update(piece)
+        return piece
+
+
+def _checked_chain(listed: Any) -> list[VersionInfo]:
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_DEPTH:
+        raise Damaged(f"the export lists no chain of versions: {_CURE}")
+    versions = [records.parse_version(raw) for raw in listed]
+    parents = [version.parent for version in versions]
+    if parents != [*(version.id for version in versions[1:]), None]:
+        raise Damaged(f"the export's versions are not one chain down to a root: {_CURE}")
+    shapes = {(v.schema.dim, v.schema.vocab, v.schema.n) for v in versions}
+    if len(shapes) != 1 or len({v.ref for v in versions}) != len(versions):
+        raise Damaged(f"the export's versions do not fit together: {_CURE}")
+    return versions

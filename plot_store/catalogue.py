@@ -1,0 +1,240 @@
+"""The LMDB catalogue: short transactions over checksummed JSON records. The only file that knows lmdb.
+
+Keys: "format", "ref/<ref>", "version/<id>", "build/<id>", "collected/<id>". A value is an xxh3-64 of key and
+JSON, then the JSON: LMDB itself notices few damages. Writers are serialised across processes by LMDB's lock, which
+the store also uses to make "rename and register" and "check and unlink" exclude each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+import xxhash
+
+from plot_store import records
+from plot_store.errors import (
+    Closed,
+    Damaged,
+    Forked,
+    FormatTooNew,
+    NotFound,
+    PlotStoreError,
+    ReadOnly,
+    StoreFull,
+    StoreIO,
+)
+
+FORMAT: Final = 1
+FIRST_MAP: Final = 1 << 26
+_SUM: Final = 8
+T = TypeVar("T")
+
+
+class Txn:
+    """One transaction: get, put, delete and list records by key."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def get(self, key: str) -> Any | None:
+        """The record's JSON value, None if absent. Raises Damaged."""
+        value = self._raw.get(key.encode())
+        return None if value is None else _open_value(key.encode(), value)
+
+    def put(self, key: str, value: Any) -> None:
+        body = records.dump(value)
+        self._raw.put(key.encode(), xxhash.xxh3_64_digest(key.encode() + body) + body)
+
+    def delete(self, key: str) -> bool:
+        return bool(self._raw.delete(key.encode()))
+
+    def keys(self, prefix: str) -> list[str]:
+        """What follows the prefix in every key that has it, sorted."""
+        found: list[str] = []
+        with self._raw.cursor() as cursor:
+            more = cursor.set_range(prefix.encode())
+            while more and cursor.key().startswith(prefix.encode()):
+                found.append(cursor.key().decode()[len(prefix) :])
+                more = cursor.next()
+        return found
+
+    def damaged_keys(self) -> list[str]:
+        """Every key whose record does not match its checksum."""
+        bad: list[str] = []
+        with self._raw.cursor() as cursor:
+            for key, value in cursor:
+                try:
+                    _open_value(key, value)
+                except Damaged:
+                    bad.append(key.decode(errors="replace"))
+        return bad
+
+
+def _open_value(key: bytes, value: bytes) -> Any:
+    body = value[_SUM:]
+    if value[:_SUM] != xxhash.xxh3_64_digest(key + body):
+        raise Damaged(f"the catalogue's record {key!r} is damaged: restore the store from an export or a backup")
+    return json.loads(body)
+
+
+class Catalogue:
+    """The environment of one store in this process. Raises Forked when used after a fork."""
+
+    def __init__(self, folder: Path, *, create: bool, read_only: bool, first_map: int = FIRST_MAP) -> None:
+        self._pid = os.getpid()
+        self._gate = threading.Condition()
+        self._active = 0
+        self._resizing = False
+        self._read_only = read_only
+        if not create and not (folder / "data.mdb").exists():
+            raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
+        with _translated("opening the catalogue"):
+            self._env: Any = lmdb.open(
+                str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only,
+                max_readers=512, writemap=False, readahead=False,
+            )  # fmt: skip
+        try:
+            self._check_format(create and not read_only)
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _check_format(self, create: bool) -> None:
+        found = self.read(lambda txn: txn.get("format"))
+        if found is None and create:
+            found = self.write(_stamp)
+        if found is None:
+            raise Damaged("the catalogue has no format record: restore the store from an export or a backup")
+        if found["format"] > FORMAT:
+            raise FormatTooNew(
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the release"
+            )
+
+    def read(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` in a read transaction; it must not keep anything of it."""
+        return self._run(body, write=False)
+
+    def write(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` in the one write transaction and commit durably; an exception aborts it.
+
+        `body` may run again after the map has grown, so its effects outside the catalogue must be idempotent.
+        """
+        if self._read_only:
+            raise ReadOnly("the store was opened read-only: open it with read_only=False to change it")
+        return self._run(body, write=True)
+
+    def _run(self, body: Callable[[Txn], T], *, write: bool) -> T:
+        while True:
+            self._enter()
+            try:
+                with _translated("using the catalogue"), self._env.begin(write=write) as raw:
+                    return body(Txn(raw))
+            except _Grow as grow:
+                ours = grow.ours
+            finally:
+                self._leave()
+            self._resize(ours)
+
+    def _enter(self) -> None:
+        if os.getpid() != self._pid:
+            raise Forked("this store was opened before a fork: open it again in the child process")
+        with self._gate:
+            while self._resizing:
+                self._gate.wait()
+            if self._env is None:
+                raise Closed("the store has been closed: open it again")
+            self._active += 1
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._active -= 1
+            self._gate.notify_all()
+
+    def _resize(self, ours: bool) -> None:
+        """Grow the map (ours: it is full) or take over another process's size, with no transaction of ours open."""
+        with self._gate:
+            while self._resizing:
+                self._gate.wait()
+            self._resizing = True
+            while self._active:
+                self._gate.wait()
+            try:
+                if self._env is not None:
+                    size = self._env.info()["map_size"]
+                    self._env.set_mapsize(size * 2 if ours else 0)
+            finally:
+                self._resizing = False
+                self._gate.notify_all()
+
+    def forget_dead_readers(self) -> int:
+        """Free the reader slots of processes that died; how many."""
+        self._enter()
+        try:
+            return int(self._env.reader_check())
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Close the environment after the running transactions. In a forked child only forget it."""
+        if os.getpid() != self._pid:
+            return
+        with self._gate:
+            while self._active or self._resizing:
+                self._gate.wait()
+            if self._env is not None:
+                self._env.close()
+                self._env = None
+
+
+def _stamp(txn: Txn) -> dict[str, Any]:
+    found = txn.get("format")
+    if found is None:
+        found = {"format": FORMAT, "created": time.time()}
+        txn.put("format", found)
+    assert isinstance(found, dict)
+    return found
+
+
+def _size(folder: Path) -> int:
+    try:
+        return os.stat(folder / "data.mdb").st_size
+    except FileNotFoundError:
+        return 0
+
+
+class _Grow(Exception):
+    """The map must change size; ours = it is full, else another process has grown it."""
+
+    def __init__(self, ours: bool) -> None:
+        super().__init__()
+        self.ours = ours
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """LMDB's errors as the store's."""
+    try:
+        yield
+    except PlotStoreError:
+        raise
+    except lmdb.MapFullError as error:
+        raise _Grow(True) from error
+    except lmdb.MapResizedError as error:
+        raise _Grow(False) from error
+    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
+        raise Damaged(f"the catalogue is damaged ({error}): restore the store from an export or a backup") from error
+    except lmdb.Error as error:
+        text = str(error)
+        if "No space left" in text or "quota" in text.lower():
+            raise StoreFull(f"no space left while {doing}: free disk space, then run it again") from error
+        raise StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits") from error
+    except json.JSONDecodeError as error:
+        raise Damaged(f"a catalogue record is not JSON ({error}): restore the store from an export") from error

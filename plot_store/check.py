@@ -1,0 +1,168 @@
+"""Verification: every byte of every segment against its checksums, and everything an index says against its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+
+from kernels import layout, ops
+from plot_store import format as fmt
+from plot_store import version_tree
+from plot_store.catalogue import Txn
+from plot_store.environment import Environment
+from plot_store.errors import Damaged, NotFound, PlotStoreError
+from plot_store.files import guarded
+from plot_store.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
+from plot_store.reader import index_run
+from plot_store.segment import Segment
+
+_SHOWN = 8
+
+
+def verify(environment: Environment, ref: str | None) -> VerifyReport:
+    """See `Store.verify`."""
+    damages: list[Damage] = []
+    if ref is None:
+        damages += [Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)]
+    versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
+    for version in versions:
+        environment.pin(version.id)
+    try:
+        seen: dict[str, SegmentInfo] = {}
+        for version in versions:
+            damages += check_version(environment, version, seen)
+    finally:
+        for version in versions:
+            environment.unpin(version.id)
+    return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
+
+
+def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
+    """The versions to look at; the unreadable ones go to `damages`."""
+    if ref is None:
+        waiting = txn.keys(version_tree.VERSION)
+    else:
+        version_tree.resolve(txn, ref)
+        record = version_tree.get_ref(txn, ref)
+        if record is None:
+            raise NotFound(f"{ref!r} is a version id: verify takes the name of a ref")
+        waiting = list(record.versions)
+    found: dict[str, VersionInfo] = {}
+    while waiting:
+        version_id = waiting.pop()
+        if version_id in found:
+            continue
+        try:
+            version = found[version_id] = version_tree.get_version(txn, version_id)
+        except (Damaged, NotFound) as error:
+            damages.append(Damage("", str(error)))
+            continue
+        if version.parent is not None:
+            waiting.append(version.parent)
+    return list(found.values())
+
+
+def check_version(environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo]) -> list[Damage]:
+    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second look."""
+    damages: list[Damage] = []
+    opened: dict[str, Segment] = {}
+    fresh = {info.name for info in version.segments if info.name not in seen}
+    for info in version.segments:
+        seen[info.name] = info
+        try:
+            if info.name in fresh:
+                _check_bytes(environment, info)
+            segment = environment.segments.get(info, version.schema)
+            if segment is None:
+                raise Damaged("the file is missing")
+            opened[info.name] = segment
+            if info.name in fresh and info.kind == "rows":
+                _check_rows(segment, version.schema)
+        except PlotStoreError as error:
+            damages.append(Damage(info.name, str(error)))
+    for info in version.segments:
+        if info.kind == "index" and info.name in opened:
+            try:
+                _check_index(opened, info, version)
+            except PlotStoreError as error:
+                damages.append(Damage(info.name, str(error)))
+    return damages + _uncovered(opened, version)
+
+
+def _uncovered(opened: dict[str, Segment], version: VersionInfo) -> list[Damage]:
+    """Rows that no index reaches."""
+    indexes = [s for s in opened.values() if s.info.kind == "index"]
+    reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
+    lost = [s.name for s in version.segments if s.kind == "rows" and s.name not in reached]
+    return [Damage(name, "no readable index covers it") for name in lost]
+
+
+def _check_bytes(environment: Environment, info: SegmentInfo) -> None:
+    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a signal."""
+    whole = xxhash.xxh3_128()
+    sums: list[int] = []
+    with guarded(f"reading segment {info.name}"):
+        try:
+            file = open(environment.folder / info.name, "rb")  # noqa: SIM115 (closed by the `with` below)
+        except FileNotFoundError:
+            raise Damaged("the file is missing") from None
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size != info.bytes:
+                raise Damaged(f"the file has {size} bytes, the manifest says {info.bytes}")
+            parsed = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
+            if parsed.file_bytes != size:
+                raise Damaged(f"the file has {size} bytes, its header says {parsed.file_bytes}")
+            file.seek(0)
+            for start in range(0, parsed.checks_at, fmt.BLOCK):
+                block = file.read(min(fmt.BLOCK, parsed.checks_at - start))
+                sums.append(xxhash.xxh3_64_intdigest(block))
+                whole.update(block)
+            tail = file.read()
+            whole.update(tail)
+    expected = fmt.untable(tail, info.name)
+    bad = [i for i, value in enumerate(sums) if value != expected[i]]
+    if bad:
+        raise Damaged(f"blocks {_few(bad)} of 1 MiB do not match their checksums")
+    if whole.hexdigest() != info.digest:
+        raise Damaged("the content is not what its name says")
+
+
+def _check_rows(segment: Segment, schema: Schema) -> None:
+    """Keys that pack real n-grams, scales that are finite and not negative."""
+    order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
+    for start in range(0, segment.info.count, step):
+        rows = segment.rows[start : start + step]
+        keys = layout.row_keys(rows)
+        ids = layout.unpack_keys(keys, order)
+        if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
+            raise Damaged(f"rows from {start} on hold keys that are no n-grams")
+        scales = layout.row_scales(rows, order)
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise Damaged(f"rows from {start} on hold impossible scales")
+
+
+def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
+    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in it."""
+    run = index_run(opened, info, version, 0)
+    used = int((run.slots != np.uint64(layout.EMPTY_SLOT)).sum())
+    if used != info.count:
+        raise Damaged(f"the index holds {used} n-grams, the manifest says {info.count}")
+    table = ops.level_table([run], version.schema.dim)
+    newest = 0
+    for ordinal, rows in enumerate(run.segments):
+        found, _ = ops.find(table, info.order, layout.row_keys(rows))
+        if not (found != 0).all():
+            raise Damaged(f"the index misses {int((found == 0).sum())} rows of its segment {ordinal}")
+        here = rows.ctypes.data + np.arange(rows.shape[0]) * rows.shape[1]
+        newest += int((found == here).sum())
+    if newest != info.count:
+        raise Damaged(f"{info.count - newest} entries of the index point at other rows than they should")
+
+
+def _few(numbers: Iterable[int]) -> str:
+    listed = list(numbers)
+    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

@@ -1,0 +1,91 @@
+"""What one process shares about one store: the catalogue, the mapped segments, the pins. Opened once, counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from plot_store.catalogue import Catalogue
+from plot_store.errors import InUse
+from plot_store.files import guarded, sync_folder
+from plot_store.segment import SegmentCache
+
+CATALOGUE: Final = "catalogue"
+SEGMENTS: Final = "segments"
+
+
+class Environment:
+    """LMDB must never be opened twice in a process, so every Store of a path shares one of these."""
+
+    def __init__(self, path: Path, *, create: bool, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.pid = os.getpid()
+        self.users = 0
+        self.folder = path / SEGMENTS
+        if create and not read_only:
+            with guarded(f"creating the store at {path}"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (path / CATALOGUE).mkdir(exist_ok=True)
+                sync_folder(path)
+        self.catalogue = Catalogue(path / CATALOGUE, create=create and not read_only, read_only=read_only)
+        self.segments = SegmentCache(self.folder)
+        self._pins: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def pin(self, version_id: str) -> None:
+        """Keep gc in this process away from a version; counted."""
+        with self._lock:
+            self._pins[version_id] += 1
+
+    def unpin(self, version_id: str) -> None:
+        with self._lock:
+            self._pins[version_id] -= 1
+            if self._pins[version_id] <= 0:
+                del self._pins[version_id]
+
+    def pins(self) -> set[str]:
+        """The versions that readers of this process hold."""
+        with self._lock:
+            return set(self._pins)
+
+
+_OPEN: dict[str, Environment] = {}
+_INHERITED: list[Environment] = []  # of the parent process: never used, never freed (freeing would close its locks)
+_LOCK = threading.Lock()
+
+
+def acquire(path: Path, *, create: bool, read_only: bool) -> Environment:
+    """The process's environment of a path. Raises NotFound, InUse, Damaged, FormatTooNew, StoreIO."""
+    key = os.path.realpath(path)
+    with _LOCK:
+        found = _OPEN.get(key)
+        if found is not None and found.pid != os.getpid():
+            _INHERITED.append(_OPEN.pop(key))
+            found = None
+        if found is not None and found.read_only and not read_only:
+            raise InUse(f"{path} is already open read-only in this process: close that store first")
+        if found is None:
+            found = _OPEN[key] = Environment(Path(key), create=create, read_only=read_only)
+        found.users += 1
+        return found
+
+
+def release(environment: Environment) -> None:
+    """Give back one use; the last one closes the catalogue. Mapped segments live on with their readers."""
+    with _LOCK:
+        environment.users -= 1
+        if environment.users == 0 and environment.pid == os.getpid():
+            _OPEN.pop(str(environment.path), None)
+            environment.catalogue.close()
+
+
+def _after_fork_in_child() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

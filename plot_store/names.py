@@ -1,0 +1,44 @@
+"""Names and ids: which are well formed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from plot_store.errors import Invalid
+
+_PART: Final = r"[a-z0-9][a-z0-9-]{0,62}"
+_REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,6}}")
+_ID: Final = re.compile(r"v[0-9a-f]{32}")
+_SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
+_BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def is_id(text: str) -> bool:
+    """Whether this is the form of a version id (no ref can have it)."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_ref(text: str) -> bool:
+    return _REF.fullmatch(text) is not None and not is_id(text)
+
+
+def is_segment(text: str) -> bool:
+    return _SEGMENT.fullmatch(text) is not None
+
+
+def check_ref(ref: str) -> str:
+    """The ref itself; Invalid if it is not one."""
+    if not is_ref(ref):
+        raise Invalid(
+            f"{ref!r} is not a ref: use parts of a-z, 0-9 and '-' (at most 63 characters, 7 parts) joined by '/', "
+            "and not the form of a version id"
+        )
+    return ref
+
+
+def check_build(build: str) -> str:
+    """The build id itself; Invalid if it is not one."""
+    if _BUILD.fullmatch(build) is None:
+        raise Invalid(f"{build!r} is not a build id: use 1 to 128 letters, digits and . _ : -")
+    return build

@@ -1,0 +1,142 @@
+"""The nouns of the store. Frozen, and importing almost nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.layout import DTYPES, ID_LIMIT
+from plot_store.errors import Invalid
+
+DType = Literal["int8", "fp16", "fp32"]
+Kind = Literal["rows", "index"]
+MAX_DIM = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """What the entries of a version are. Raises Invalid for a value the store cannot hold."""
+
+    n: int = 3
+    dim: int
+    dtype: DType = "int8"
+    vocab: int  # token ids are 0..vocab-1; 0 means "no neighbour"
+
+    def __post_init__(self) -> None:
+        if self.n != 3:
+            raise Invalid(f"n = {self.n} is not supported: this release stores trigrams, use n = 3")
+        if self.dtype not in DTYPES:
+            raise Invalid(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if not 0 < self.dim <= MAX_DIM:
+            raise Invalid(f"dim = {self.dim} is outside 1..{MAX_DIM}: pass the model's hidden size")
+        if not 0 < self.vocab <= ID_LIMIT:
+            raise Invalid(f"vocab = {self.vocab} is outside 1..{ID_LIMIT}: pass the tokenizer's vocabulary size")
+
+    @property
+    def code(self) -> int:
+        """The storage type's number in files and kernels."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """One immutable file of a version."""
+
+    name: str  # "<digest>.rows" or "<digest>.index", the name under segments/
+    kind: Kind
+    order: int  # 3, 2, 1
+    count: int  # rows: how many; index: how many distinct n-grams
+    bytes: int
+
+    @property
+    def digest(self) -> str:
+        """xxh3-128 of the whole file, 32 hexadecimal digits."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """One published, immutable version: the list of its own segments and its place in the tree."""
+
+    id: str
+    ref: str
+    parent: str | None  # version id it falls back on, None for a root
+    previous: str | None  # what the ref pointed at before this version
+    created: str  # RFC 3339, UTC
+    schema: Schema
+    segments: tuple[SegmentInfo, ...]  # oldest first
+    build: str = ""  # the caller's id of the build that published it
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> dict[int, int]:
+        """Distinct n-grams by order (an n-gram written again by an extending build counts in each index)."""
+        return {k: sum(s.count for s in self.segments if s.kind == "index" and s.order == k) for k in (3, 2, 1)}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk of this version's own segments."""
+        return sum(segment.bytes for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What served each token of a look-up."""
+
+    order: NDArray[np.int8]  # 3 trigram, 2 at least one bigram, 1 only unigrams, 0 nothing
+    depth: NDArray[np.int16]  # index in the chain that served the trigram or the first bigram, else -1
+
+    def counts(self) -> dict[str, int]:
+        """Tokens by what served them: trigram, bigram, unigram, miss."""
+        n = np.bincount(self.order, minlength=4)
+        return {"trigram": int(n[3]), "bigram": int(n[2]), "unigram": int(n[1]), "miss": int(n[0])}
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong on disk."""
+
+    segment: str  # file name, or "" for the catalogue
+    what: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Everything `Store.verify` looked at, and every damage it found."""
+
+    versions: int
+    segments: int
+    bytes: int
+    damages: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damages
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What a collection removed (or would remove, when dry_run)."""
+
+    dry_run: bool
+    versions: tuple[str, ...]  # version ids
+    segments: tuple[str, ...]  # file names
+    orphans: tuple[str, ...]  # files that no record names: left by a crash
+    builds: tuple[str, ...]  # abandoned builds
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """Totals of a store."""
+
+    path: str
+    format: int
+    bytes: int  # on disk, catalogue included
+    segments: int  # files
+    refs: int
+    versions: int
+    entries: dict[int, int]  # distinct n-grams by order, over the refs' current versions

@@ -1,0 +1,49 @@
+"""Giving finished files their names, and taking names away: always inside the catalogue's one write transaction.
+
+LMDB's writer lock makes the two exclude each other across processes: a file renamed here is registered by the
+same transaction, and a file unlinked here was mentioned by no record while the lock was held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from plot_store import version_tree
+from plot_store.catalogue import Txn
+from plot_store.environment import Environment
+from plot_store.errors import StoreIO
+from plot_store.files import guarded, remove, sync_folder
+from plot_store.segment import Draft
+
+
+def promote(folder: Path, drafts: Iterable[Draft]) -> None:
+    """Rename synced temporary files to their content's names and sync the folder. Idempotent.
+
+    An older file of that name is replaced: the same content, or a damaged copy that this heals.
+    """
+    with guarded(f"naming segments in {folder}"):
+        for draft in drafts:
+            if draft.path.exists():
+                os.replace(draft.path, folder / draft.info.name)
+            elif not (folder / draft.info.name).exists():
+                raise StoreIO(f"{draft.path} vanished before it was named: let nothing else write there; build again")
+        sync_folder(folder)
+
+
+def discard(drafts: Iterable[Draft]) -> None:
+    """Remove temporary files that will not be named."""
+    for draft in drafts:
+        remove(draft.path)
+
+
+def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
+    """Unlink those of these files that no record mentions; what was removed. One write transaction."""
+
+    def body(txn: Txn) -> list[str]:
+        live = version_tree.named_segments(txn)
+        gone = [name for name in names if name not in live]
+        return [name for name in gone if remove(environment.folder / name)]
+
+    return environment.catalogue.write(body)

@@ -1,0 +1,152 @@
+"""The catalogue's records as JSON, and back: every field is checked, because an archive may be hostile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import xxhash
+
+from plot_store import names
+from plot_store.errors import Damaged, Invalid, PlotStoreError
+from plot_store.nouns import Schema, SegmentInfo, VersionInfo
+
+MAX_META: Final = 1 << 20
+MAX_BYTES: Final = 1 << 50
+
+
+@dataclass(frozen=True)
+class RefRecord:
+    """Where a ref points, and its retained versions."""
+
+    current: str
+    versions: tuple[str, ...]  # newest publication first; always holds current
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """A build in progress: the lease that keeps its finished segments."""
+
+    ref: str
+    schema: Schema
+    parent: str | None
+    extend: bool
+    base: str | None  # an extending build: the version it adds to
+    owner: str  # token of the writer that holds it; a later one takes over
+    segments: tuple[SegmentInfo, ...]
+    touched: float  # Unix seconds
+
+
+def dump(value: Any) -> bytes:
+    """Canonical JSON. Raises Invalid when the value is none."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"this is not JSON ({error}): use only strings, finite numbers, lists, objects") from error
+
+
+def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB."""
+    if not isinstance(meta, dict):
+        raise Invalid("meta must be a JSON object: pass a dict")
+    text = dump(meta)
+    if len(text) > MAX_META:
+        raise Invalid(f"meta has {len(text)} bytes, the limit is {MAX_META}: store large data elsewhere")
+    return dict(json.loads(text))
+
+
+def new_version(
+    *,
+    ref: str,
+    parent: str | None,
+    previous: str | None,
+    created: str,
+    schema: Schema,
+    segments: tuple[SegmentInfo, ...],
+    build: str,
+    meta: dict[str, Any],
+) -> VersionInfo:
+    """A version whose id is the hash of everything in it."""
+    draft = VersionInfo("", ref, parent, previous, created, schema, segments, build, meta)
+    return VersionInfo(version_id(draft), ref, parent, previous, created, schema, segments, build, meta)
+
+
+def version_id(version: VersionInfo) -> str:
+    """ "v" and the xxh3-128 of the canonical manifest without its id."""
+    fields = version_fields(version)
+    del fields["id"]
+    return "v" + xxhash.xxh3_128_hexdigest(dump(fields))
+
+
+def version_fields(version: VersionInfo) -> dict[str, Any]:
+    """The manifest as plain JSON values."""
+    return asdict(version)
+
+
+def parse_version(raw: Any) -> VersionInfo:
+    """A manifest from JSON values. Raises Damaged unless every field is well formed and the id is its hash."""
+    try:
+        fields = dict(raw)
+        schema = _schema(fields.pop("schema"))
+        segments = tuple(parse_segment(s) for s in fields.pop("segments"))
+        version = VersionInfo(schema=schema, segments=segments, **fields)
+        _check_fields(version)
+        good = version.id == version_id(version)
+    except (TypeError, ValueError, KeyError, AttributeError, PlotStoreError) as error:
+        raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
+    if not good:
+        raise Damaged(f"version {version.id!r} is not what its id says: restore it from an export")
+    return version
+
+
+def _check_fields(version: VersionInfo) -> None:
+    names.check_ref(version.ref)
+    for name in (version.parent, version.previous):
+        if name is not None and not names.is_id(name):
+            raise ValueError(f"{name!r} is not a version id")
+    if not isinstance(version.created, str) or not isinstance(version.build, str) or len(version.created) > 40:
+        raise ValueError("created and build must be short strings")
+    check_meta(version.meta)
+    if len({segment.name for segment in version.segments}) != len(version.segments):
+        raise ValueError("a segment is listed twice")
+
+
+def _schema(raw: Any) -> Schema:
+    schema = Schema(**raw)
+    if not all(type(x) is int for x in (schema.n, schema.dim, schema.vocab)):
+        raise ValueError("n, dim and vocab must be integers")
+    return schema
+
+
+def parse_segment(raw: Any) -> SegmentInfo:
+    """A segment's registration from JSON values. Raises ValueError or TypeError when malformed."""
+    info = SegmentInfo(**raw)
+    if not isinstance(info.name, str) or not names.is_segment(info.name) or not info.name.endswith("." + info.kind):
+        raise ValueError(f"{info.name!r} is not a segment's name")
+    numbers = (info.order, info.count, info.bytes)
+    if not all(type(x) is int for x in numbers) or info.order not in (1, 2, 3):
+        raise ValueError(f"segment {info.name} has impossible numbers")
+    if not (0 <= info.count < 1 << 40 and 0 < info.bytes < MAX_BYTES):
+        raise ValueError(f"segment {info.name} has impossible sizes")
+    return info
+
+
+def parse_ref(raw: Any) -> RefRecord:
+    """A ref's record; Damaged when malformed."""
+    try:
+        record = RefRecord(current=str(raw["current"]), versions=tuple(str(v) for v in raw["versions"]))
+    except (TypeError, KeyError) as error:
+        raise Damaged(f"a ref's record is malformed ({error}): restore the store from an export") from error
+    return record
+
+
+def parse_build(raw: Any) -> BuildRecord:
+    """A build's record; Damaged when malformed."""
+    try:
+        fields = dict(raw)
+        schema = _schema(fields.pop("schema"))
+        segments = tuple(parse_segment(s) for s in fields.pop("segments"))
+        return BuildRecord(schema=schema, segments=segments, **fields)
+    except (TypeError, ValueError, KeyError, PlotStoreError) as error:
+        raise Damaged(f"a build's record is malformed ({error}): abort the build and start it again") from error

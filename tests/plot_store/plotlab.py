@@ -1,0 +1,103 @@
+"""What the store's tests share: random content, the oracle's view of it, child processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kernels import reference
+from kernels.layout import DTYPES, ROLES
+from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB, DIM = 12, 20
+Content = dict[int, tuple[np.ndarray, np.ndarray]]
+Entries = dict[tuple[int, ...], np.ndarray]
+
+
+def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB) -> Schema:
+    return Schema(dim=dim, vocab=vocab, dtype=dtype)  # type: ignore[arg-type]
+
+
+def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
+    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles, dim])}."""
+    rng = np.random.default_rng(seed)
+    made: Content = {}
+    for order, count in zip((3, 2, 1), counts, strict=True):
+        ngrams = np.unique(rng.integers(0, vocab, (count, order)), axis=0).astype(np.uint32)
+        rng.shuffle(ngrams)
+        made[order] = (ngrams, rng.standard_normal((len(ngrams), ROLES[order], dim)).astype(np.float32))
+    return made
+
+
+def entries(made: Content, dtype: str = "int8") -> Entries:
+    """The same for the reference, as it comes back from storage."""
+    return {
+        tuple(map(int, g)): v
+        for ngrams, rows in made.values()
+        for g, v in zip(ngrams, reference.stored(rows, DTYPES[dtype]), strict=True)
+    }
+
+
+def put(store: Store, ref: str, made: Content, *, dtype: str = "int8", build: str = "", **options: object) -> VersionInfo:
+    """Publish content as a ref's next version."""
+    dim = next(iter(made.values()))[1].shape[2] if made else DIM
+    expect = options.pop("expect", ANY)
+    options.setdefault("segment_bytes", 1 << 15)
+    with store.writer(
+        ref, schema=schema(dtype, dim), build=build or f"b-{os.urandom(6).hex()}", **options  # type: ignore[arg-type]
+    ) as writer:
+        for order, (ngrams, rows) in made.items():
+            writer.add(order, ngrams, rows)
+        return writer.publish(expect=expect)  # type: ignore[arg-type]
+
+
+def texts(seed: int, lengths: Sequence[int] = (0, 1, 2, 3, 17, 40), vocab: int = VOCAB) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab, n).tolist() for n in lengths]
+
+
+def ragged(batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.array([t for text in batch for t in text], np.int32)
+    return tokens, np.cumsum([0, *map(len, batch)]).astype(np.int64)
+
+
+def look(reader: Reader, batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, Hits]:
+    return reader.lookup(*ragged(batch))
+
+
+def same_as(reader: Reader, chain: Sequence[Entries], batch: Sequence[Sequence[int]]) -> None:
+    """The reader's answer is the oracle's, to the bit."""
+    out, hits = look(reader, batch)
+    expected, orders, depths = reference.lookup(chain, batch, out.shape[1])
+    assert np.array_equal(out, expected)
+    assert hits.order.tolist() == orders
+    assert hits.depth.tolist() == depths
+
+
+def check(store: Store) -> None:
+    """Nothing is damaged, and nothing lies about that no record names."""
+    report = store.verify()
+    assert report.ok, report.damages
+    assert not store.gc(dry_run=True, orphan_age_s=-60).orphans
+
+
+def child(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, with the project and this folder importable."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=child_env() | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def child_env() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}

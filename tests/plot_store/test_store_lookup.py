@@ -1,0 +1,163 @@
+"""Looking up through the store: the oracle, and what must hold whatever the implementation."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import plotlab as lab
+import pytest
+
+from kernels import reference
+from kernels.layout import DTYPES
+from plot_store import Closed, Invalid, Store
+
+
+@pytest.mark.parametrize("dtypes", [["int8"], ["fp16"], ["fp32"], ["int8"] * 4, ["fp16", "int8", "fp32"]])
+def test_chain_equals_the_oracle(store: Store, dtypes: list[str]) -> None:
+    chain: list[lab.Entries] = []
+    for depth, dtype in enumerate(dtypes):
+        made = lab.content(depth, (150, 30, 5))
+        lab.put(store, "/".join(["r", "a", "b", "c"][: depth + 1]), made, dtype=dtype)
+        chain.insert(0, lab.entries(made, dtype))
+    with store.reader("/".join(["r", "a", "b", "c"][: len(dtypes)])) as reader:
+        assert [v.schema.dtype for v in reader.chain] == dtypes[::-1]
+        for seed in range(5):
+            lab.same_as(reader, chain, lab.texts(seed))
+    lab.check(store)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp16", "fp32"])
+def test_stored_entries_come_back_to_their_precision(store: Store, dtype: str) -> None:
+    made = lab.content(1)
+    lab.put(store, "r", made, dtype=dtype)
+    with store.reader("r") as reader:
+        for order, (ngrams, rows) in made.items():
+            got, depth = reader.get(order, ngrams)
+            assert (depth == 0).all()
+            assert np.array_equal(got, reference.stored(rows, DTYPES[dtype]))
+            bound = {"int8": 1 / 250, "fp16": 1 / 2000, "fp32": 0.0}[dtype]
+            assert (np.abs(got - rows) <= bound * np.abs(rows).max(axis=-1, keepdims=True)).all()
+
+
+def test_get_and_contains_along_the_chain(store: Store) -> None:
+    root, branch = lab.content(1), lab.content(2)
+    lab.put(store, "r", root)
+    lab.put(store, "r/a", branch, dtype="fp32")
+    known = [lab.entries(branch, "fp32"), lab.entries(root)]
+    every = np.array([[a, b, c] for a in range(12) for b in range(12) for c in range(12)], np.uint32)
+    with store.reader("r/a") as reader:
+        got, depth = reader.get(3, every)
+        inside = reader.contains(3, every)
+    for ngram, vectors, where, there in zip(every, got, depth, inside, strict=True):
+        expected, at = reference.find(known, tuple(map(int, ngram)))
+        assert (where, there) == (at, expected is not None)
+        assert np.array_equal(vectors, np.zeros((3, lab.DIM)) if expected is None else expected)
+
+
+def test_four_alone_equals_batched_in_any_order(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    batch = lab.texts(3, (5, 1, 30, 2, 0, 300))
+    with store.reader("r") as reader:
+        alone = [lab.look(reader, [text])[0] for text in batch]
+        for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 4, 2, 0]):
+            together, _ = lab.look(reader, [batch[i] for i in order])
+            assert np.array_equal(together, np.concatenate([alone[i] for i in order]))
+
+
+def test_five_a_token_reaches_two_rows_either_way_and_no_further(store: Store) -> None:
+    every = np.array([[a, b, c] for a in range(12) for b in range(12) for c in range(12)], np.uint32)
+    rows = np.random.default_rng(0).standard_normal((len(every), 3, lab.DIM)).astype(np.float32)
+    lab.put(store, "r", {3: (every, rows)})
+    text = np.random.default_rng(1).integers(1, 11, 15).tolist()
+    with store.reader("r") as reader:
+        before = lab.look(reader, [text, text])[0][:15]
+        for j in range(15):
+            changed = [*text[:j], 11, *text[j + 1 :]]
+            after = lab.look(reader, [changed, text])[0]
+            moved = np.flatnonzero((after[:15] != before).any(axis=1)).tolist()
+            assert moved == [i for i in range(15) if abs(i - j) <= 2]
+            assert np.array_equal(after[15:], before)  # the neighbouring text sees nothing
+
+
+def test_seven_a_domain_hit_beats_the_root_and_more_entries_hit_more(store: Store) -> None:
+    root, domain = lab.content(1, (1, 0, 12)), lab.content(2, (900, 0, 0))
+    lab.put(store, "r", root)
+    batch = lab.texts(5, (200, 200))
+    hits = []
+    for share in (0, 30, 60, 100):
+        part = {3: tuple(x[: len(x) * share // 100] for x in domain[3])}
+        lab.put(store, "r/d", part)  # type: ignore[arg-type]
+        with store.reader("r/d") as reader:
+            out, found = lab.look(reader, batch)
+            hits.append(found.counts()["trigram"])
+            if share == 0:
+                with store.reader("r") as bare:
+                    assert np.array_equal(out, lab.look(bare, batch)[0])
+    assert hits == sorted(hits)
+    assert hits[0] < hits[1] < hits[2] < hits[3]
+    both = root[3][0]
+    lab.put(store, "r/d", {3: (both, np.full((len(both), 3, lab.DIM), 5, np.float32))})
+    with store.reader("r/d") as reader:
+        assert np.array_equal(reader.get(3, both)[0], np.full((len(both), 3, lab.DIM), 5, np.float32))
+
+
+def test_a_miss_is_zero_and_counted(store: Store) -> None:
+    lab.put(store, "r", {})
+    with store.reader("r") as reader:
+        out, hits = lab.look(reader, [[1, 2, 3], [4]])
+    assert not out.any()
+    assert hits.counts() == {"trigram": 0, "bigram": 0, "unigram": 0, "miss": 4}
+    assert hits.depth.tolist() == [-1] * 4
+
+
+def test_out_is_filled_and_checked(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    tokens, offsets = lab.ragged([[1, 2, 3]])
+    with store.reader("r") as reader:
+        out = np.full((3, lab.DIM), 9, np.float32)
+        got, _ = reader.lookup(tokens, offsets, out=out)
+        assert got is out
+        assert np.array_equal(out, reader.lookup(tokens, offsets)[0])
+        frozen = np.zeros((3, lab.DIM), np.float32)
+        frozen.flags.writeable = False
+        for bad in (out[:2], out.astype(np.float64), np.zeros((3, 2 * lab.DIM), np.float32)[:, ::2], frozen):
+            with pytest.raises(Invalid, match="out must be"):
+                reader.lookup(tokens, offsets, out=bad)
+        with pytest.raises(Invalid, match="tokens must be"):
+            reader.lookup(tokens.astype(np.int64), offsets)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="offsets must be"):
+            reader.lookup(tokens, offsets.astype(np.int32))  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="token id"):
+            reader.lookup(np.array([lab.VOCAB], np.int32), np.array([0, 1], np.int64))
+        with pytest.raises(Invalid, match="offsets must rise"):
+            reader.lookup(tokens, np.array([0, 2], np.int64))
+
+
+def test_many_threads_one_reader_and_a_close_in_between(store: Store) -> None:
+    made = lab.content(1)
+    lab.put(store, "r", made)
+    reader = store.reader("r")
+    batch = lab.texts(2, (100, 50))
+    expected = lab.look(reader, batch)[0]
+    wrong: list[str] = []
+
+    def work() -> None:
+        try:
+            while True:
+                if not np.array_equal(lab.look(reader, batch)[0], expected):
+                    wrong.append("differs")
+        except Closed:
+            return
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    threading.Event().wait(0.3)
+    reader.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not wrong
+    with pytest.raises(Closed):
+        reader.contains(3, made[3][0])
