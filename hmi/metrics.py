@@ -96,6 +96,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.usage = Usage()
+        self.pool: PoolCounters | None = None
         self._requests = Counter(
             "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
         )
@@ -104,7 +105,7 @@ class Metrics:
         )
         self._stage = Histogram(
             "hmi_stage_seconds",
-            "Time of a stage of inference: queue, tokenise, retrieve, compute.",
+            "Time of a stage of inference: queue, retrieve, compute.",
             ["stage"],
             buckets=SECONDS,
             registry=self.registry,
@@ -127,6 +128,7 @@ class Metrics:
         self._latency.labels(route).observe(seconds)
 
     def stage(self, name: str, seconds: float) -> None:
+        """Time of one batch in a stage; of one text in the stage `queue`."""
         self._stage.labels(name).observe(seconds)
 
     def batch(self, inputs: int, tokens: int) -> None:
@@ -134,7 +136,7 @@ class Metrics:
         self._batch_tokens.observe(tokens)
 
     def plot_hits(self, hits: Mapping[str, int]) -> None:
-        """Lookups of one batch by order: trigram, bigram, unigram, and whatever else answered."""
+        """Look-ups by order: trigram, bigram, unigram, and whatever else answered."""
         for order, count in hits.items():
             if count:
                 self._plot.labels(order).inc(count)
@@ -144,6 +146,7 @@ class Metrics:
 
     def watch_pool(self, pool: PoolCounters) -> None:
         """Report an adapter pool's own counters at each scrape."""
+        self.pool = pool
         self.registry.register(_PoolCollector(pool))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu_index import DEPTH, DTYPE, resolve
-from kernels.cpu_rows import add_vector, f32_at, sum3_int8
+from kernels.cpu_rows import add_vector, f32_at, sum3_int8, sum4_int8
 from kernels.jit import compiled, inlined, prefetch
 from kernels.layout import FIELD_BITS, ROW_HEADER, SCALES_AT, TAG_SHIFT
 
@@ -166,9 +166,14 @@ def add_up(terms: Any, scales: Any, kinds: Any, lo: Any, hi: Any, dim: Any, zero
             pr, sr, kr = terms[q - 1, RIGHT], scales[q - 1, RIGHT], np.int64(kinds[q - 1, RIGHT])
         if q + 1 < hi:
             pl, sl, kl = terms[q + 1, LEFT], scales[q + 1, LEFT], np.int64(kinds[q + 1, LEFT])
-        if p2 == 0 and kinds[q, CENTRE] == 0 and kr == 0 and kl == 0:
-            sum3_int8(row, dim, pc if pc != 0 else zeros, scales[q, CENTRE], pr if pr != 0 else zeros, sr,
-                      pl if pl != 0 else zeros, sl)  # fmt: skip
+        if kinds[q, CENTRE] == 0 and kinds[q, CENTRE2] == 0 and kr == 0 and kl == 0:
+            pc = pc if pc != 0 else zeros
+            pr = pr if pr != 0 else zeros
+            pl = pl if pl != 0 else zeros
+            if p2 == 0:
+                sum3_int8(row, dim, pc, scales[q, CENTRE], pr, sr, pl, sl)
+            else:
+                sum4_int8(row, dim, pc, scales[q, CENTRE], p2, scales[q, CENTRE2], pr, sr, pl, sl)
             continue
         row[:] = 0
         if pc != 0:

@@ -67,6 +67,17 @@ def sum3_int8(row: Any, dim: Any, pc: Any, sc: Any, pr: Any, sr: Any, pl: Any, s
         row[j] = np.float32(c[j]) * sc + np.float32(r[j]) * sr + np.float32(left[j]) * sl
 
 
+@inlined
+def sum4_int8(row: Any, dim: Any, pc: Any, sc: Any, p2: Any, s2: Any, pr: Any, sr: Any, pl: Any, sl: Any) -> Any:
+    c = carray(pointer(pc), (dim,), np.int8)
+    c2 = carray(pointer(p2), (dim,), np.int8)
+    r = carray(pointer(pr), (dim,), np.int8)
+    left = carray(pointer(pl), (dim,), np.int8)
+    for j in range(dim):
+        centre = np.float32(c[j]) * sc + np.float32(c2[j]) * s2
+        row[j] = centre + np.float32(r[j]) * sr + np.float32(left[j]) * sl
+
+
 @compiled
 def add_vector(row: Any, dim: Any, addr: Any, scale: Any, dtype: Any) -> Any:
     """row += the stored vector at addr, whatever its type."""

@@ -142,7 +142,7 @@ class _Lease:
         environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
 
     def take(self, info: SegmentInfo, unpacker: Unpacker) -> None:
-        """Read one segment from the archive; keep the store's own file where a record vouches for it."""
+        """Read one segment from the archive; keep the store's own file of that name if there is one."""
         grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
         if self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
             for _ in unpacker.chunks(info):
@@ -152,9 +152,11 @@ class _Lease:
         self._record = grown
 
     def _share(self, txn: Txn, info: SegmentInfo, grown: BuildRecord) -> bool:
+        """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
         file = self._environment.folder / info.name
-        if info.name not in version_tree.named_segments(txn) or not file.exists() or file.stat().st_size != info.bytes:
+        if not file.exists() or file.stat().st_size != info.bytes:
             return False
+        sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
         version_tree.put_build(txn, self.build, grown)
         return True
 

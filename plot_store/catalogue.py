@@ -34,6 +34,7 @@ from plot_store.errors import (
 
 FORMAT: Final = 1
 FIRST_MAP: Final = 1 << 26
+_LONGEST_PAUSE_S: Final = 30.0
 _SUM: Final = 8
 T = TypeVar("T")
 
@@ -181,6 +182,24 @@ class Catalogue:
             return int(self._env.reader_check())
         finally:
             self._leave()
+
+    def pause(self) -> None:
+        """Wait until no transaction of this process runs and let none begin; `resume` ends it."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._active and not self._resizing, _LONGEST_PAUSE_S)
+            self._resizing = True
+
+    def resume(self) -> None:
+        with self._gate:
+            self._resizing = False
+            self._gate.notify_all()
+
+    def abandon(self) -> None:
+        """In a child process: drop the parent's environment, so that the child may open one of its own."""
+        assert os.getpid() != self._pid
+        if self._env is not None:
+            self._env.close()
+            self._env = None
 
     def close(self) -> None:
         """Close the environment after the running transactions. In a forked child only forget it."""

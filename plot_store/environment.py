@@ -15,6 +15,8 @@ from plot_store.segment import SegmentCache
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
+_PINS: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
+_PIN_LOCK = threading.RLock()  # re-entrant: a dropped reader unpins from wherever the garbage collector runs
 
 
 class Environment:
@@ -33,28 +35,26 @@ class Environment:
                 sync_folder(path)
         self.catalogue = Catalogue(path / CATALOGUE, create=create and not read_only, read_only=read_only)
         self.segments = SegmentCache(self.folder)
-        self._pins: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._pins = _PINS.setdefault(str(path), Counter())
 
     def pin(self, version_id: str) -> None:
         """Keep gc in this process away from a version; counted."""
-        with self._lock:
+        with _PIN_LOCK:
             self._pins[version_id] += 1
 
     def unpin(self, version_id: str) -> None:
-        with self._lock:
+        with _PIN_LOCK:
             self._pins[version_id] -= 1
             if self._pins[version_id] <= 0:
                 del self._pins[version_id]
 
     def pins(self) -> set[str]:
         """The versions that readers of this process hold."""
-        with self._lock:
+        with _PIN_LOCK:
             return set(self._pins)
 
 
 _OPEN: dict[str, Environment] = {}
-_INHERITED: list[Environment] = []  # of the parent process: never used, never freed (freeing would close its locks)
 _LOCK = threading.Lock()
 
 
@@ -64,7 +64,7 @@ def acquire(path: Path, *, create: bool, read_only: bool) -> Environment:
     with _LOCK:
         found = _OPEN.get(key)
         if found is not None and found.pid != os.getpid():
-            _INHERITED.append(_OPEN.pop(key))
+            _OPEN.pop(key).catalogue.abandon()
             found = None
         if found is not None and found.read_only and not read_only:
             raise InUse(f"{path} is already open read-only in this process: close that store first")
@@ -83,9 +83,23 @@ def release(environment: Environment) -> None:
             environment.catalogue.close()
 
 
+def _before_fork() -> None:
+    """No transaction may run at a fork: the child's copy of one would undo the parent's."""
+    _LOCK.acquire()
+    for environment in _OPEN.values():
+        if environment.pid == os.getpid():
+            environment.catalogue.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for environment in _OPEN.values():
+        environment.catalogue.resume()
+    _LOCK.release()
+
+
 def _after_fork_in_child() -> None:
-    global _LOCK
-    _LOCK = threading.Lock()  # another thread of the parent may have held it
+    global _LOCK, _PIN_LOCK
+    _LOCK, _PIN_LOCK = threading.Lock(), threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

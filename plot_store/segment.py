@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import weakref
@@ -17,6 +16,7 @@ from kernels.layout import Bytes, Keys, row_keys
 from plot_store import format as fmt
 from plot_store.errors import Damaged
 from plot_store.files import guarded, write_temporary
+from plot_store.mapping import map_read_only
 from plot_store.nouns import Schema, SegmentInfo
 
 
@@ -140,11 +140,9 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
                     f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: "
                     "restore it with an import of an export, or build the version again"
                 )
-            mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            raw = map_read_only(fd, size)
         finally:
             os.close(fd)
-        mapped.madvise(mmap.MADV_RANDOM)  # rows are read one by one; read-ahead would evict others
-    raw = np.frombuffer(mapped, np.uint8)
     layout = fmt.parse(raw[: fmt.HEADER_BYTES].tobytes(), info.name)
     told = (info.kind, info.order, info.count, info.bytes, schema.dim, schema.vocab, schema.code)
     found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.dim, layout.vocab, layout.dtype)

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from hmi.api.app import create_app
-from hmi.api.server import serve
+from typing import TYPE_CHECKING
+
+from hmi.config import Settings
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 __all__ = ["create_app", "serve"]
+
+# Imported when called: the command line uses small parts of this package and must start quickly.
+
+
+def create_app(settings: Settings) -> web.Application:
+    """The whole server as an aiohttp application; see `hmi.api.app.create_app`."""
+    from hmi.api.app import create_app as create
+
+    return create(settings)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C; see `hmi.api.server.serve`."""
+    from hmi.api.server import serve as run
+
+    run(settings)

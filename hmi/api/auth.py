@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ class KeyRing(Protocol):
     """The registry, as far as keys go. Reads of a memory map: microseconds, so they run on the loop."""
 
     def find_key(self, sha256: str) -> KeyRecord | None: ...
-    def keys(self, tenant: str | None) -> Iterable[KeyRecord]: ...
+    def keys(self, tenant: str | None) -> list[KeyRecord]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Auth:
         if kind.lower() != "bearer" or not key.strip():
             raise Unauthorised("the Authorization header is not of the form 'Bearer KEY'")
         caller = self._bearer(key.strip())
-        if scope is not None and scope not in caller.scopes and "admin" not in caller.scopes:
+        if scope is not None and scope not in caller.scopes:
             raise Forbidden(f"this key may not do that: it needs the scope {scope!r}", scope=scope)
         return caller
 
@@ -87,8 +86,7 @@ class Auth:
         record = self.keys.find_key(sha256)
         if record is None or not hmac.compare_digest(record.sha256, sha256):
             raise Unauthorised("this key is unknown: check it, or have a new one issued")
-        scopes: frozenset[Scope] = frozenset(record.scopes)
-        return Caller(record.tenant, scopes if record.tenant is not None else _widened(scopes), record.key_id)
+        return Caller(record.tenant, _effective(record), record.key_id)
 
     def _without_key(self, request: web.BaseRequest) -> Caller:
         if not self.open():
@@ -98,7 +96,8 @@ class Auth:
 
 
 def has_admin_key(keys: KeyRing) -> bool:
-    return any("admin" in key.scopes and key.tenant is None for key in keys.keys(None))
+    """Whether an administrator's key exists; those of None are the administrator's."""
+    return any("admin" in key.scopes for key in keys.keys(None))
 
 
 def is_loopback(host: str) -> bool:
@@ -111,9 +110,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_binding(host: str, any_admin_key: Callable[[], bool]) -> None:
+def check_binding(host: str, keys: KeyRing) -> None:
     """Refuse to listen beyond loopback while nobody could be told from anybody."""
-    if not is_loopback(host) and not any_admin_key():
+    if not is_loopback(host) and not has_admin_key(keys):
         raise InvalidInput(
             f"without an administrator's key the server listens on loopback only, not on {host}: "
             "make one with 'hmi key create --admin', or leave --host out",
@@ -121,7 +120,11 @@ def check_binding(host: str, any_admin_key: Callable[[], bool]) -> None:
         )
 
 
-def _widened(scopes: frozenset[Scope]) -> frozenset[Scope]:
+def _effective(record: KeyRecord) -> frozenset[Scope]:
+    """`admin` includes the others, and means nothing on a tenant's key."""
+    scopes: frozenset[Scope] = frozenset(record.scopes)
+    if record.tenant is not None:
+        return scopes - {"admin"}
     return ALL if "admin" in scopes else scopes
 
 

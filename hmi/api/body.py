@@ -41,7 +41,7 @@ class Received:
 def parse(model: Any, data: bytes) -> Any:
     """JSON bytes → the model; raises Malformed or InvalidInput naming each field."""
     try:
-        return _adapter(model).validate_json(data)
+        return _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
         raise from_validation(error) from error
 
@@ -70,11 +70,11 @@ async def receive(route: Route, request: web.Request, services: Services) -> Rec
     return Received(body, files, form, _digest(data))
 
 
-def parse_query(route: Route, request: web.Request) -> Any:
+def parse_query(route: Route, query: Mapping[str, str]) -> Any:
     if route.query is None:
         return None
     try:
-        return route.query.model_validate(dict(request.query))
+        return route.query.model_validate(dict(query))
     except ValidationError as error:
         raise from_validation(error) from error
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 
 from hmi.api.auth import NOBODY
 from hmi.api.body import parse_query, receive
-from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
-from hmi.api.idempotency import REPLAYED, alone, once_of, repeat
+from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
+from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services
 from hmi.errors import HmiError, NotFound
@@ -91,20 +91,18 @@ async def _counted(route: Route, request: web.Request, services: Services) -> we
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
-    call = Call(services, request, caller, arrived)
-    call.query = parse_query(route, request)
+    call = Call(services, caller, request.match_info, arrived, request)
+    call.query = parse_query(route, request.query)
     received = await receive(route, request, services)
     try:
         call.body, call.files = received.body, received.files
-        once = once_of(route, call, received.digest)
+        once = once_of(route, request, caller, received.digest)
         if once is None:
             return _response(route, *_rendered(await route.handler(call)))
         async with alone(once, services):
             kept = await once.kept(services)
             if kept is not None:
-                response = _response(route, *_rendered_again(await repeat(route, call, kept)))
-                response.headers[REPLAYED] = "true"
-                return response
+                return await _repeated(route, call, once, kept)
             reply, body = _rendered(await route.handler(call))
             assert isinstance(reply, Reply)
             await once.keep(services, reply, body)
@@ -117,9 +115,17 @@ def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.StreamResp
     return reply, _plain(reply.body) if isinstance(reply, Reply) else None
 
 
-def _rendered_again(answer: tuple[Reply, Any]) -> tuple[Reply, Any]:
-    reply, body = answer
-    return reply, body if reply.body is None else _plain(reply.body)
+async def _repeated(route: Route, call: Call, once: Once, kept: dict[str, Any]) -> web.StreamResponse:
+    """The first request's answer, or one made anew where the first could not be stored."""
+    reply, body = Reply(None, kept["location"]), kept["body"]
+    if kept["keep"] is not None:
+        assert route.again is not None
+        reply = await route.again(call, kept["keep"])
+        body = _plain(reply.body)
+        await once.keep(call.services, reply, body)
+    response = _response(route, reply, body)
+    response.headers[REPLAYED] = "true"
+    return response
 
 
 def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) -> web.StreamResponse:

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
+from hmi.stores.plots import as_hmi
+from plot_store import PlotStoreError
 
 STATUS: dict[str, int] = {
     "malformed": 400,
@@ -19,6 +21,7 @@ STATUS: dict[str, int] = {
     "method_not_allowed": 405,
     "conflict": 409,
     "cancelled": 409,
+    "collected": 410,
     "too_large": 413,
     "unsupported_media_type": 415,
     "invalid_input": 422,
@@ -37,6 +40,10 @@ INTERNAL = "something went wrong inside the server: quote the request_id when yo
 
 class Malformed(HmiError):
     kind = "malformed"
+
+
+class Collected(HmiError):
+    kind = "collected"
 
 
 class MethodNotAllowed(HmiError):
@@ -79,6 +86,8 @@ def known(error: Exception) -> HmiError | None:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull("no room left on the server's disk: free some space and try again")
+    if isinstance(error, PlotStoreError):
+        return _from_store(error)
     return None
 
 
@@ -108,6 +117,13 @@ def from_validation(error: ValidationError) -> HmiError:
 def over(field: str, limit: int, unit: str, cure: str) -> TooLarge:
     """A 413 that names the field, the limit and what to do."""
     return TooLarge(f"{field} is over the limit of {limit} {unit}: {cure}", field=field, limit=limit)
+
+
+def _from_store(error: PlotStoreError) -> HmiError | None:
+    if error.kind == "collected":
+        return Collected(str(error))
+    ours = as_hmi(error)
+    return ours if ours.kind != "internal" else None
 
 
 def _merged(problems: list[ErrorDetails]) -> dict[str, str]:

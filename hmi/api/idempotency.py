@@ -10,26 +10,30 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hmi.api.route import Call, Reply, Route
+from aiohttp import web
+
+from hmi.api.auth import Caller
+from hmi.api.route import Reply, Route
 from hmi.api.services import KeyLock, Services
 from hmi.errors import InvalidInput
 
 HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+SCOPE = "http"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 @dataclass(frozen=True)
 class Once:
-    """One Idempotency-Key on one route, by one caller."""
+    """One Idempotency-Key on one route, by one caller; `digest` is of the request's body."""
 
-    key: str
-    scope: str
+    name: str
     digest: str
 
     async def kept(self, services: Services) -> dict[str, Any] | None:
         """What the first request left. Raises InvalidInput where that was another request."""
         kept: dict[str, Any] | None = await asyncio.to_thread(
-            services.manager.registry.remember, self.key, self.scope
+            services.manager.registry.remember, self.name, SCOPE
         )
         if kept is not None and kept["digest"] != self.digest:
             raise InvalidInput(
@@ -44,27 +48,24 @@ class Once:
             "body": None if reply.keep is not None else body,
             "keep": reply.keep,
         }
-        await asyncio.to_thread(services.manager.registry.store, self.key, self.scope, kept)
+        await asyncio.to_thread(services.manager.registry.store, self.name, SCOPE, kept)
 
 
-def once_of(route: Route, call: Call, digest: str) -> Once | None:
+def once_of(route: Route, request: web.Request, caller: Caller, digest: str) -> Once | None:
     """The key of a request, None where it has none. Raises InvalidInput for an unusable one."""
-    header = call.request.headers.get(HEADER)
+    header = request.headers.get(HEADER)
     if header is None or not route.creates:
         return None
     if not _KEY.fullmatch(header):
         raise InvalidInput(f"{HEADER} must be 1 to 255 visible ASCII characters", field=HEADER)
-    where = f"{call.caller.key_id}:{call.caller.tenant}:{route.method}:{call.request.path}"
-    return Once(
-        hashlib.sha256(header.encode()).hexdigest(), hashlib.sha256(where.encode()).hexdigest(), digest
-    )
+    where = f"{caller.key_id}:{caller.tenant}:{route.method}:{request.path}"
+    return Once(hashlib.sha256(f"{where} {header}".encode()).hexdigest(), digest)
 
 
 @asynccontextmanager
 async def alone(once: Once, services: Services) -> AsyncIterator[None]:
     """Hold the key, so that of two equal requests at once the second waits for the first."""
-    name = once.key + once.scope
-    held = services.same_key.setdefault(name, KeyLock())
+    held = services.same_key.setdefault(once.name, KeyLock())
     held.users += 1
     try:
         async with held.lock:
@@ -72,15 +73,4 @@ async def alone(once: Once, services: Services) -> AsyncIterator[None]:
     finally:
         held.users -= 1
         if held.users == 0:
-            del services.same_key[name]
-
-
-async def repeat(route: Route, call: Call, kept: dict[str, Any]) -> tuple[Reply, Any]:
-    """The answer to a repetition: as it was, or made again where it must not be stored."""
-    if route.again is not None and kept["keep"] is not None:
-        reply = await route.again(call, kept["keep"])
-        return reply, None
-    return Reply(None, kept["location"]), kept["body"]
-
-
-REPLAYED = "Idempotency-Replayed"
+            del services.same_key[once.name]

@@ -38,9 +38,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 def error_kinds(route: Route) -> set[str]:
     """The errors that `route` may answer with: those of its shape and those of its own."""
-    kinds = {"internal", "unavailable", *route.kinds}
-    if route.draining:
-        kinds.discard("unavailable")
+    kinds = {"internal", *route.kinds}
+    if not route.draining:
+        kinds.add("unavailable")
     if route.scope is not None:
         kinds |= {"unauthorised", "forbidden"}
     if route.parameters:
@@ -109,7 +109,7 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
         content["multipart/form-data"] = {
             "schema": {
                 "type": "object",
-                "properties": {"spec": json_schema, **{name: binary for name in route.files}},
+                "properties": {"spec": json_schema, **dict.fromkeys(route.files, binary)},
                 "required": ["spec", *(name for name, required in route.files.items() if required)],
                 "additionalProperties": False,
             },

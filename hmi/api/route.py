@@ -21,38 +21,43 @@ _ID = r"[A-Za-z0-9_-]{1,64}"
 
 @dataclass
 class Call:
-    """One request, checked: what a handler gets. `body` and `query` are instances of the route's models."""
+    """One request, checked: what a handler gets. `body` and `query` are instances of the route's models.
+
+    The command line makes the same calls without HTTP (`hmi.api.local`): then there is no `request`.
+    """
 
     services: Services
-    request: web.Request
     caller: Caller
+    path: Mapping[str, str]
+    """Parameters in the path."""
     arrived: float
     """Monotonic seconds."""
+    request: web.Request | None = None
     body: Any = None
     query: Any = None
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def model(self) -> ModelId:
         """The model in the path; raises NotFound where the caller does not reach its tenant."""
-        model = ModelId.parse(self.request.match_info["model"])
+        model = ModelId.parse(self.path["model"])
         self.caller.must_reach(model.tenant, f"model {str(model)!r}")
         return model
 
     def tenant(self) -> str:
         """The tenant in the path; raises NotFound where the caller does not reach it."""
-        tenant = check_name(self.request.match_info["tenant"], "tenant")
+        tenant = check_name(self.path["tenant"], "tenant")
         self.caller.must_reach(tenant, f"tenant {tenant!r}")
         return tenant
 
     def domain(self) -> DomainId:
-        return DomainId.parse(self.request.match_info["domain"])
+        return DomainId.parse(self.path["domain"])
 
     def root(self) -> str:
-        return check_name(self.request.match_info["root"], "root")
+        return check_name(self.path["root"], "root")
 
     def opaque(self, name: str) -> str:
         """The id of a job or key in the path; raises NotFound for one that no job or key can have."""
-        value = self.request.match_info[name]
+        value = self.path[name]
         if not re.fullmatch(_ID, value):
             raise NotFound(f"there is no {name} {value[:80]!r}: check the id")
         return value

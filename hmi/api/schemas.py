@@ -64,11 +64,6 @@ class JobAccepted(Answer):
     job: str
 
 
-class JobError(Answer):
-    kind: str
-    message: str
-
-
 class JobView(Answer):
     """A long operation and where it stands."""
 
@@ -84,7 +79,7 @@ class JobView(Answer):
     cancel_requested: bool
     progress: Progress
     result: dict[str, Any] | None
-    error: dict[str, Any] | None
+    error: dict[str, Any] | None = Field(description="`kind`, `message` and more, where it failed.")
 
 
 class JobList(Answer):

@@ -56,7 +56,7 @@ class Parameters(Request):
         default=None, gt=0, le=3_600_000, description="Answer within this time or 504; the work is dropped."
     )
     exact: bool = Field(default=False, description="The reference: lower layers computed in full, no PLOT.")
-    return_: list[Literal["scores", "embedding", "provenance"]] = Field(
+    return_: list[Literal["scores", "provenance"]] = Field(
         default_factory=list, alias="return", description="What to return besides label and score."
     )
 
@@ -83,7 +83,6 @@ class Output(Answer):
     scores: dict[str, float] | None = None
     tags: list[str] | None = None
     tag_scores: list[float] | None = None
-    embedding: list[float] | None = None
     truncated: bool = Field(default=False, description="The input was longer than the model reads.")
 
 

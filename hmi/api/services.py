@@ -12,6 +12,7 @@ from aiohttp import web
 from hmi.api.auth import Auth
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
+from hmi.core import now
 from hmi.engine import InferRequest, InferResult
 from hmi.errors import Unavailable
 from hmi.manager import Manager
@@ -24,7 +25,7 @@ class Inference(Protocol):
     """The engine as the edge sees it."""
 
     async def start(self) -> None: ...
-    async def stop(self, drain: bool) -> None: ...
+    async def stop(self, *, drain: bool = True) -> None: ...
     async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]: ...
     def ready(self) -> bool: ...
 
@@ -48,6 +49,7 @@ class Services:
     auth: Auth
     uploads: Uploads
     phase: Phase = "starting"
+    started: str = field(default_factory=now)
     in_flight: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)

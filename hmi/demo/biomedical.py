@@ -23,7 +23,7 @@ _DESIGNS = {
 }
 # Headings that more records than this carry (Humans, Female …): sharing one does not make two records alike.
 _COMMON_SHARE = 0.03
-_ABSTRACT_WORDS = 60
+_ABSTRACT_WORDS = 40
 _SENTENCE_WORDS = range(6, 46)
 
 Candidates = dict[str, list[Row]]

@@ -19,7 +19,7 @@ SPLITS = ("train", "dev", "test")
 class Amounts:
     """How much text the demo takes. Rows are per tenant, bytes per corpus."""
 
-    train: int = 500
+    train: int = 400
     dev: int = 100
     test: int = 200
     root_bytes: int = 1_500_000

@@ -91,9 +91,11 @@ def _lines(path: Path) -> Iterator[Row]:
 
 def _tenant(home: Path, branches: Mapping[str, Path]) -> TenantFolder:
     try:
-        about: dict[str, Any] = json.loads((home / "model.json").read_text(encoding="utf-8"))
+        about: Any = json.loads((home / "model.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{home / 'model.json'} is not JSON ({error})", field="text") from error
+    if not isinstance(about, dict):
+        raise InvalidInput(f"{home / 'model.json'} is not a JSON object: see docs/development.md", field="text")
     domain, task = about.get("domain", ROOT), about.get("task")
     if domain != ROOT and domain not in branches:
         raise InvalidInput(f"{home.name} wants the domain {domain!r}: add {domain}.txt or say {ROOT!r}", field="text")

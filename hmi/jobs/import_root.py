@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hmi.jobs.context import JobContext
 from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import InvalidInput
 from hmi.jobs.build_plot import choose_ngrams, tokenised
+from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import Keys, NgramCounts, count_ngrams
 from hmi.jobs.options import ImportRootOptions

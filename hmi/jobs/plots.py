@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
-from hmi.jobs.context import JobContext
 from numpy.typing import NDArray
 
+from hmi.jobs.context import JobContext
 from hmi.jobs.ngrams import Keys, unpack
 from hmi.model.lower import LocalLower
 from plot_store import Reader, Schema, VersionInfo, Writer
 
 BATCH = 1024
-STORAGE = "int8"
+STORAGE: Final = "int8"
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,14 +44,14 @@ def write_version(
         done = 0
         for order, wanted in sorted(keys.items()):
             done = _write_order(ctx, writer, lower, order, wanted, done, total)
-        return writer.publish(meta={**meta, "job": ctx.job.job})
+        return writer.publish(meta=meta)
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     """The version that this very job has published already, before it was killed; None if it has not."""
     if ref not in ctx.plots.refs():
         return None
-    return next((v for v in ctx.plots.history(ref) if v.meta.get("job") == ctx.job.job), None)
+    return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 
 
 def _write_order(

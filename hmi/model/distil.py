@@ -263,6 +263,7 @@ def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
 def _parts(lower: LocalLower, batch: Batch) -> Tensor:
     """The hidden rows that overlap at each token, unfolded: (left, centre, right) side by side [B, T, 3·dim]."""
     h = lower.hidden(windows_of(batch.ids).reshape(-1, ROLES)).view(*batch.ids.shape, ROLES, -1)
+    h = h * batch.mask[..., None, None]
     left, right = F.pad(h[:, 1:, 0], (0, 0, 0, 1)), F.pad(h[:, :-1, 2], (0, 0, 1, 0))
     return torch.cat([left, h[:, :, 1], right], dim=-1)
 

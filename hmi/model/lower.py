@@ -88,7 +88,8 @@ class LocalLower(nn.Module):
         obvious form of back-off, and what training sees when neighbours are dropped.
         """
         rows = self._rows(windows_of(ids).reshape(-1, ROLES), cover).view(*ids.shape, ROLES, -1)
-        return aggregate(rows)
+        # A window centred on padding holds the text's last token as its left neighbour: it is no trigram of it.
+        return aggregate(rows * (ids > 0)[..., None, None])
 
     def _rows(self, win: Tensor, cover: Cover | None) -> Tensor:
         if cover is None:

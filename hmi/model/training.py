@@ -71,7 +71,7 @@ class Trainer:
             {"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)},
         ]
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda s: _linear(s, self.total))
+        self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
 
     def epochs(self, report: Callable[[int, int, float], None], start: int = 0) -> Iterator[int]:
         """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each step."""
@@ -81,7 +81,7 @@ class Trainer:
             rng = random.Random(self.plan.seed * 1009 + epoch)
             done = epoch * -(-len(self.train) // self.plan.batch)
             for i, rows in enumerate(length_grouped(self.train.lengths, self.plan.batch, rng)):
-                report(done + i + 1, self.total, self._step(rows))
+                report(done + i + 1, self.total, self._step(rows, done + i))
             yield epoch + 1
 
     @torch.inference_mode()
@@ -109,24 +109,23 @@ class Trainer:
         states = self.optimiser.state_dict()["state"]
         return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()}
 
-    def load_optimiser(self, state: dict[str, Tensor], epoch: int) -> None:
+    def load_optimiser(self, state: dict[str, Tensor]) -> None:
         current = self.optimiser.state_dict()
         for key, value in state.items():
             if key.startswith("optimiser."):
                 _, index, name = key.split(".", 2)
                 current["state"].setdefault(int(index), {})[name] = value
         self.optimiser.load_state_dict(current)
-        for _ in range(epoch * -(-len(self.train) // self.plan.batch)):
-            self.schedule.step()
 
-    def _step(self, rows: list[int]) -> float:
+    def _step(self, rows: list[int], step: int) -> float:
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * _linear(step, self.total)
         logits, _ = self._forward(self.train, rows, self.plan.dropout)
         loss = F.cross_entropy(logits.flatten(0, -2), self._targets(rows, logits), ignore_index=IGNORE)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([p for g in self.optimiser.param_groups for p in g["params"]], 1.0)
         self.optimiser.step()
-        self.schedule.step()
         return loss.item()
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:

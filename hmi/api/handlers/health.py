@@ -1,0 +1,29 @@
+"""What operators ask: alive, ready, figures, and the contract itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from hmi.api.route import Call, Reply
+from hmi.api.schemas import Health
+from hmi.errors import Unavailable
+
+
+async def healthz(call: Call) -> Reply:
+    """The process answers."""
+    return Reply(Health(status="alive"))
+
+
+async def readyz(call: Call) -> Reply:
+    """Inference is served; 503 while the server starts or drains."""
+    services = call.services
+    if services.phase != "serving" or not services.engine.ready():
+        raise Unavailable(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
+    return Reply(Health(status="ready"))
+
+
+async def metrics(call: Call) -> web.StreamResponse:
+    text = await asyncio.to_thread(call.services.metrics.render)
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

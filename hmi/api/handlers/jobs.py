@@ -1,0 +1,93 @@
+"""Jobs: list, show, follow, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from hmi.api.route import Call, Reply
+from hmi.api.schemas import JobList, JobQuery, JobView
+from hmi.api.services import Services
+from hmi.api.views import job_view
+from hmi.core import ENDED, JobRecord
+
+POLL_S = 0.3
+HEARTBEAT_S = 15.0
+
+
+async def list_jobs(call: Call) -> Reply:
+    """Newest first."""
+    query: JobQuery = call.query
+    tenant = call.caller.only(query.tenant)
+    return Reply(await asyncio.to_thread(_page, call.services, query, tenant))
+
+
+async def show_job(call: Call) -> Reply:
+    return Reply(await asyncio.to_thread(_view, call))
+
+
+async def cancel_job(call: Call) -> Reply:
+    """Ask a job to stop; one that has ended stays as it is (409)."""
+
+    def cancel() -> JobView:
+        record = _own(call)
+        call.services.manager.cancel_job(record.job)
+        return _view(call)
+
+    return Reply(await asyncio.to_thread(cancel))
+
+
+async def job_events(call: Call) -> web.StreamResponse:
+    """Server-sent events: `progress` at each change and `end` once; a comment keeps the line open."""
+    assert call.request is not None
+    view = await asyncio.to_thread(_view, call)
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+    await response.prepare(call.request)
+    sent, quiet = "", 0.0
+    while call.services.phase != "draining":
+        text = view.model_dump_json()
+        if text != sent:
+            event = "end" if view.state in ENDED else "progress"
+            await response.write(f"event: {event}\ndata: {text}\n\n".encode())
+            sent, quiet = text, 0.0
+        elif quiet >= HEARTBEAT_S:
+            await response.write(b": still here\n\n")
+            quiet = 0.0
+        if view.state in ENDED:
+            break
+        await asyncio.sleep(POLL_S)
+        quiet += POLL_S
+        view = await asyncio.to_thread(_view, call)
+    await response.write_eof()
+    return response
+
+
+def _own(call: Call) -> JobRecord:
+    job = call.opaque("job")
+    record = call.services.manager.job(job)
+    call.caller.must_reach(record.tenant, f"job {job!r}")
+    return record
+
+
+def _view(call: Call) -> JobView:
+    record = _own(call)
+    return job_view(record, call.services.manager.job_progress(record.job))
+
+
+def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
+    manager = services.manager
+    found = [
+        job
+        for job in manager.jobs(tenant=tenant, state=query.state)
+        if query.kind in (None, job.kind)
+    ]
+    found.sort(key=lambda job: (job.created, job.job), reverse=True)
+    if query.after is not None:
+        places = [i for i, job in enumerate(found) if job.job == query.after]
+        found = found[places[0] + 1 :] if places else []
+    page, rest = found[: query.limit], found[query.limit :]
+    views = [job_view(job, manager.job_progress(job.job)) for job in page]
+    return JobList(jobs=views, next=page[-1].job if rest else None)

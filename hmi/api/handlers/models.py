@@ -1,0 +1,79 @@
+"""Tenants' models: create, list, show, update, roll back, delete."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hmi.api.route import Call, Reply
+from hmi.api.schemas import JobAccepted, NoBody
+from hmi.api.schemas_manage import CreateModel, ModelList, ModelQuery, ModelView, RollbackModel, UpdateModel
+from hmi.api.views import model_view
+from hmi.core import DomainId, JobRecord, ModelId
+
+
+async def create_model(call: Call) -> Reply:
+    body: CreateModel = call.body
+    model = ModelId.parse(body.model)
+    call.caller.must_reach(model.tenant, f"tenant {model.tenant!r}")
+    job = await asyncio.to_thread(
+        call.services.manager.create_model,
+        body.model,
+        domain=str(DomainId.parse(body.domain)),
+        task=body.task,
+        data=call.files["data"],
+        dev=call.files.get("dev"),
+        options=body.options.model_dump(mode="json"),
+    )
+    return accepted(job)
+
+
+async def list_models(call: Call) -> Reply:
+    query: ModelQuery = call.query
+    return Reply(await asyncio.to_thread(_page, call, query, call.caller.only(query.tenant)))
+
+
+async def show_model(call: Call) -> Reply:
+    return Reply(await asyncio.to_thread(_view, call))
+
+
+async def update_model(call: Call) -> Reply:
+    body: UpdateModel = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.update_model,
+        str(call.model()),
+        data=call.files["data"],
+        dev=call.files.get("dev"),
+        options=body.options.model_dump(mode="json"),
+    )
+    return accepted(job)
+
+
+async def rollback_model(call: Call) -> Reply:
+    body: RollbackModel = call.body
+    await asyncio.to_thread(call.services.manager.rollback_model, str(call.model()), body.version)
+    return Reply(await asyncio.to_thread(_view, call))
+
+
+async def delete_model(call: Call) -> Reply:
+    await asyncio.to_thread(call.services.manager.delete_model, str(call.model()))
+    return Reply(NoBody())
+
+
+def accepted(job: JobRecord) -> Reply:
+    return Reply(JobAccepted(job=job.job), location=f"/manage/jobs/{job.job}")
+
+
+def _view(call: Call) -> ModelView:
+    return model_view(call.services.manager.model(str(call.model())))
+
+
+def _page(call: Call, query: ModelQuery, tenant: str | None) -> ModelList:
+    domain = None if query.domain is None else str(DomainId.parse(query.domain))
+    page: list[ModelView] = []
+    for record in call.services.manager.models(tenant=tenant, after=query.after):
+        view = model_view(record)
+        if domain in (None, view.domain) and query.task in (None, view.task):
+            if len(page) == query.limit:
+                return ModelList(models=page, next=page[-1].model)
+            page.append(view)
+    return ModelList(models=page, next=None)

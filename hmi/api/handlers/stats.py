@@ -1,0 +1,13 @@
+"""Resources by tier."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hmi.api.route import Call, Reply
+from hmi.api.views import stats_view
+
+
+async def stats(call: Call) -> Reply:
+    found = await asyncio.to_thread(call.services.manager.stats)
+    return Reply(stats_view(found, call.services.metrics.pool))

@@ -1,0 +1,147 @@
+"""Tenants, their keys and what they used."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hmi.api.route import Call, Reply
+from hmi.api.schemas import NoBody
+from hmi.api.schemas_manage import (
+    CreateKey,
+    CreateTenant,
+    KeyCreated,
+    KeyList,
+    TenantCreated,
+    TenantDeleted,
+    TenantList,
+    UsageView,
+)
+from hmi.api.views import key_view, tenant_view
+from hmi.core import KeyRecord, Scope
+from hmi.errors import Forbidden, NotFound
+
+DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
+
+
+async def create_tenant(call: Call) -> Reply:
+    """Create a tenant and its first key."""
+    body: CreateTenant = call.body
+    manager = call.services.manager
+
+    def create() -> Reply:
+        record, key = manager.create_tenant(body.tenant)
+        (stored,) = manager.registry.keys(record.tenant)
+        return _created(record.tenant, stored.key_id, key)
+
+    return await asyncio.to_thread(create)
+
+
+async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
+    """Only the hash of the first answer's key is stored: give a new one for it, and revoke the first."""
+    stored, key = await asyncio.to_thread(_replace_key, call, kept)
+    return _created(kept["tenant"], stored.key_id, key)
+
+
+async def list_tenants(call: Call) -> Reply:
+    tenants = await asyncio.to_thread(call.services.manager.registry.tenants)
+    return Reply(TenantList(tenants=[tenant_view(t) for t in tenants if call.caller.reaches(t.tenant)]))
+
+
+async def delete_tenant(call: Call) -> Reply:
+    tenant = call.tenant()
+    removed = await asyncio.to_thread(call.services.manager.delete_tenant, tenant)
+    call.services.metrics.usage.forget(tenant)
+    return Reply(TenantDeleted(tenant=tenant, removed=removed))
+
+
+async def create_key(call: Call) -> Reply:
+    """Issue a key. A tenant's own key may issue keys that may do no more than itself."""
+    body: CreateKey = call.body
+    tenant, scopes = call.tenant(), tuple(dict.fromkeys(body.scopes))
+    _check_scopes(call, scopes)
+
+    def create() -> Reply:
+        call.services.manager.registry.tenant(tenant)
+        stored, key = call.services.manager.create_key(tenant, scopes)
+        return _key_created(stored, key)
+
+    return await asyncio.to_thread(create)
+
+
+async def create_key_again(call: Call, kept: dict[str, Any]) -> Reply:
+    return _key_created(*await asyncio.to_thread(_replace_key, call, kept))
+
+
+async def list_keys(call: Call) -> Reply:
+    tenant = call.tenant()
+
+    def keys() -> list[KeyRecord]:
+        call.services.manager.registry.tenant(tenant)
+        return list(call.services.manager.registry.keys(tenant))
+
+    return Reply(KeyList(keys=[key_view(k) for k in await asyncio.to_thread(keys)]))
+
+
+async def revoke_key(call: Call) -> Reply:
+    tenant, key_id = call.tenant(), call.opaque("key")
+
+    def revoke() -> None:
+        if key_id not in {k.key_id for k in call.services.manager.registry.keys(tenant)}:
+            raise NotFound(f"tenant {tenant!r} has no key {key_id!r}: see the list of its keys")
+        call.services.manager.revoke_key(key_id)
+
+    await asyncio.to_thread(revoke)
+    return Reply(NoBody())
+
+
+async def usage(call: Call) -> Reply:
+    """What a tenant used since this server started, and what it keeps."""
+    tenant = call.tenant()
+
+    def stored() -> tuple[int, int]:
+        manager = call.services.manager
+        manager.registry.tenant(tenant)
+        models = list(manager.models(tenant=tenant))
+        return len(models), sum(v.bytes for m in models for v in m.versions)
+
+    count, size = await asyncio.to_thread(stored)
+    use = call.services.metrics.usage.of(tenant)
+    view = UsageView(
+        tenant=tenant,
+        since=call.services.started,
+        requests=use.requests,
+        inputs=use.inputs,
+        tokens=use.tokens,
+        compute_ms=round(use.compute_ms, 3),
+        models=count,
+        model_bytes=size,
+    )
+    return Reply(view)
+
+
+def _check_scopes(call: Call, scopes: tuple[Scope, ...]) -> None:
+    if "admin" in scopes:
+        raise Forbidden("a tenant's key cannot have the scope 'admin': see 'hmi key create --admin'")
+    beyond = [s for s in scopes if s not in call.caller.scopes]
+    if beyond:
+        raise Forbidden(f"this key may not issue keys with a scope it has not: {', '.join(beyond)}")
+
+
+def _replace_key(call: Call, kept: dict[str, Any]) -> tuple[KeyRecord, str]:
+    manager = call.services.manager
+    manager.registry.tenant(kept["tenant"])
+    if kept["key_id"] in {k.key_id for k in manager.registry.keys(kept["tenant"])}:
+        manager.revoke_key(kept["key_id"])
+    stored, key = manager.create_key(kept["tenant"], tuple(kept["scopes"]))
+    return stored, key
+
+
+def _created(tenant: str, key_id: str, key: str) -> Reply:
+    body = TenantCreated(tenant=tenant, key_id=key_id, key=key)
+    return Reply(body, keep={"tenant": tenant, "key_id": key_id, "scopes": DEFAULT_SCOPES})
+
+
+def _key_created(stored: KeyRecord, key: str) -> Reply:
+    keep = {"tenant": stored.tenant, "key_id": stored.key_id, "scopes": list(stored.scopes)}
+    return Reply(KeyCreated(**key_view(stored).model_dump(), key=key), keep=keep)

@@ -1,0 +1,114 @@
+"""The calls of the route table without HTTP: what the command line runs on a data folder, as administrator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from hmi.api.app import build_services
+from hmi.api.auth import ADMINISTRATOR
+from hmi.api.body import parse, parse_query
+from hmi.api.expand import expand_into
+from hmi.api.route import Call, Reply, Route
+from hmi.api.routes import ROUTES
+from hmi.api.uploads import Form
+from hmi.config import Settings
+from hmi.core import Progress
+from hmi.errors import InvalidInput
+
+
+class LocalCalls:
+    """A data folder opened in this process. Close it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.services = build_services(settings)
+
+    def close(self) -> None:
+        self.services.manager.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        files: Mapping[str, Path] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The JSON answer of a call; raises HmiError. `files` stay where they are: they are copied."""
+        route, parameters = _match(method, path)
+        call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
+        call.query = parse_query(route, query or {})
+        if route.body is not None:
+            call.body = parse(route.body, json.dumps({} if body is None else body).encode())
+        form = Form(self.services.uploads.new_folder()) if files else None
+        try:
+            if form is not None:
+                call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}
+            _check_files(route, call.files)
+            return asyncio.run(_run(route, call))
+        finally:
+            if form is not None:
+                form.discard()
+
+    def infer(self, path: str, body: Any) -> Any:
+        """As `request`, with an engine that runs for this one call."""
+        route, parameters = _match("POST", path)
+        call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
+        call.body = parse(route.body, json.dumps(body).encode())
+        return asyncio.run(_run_with_engine(route, call))
+
+    def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:
+        """Run a queued job to its end, in a process of its own that dies with this one."""
+        self.services.manager.runner.run_one(job, on_progress)
+
+    def _copy(self, name: str, file: Path, folder: Path) -> Path:
+        target = folder / name
+        try:
+            with file.open("rb") as source:
+                expand_into(source, target, name, self.services.settings.max_upload_bytes)
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            raise InvalidInput(f"{file} cannot be read: {error.strerror}", field=name) from error
+        return target
+
+
+def _match(method: str, path: str) -> tuple[Route, dict[str, str]]:
+    for route in ROUTES:
+        pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.path)
+        found = re.fullmatch(pattern, path)
+        if route.method == method and found:
+            return route, found.groupdict()
+    raise AssertionError(f"no route for {method} {path}")
+
+
+def _check_files(route: Route, files: Mapping[str, Path]) -> None:
+    for name, required in route.files.items():
+        if required and name not in files:
+            raise InvalidInput(f"{name} is missing: give a file", field=name)
+
+
+async def _run(route: Route, call: Call) -> Any:
+    reply = await route.handler(call)
+    assert isinstance(reply, Reply)
+    return _plain(reply.body)
+
+
+async def _run_with_engine(route: Route, call: Call) -> Any:
+    await call.services.engine.start()
+    try:
+        return await _run(route, call)
+    finally:
+        await call.services.engine.stop(drain=True)
+
+
+def _plain(body: Any) -> Any:
+    if isinstance(body, list):
+        return [_plain(item) for item in body]
+    assert isinstance(body, BaseModel)
+    return body.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,156 @@
+"""The table of routes: the only list of what this server answers, from which the OpenAPI document comes."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from hmi.api.handlers import domains, health, jobs, models, roots, stats, tenants
+from hmi.api.handlers import infer as inference
+from hmi.api.openapi import document
+from hmi.api.route import Call, Route
+from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
+from hmi.api.schemas_domain import DomainList, DomainView
+from hmi.api.schemas_infer import InferAnswer, InferBody, MixedAnswer, MixedBody
+from hmi.api.schemas_manage import (
+    CreateDomain,
+    CreateKey,
+    CreateModel,
+    CreateTenant,
+    ImportRoot,
+    KeyCreated,
+    KeyList,
+    ModelList,
+    ModelQuery,
+    ModelView,
+    RollbackDomain,
+    RollbackModel,
+    RootList,
+    TenantCreated,
+    TenantDeleted,
+    TenantList,
+    UpdateDomain,
+    UpdateModel,
+    UsageView,
+)
+from hmi.api.schemas_stats import StatsView
+
+DATA = {"data": True, "dev": False}
+CORPUS = {"corpus": True}
+TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
+DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
+INFER_KINDS = ("not_found", "collected", "deadline_exceeded", "damaged")
+
+
+async def openapi(call: Call) -> web.StreamResponse:
+    return web.json_response(document(ROUTES))
+
+
+ROOTS = (
+    Route("GET", "/manage/roots", roots.list_roots, "List the roots.", RootList, "manage"),
+    Route(
+        "POST", "/manage/roots", roots.import_root, "Import a root.", JobAccepted, "admin", 202,
+        body=ImportRoot, files={"text": False}, creates=True, kinds=("conflict", "unsupported_model"),
+    ),
+)  # fmt: skip
+
+DOMAINS = (
+    Route("GET", "/manage/domains", domains.list_domains, "List the version trees.", DomainList, "manage"),
+    Route(
+        "POST", "/manage/domains", domains.create_domain, "Create a branch from a parent and a corpus.",
+        JobAccepted, "admin", 202, body=CreateDomain, files=CORPUS, creates=True,
+        kinds=("conflict", "invalid_data"),
+    ),
+    Route("GET", DOMAIN, domains.show_domain, "A domain and its versions.", DomainView, "manage"),
+    Route(
+        "POST", f"{DOMAIN}/update", domains.update_domain, "Build a new version from more text.",
+        JobAccepted, "admin", 202, body=UpdateDomain, files=CORPUS, creates=True,
+        kinds=("conflict", "invalid_data"),
+    ),
+    Route(
+        "POST", f"{DOMAIN}/rollback", domains.rollback_domain, "Point the domain to an older version.",
+        DomainView, "admin", body=RollbackDomain, kinds=("conflict",),
+    ),
+    Route(
+        "DELETE", DOMAIN, domains.delete_domain, "Delete a domain that nothing depends on.",
+        NoBody, "admin", kinds=("conflict",),
+    ),
+)  # fmt: skip
+
+TENANTS = (
+    Route("GET", "/manage/tenants", tenants.list_tenants, "List the tenants.", TenantList, "manage"),
+    Route(
+        "POST", "/manage/tenants", tenants.create_tenant, "Create a tenant and its first key.",
+        TenantCreated, "admin", 201, body=CreateTenant, creates=True, again=tenants.create_tenant_again,
+        kinds=("conflict",),
+    ),
+    Route("DELETE", TENANT, tenants.delete_tenant, "Delete a tenant with all it owns.", TenantDeleted, "admin"),
+    Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
+    Route(
+        "POST", KEYS, tenants.create_key, "Issue a key.", KeyCreated, "manage", 201,
+        body=CreateKey, creates=True, again=tenants.create_key_again,
+    ),
+    Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
+    Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and keeps.", UsageView, "manage"),
+)  # fmt: skip
+
+MODELS = (
+    Route(
+        "GET", "/manage/models", models.list_models, "List models.", ModelList, "manage",
+        query=ModelQuery, kinds=("not_found",),
+    ),
+    Route(
+        "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
+        body=CreateModel, files=DATA, creates=True, kinds=("conflict", "invalid_data"),
+    ),
+    Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
+    Route(
+        "POST", f"{MODEL}/update", models.update_model, "Fine-tune a new version.", JobAccepted, "manage", 202,
+        body=UpdateModel, files=DATA, creates=True, kinds=("conflict", "invalid_data"),
+    ),
+    Route(
+        "POST", f"{MODEL}/rollback", models.rollback_model, "Let an older version answer.",
+        ModelView, "manage", body=RollbackModel, kinds=("conflict",),
+    ),
+    Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
+)  # fmt: skip
+
+JOBS = (
+    Route(
+        "GET", "/manage/jobs", jobs.list_jobs, "List jobs, newest first.", JobList, "manage",
+        query=JobQuery, kinds=("not_found",),
+    ),
+    Route("GET", JOB, jobs.show_job, "A job and its progress.", JobView, "manage"),
+    Route(
+        "GET", f"{JOB}/events", jobs.job_events, "Follow a job (server-sent events).", None, "manage",
+        media="text/event-stream", cancellable=True,
+    ),
+    Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
+    Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
+)  # fmt: skip
+
+INFER = (
+    Route(
+        "POST", "/infer/{model}", inference.infer, "Infer with one model.", InferAnswer, "infer",
+        body=InferBody, cancellable=True, kinds=INFER_KINDS,
+    ),
+    Route(
+        "POST", "/infer", inference.infer_mixed, "Infer with several models at once.", MixedAnswer, "infer",
+        body=MixedBody, cancellable=True, kinds=INFER_KINDS,
+    ),
+)  # fmt: skip
+
+OPERATION = (
+    Route("GET", "/healthz", health.healthz, "Alive.", Health, draining=True),
+    Route("GET", "/readyz", health.readyz, "Serving.", Health, draining=True, kinds=("unavailable",)),
+    Route("GET", "/metrics", health.metrics, "Prometheus metrics.", media="text/plain", draining=True),
+    Route("GET", "/openapi.json", openapi, "This document.", draining=True),
+)
+
+ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *INFER, *OPERATION)
+
+
+def openapi_text() -> str:
+    """The document as `docs/openapi.json` holds it."""
+    return json.dumps(document(ROUTES), indent=1, ensure_ascii=False) + "\n"

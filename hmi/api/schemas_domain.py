@@ -1,0 +1,37 @@
+"""Answers about domains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hmi.api.schemas import Answer
+
+
+class DomainVersionView(Answer):
+    """One published version of a domain's PLOT."""
+
+    version: str
+    created: str
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None
+    report: dict[str, Any] = Field(description="What the build counted.")
+
+
+class DomainView(Answer):
+    """A branch of a version tree. Sizes are the current version's own, without its ancestors'."""
+
+    domain: str
+    parent: str | None
+    current: str
+    entries: dict[str, int] = Field(description="Distinct n-grams by order: trigrams, bigrams, unigrams.")
+    bytes: int
+    alpha: float | None
+    models: int = Field(description="Models that answer from this domain.")
+    versions: list[DomainVersionView] = Field(description="Newest first.")
+
+
+class DomainList(Answer):
+    domains: list[DomainView]

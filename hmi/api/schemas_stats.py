@@ -1,0 +1,15 @@
+"""Answers about resources."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from hmi.api.schemas import Answer
+
+
+class StatsView(Answer):
+    """What is kept, by tier."""
+
+    counts: dict[str, int] = Field(description="Roots, domains, tenants, models, jobs by state, …")
+    disk_bytes: dict[str, int] = Field(description="By kind of artefact.")
+    memory_bytes: dict[str, int] = Field(description="Adapter pool and process.")

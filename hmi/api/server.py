@@ -1,0 +1,98 @@
+"""`serve`: from settings to a listening process, and down again on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from hmi.api.app import application, build_services, drain
+from hmi.api.auth import check_binding
+from hmi.api.presence import announced, owning
+from hmi.api.services import Services
+from hmi.config import Settings
+from hmi.errors import Conflict, InvalidInput
+
+log = logging.getLogger("hmi.api")
+LINGER_S = 0.5
+"""How long a draining server goes on answering 503, for clients that hold a connection."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C. Blocks.
+
+    Raises Conflict (port or data folder in use), InvalidInput (a host that needs a key), Damaged.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(owning(settings.data))
+        listener = stack.enter_context(_listen(settings.host, settings.port))
+        services = build_services(settings)
+        check_binding(settings.host, services.manager.registry)
+        url = url_of(settings.host, listener.getsockname()[1])
+        stack.enter_context(announced(settings.data, url))
+        asyncio.run(_serve(services, listener, url))
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _serve(services: Services, listener: socket.socket, url: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    # The work of a request whose client has gone is cancelled; dispatch shields what must be finished.
+    runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener, backlog=1024).start()
+        log.info("%s", greeting(services, url))
+        await stop.wait()
+        log.info("stopping: new requests get 503, accepted ones are answered")
+        await drain(services)
+        await asyncio.sleep(LINGER_S)
+    finally:
+        await runner.cleanup()
+
+
+def greeting(services: Services, url: str) -> str:
+    """What the operator must know at start: where, and who may do what."""
+    where = f"serving {services.settings.data} on {url}"
+    if services.auth.open():
+        return (
+            f"{where}, WITHOUT an administrator's key: loopback only, and every program on this machine "
+            "may do everything. 'hmi key create --admin' makes one"
+        )
+    return f"{where}; every request needs a key"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket; raises Conflict for a port in use and InvalidInput for an unusable host."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise InvalidInput(f"host {host!r} is unknown ({error}): give an address", field="host") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise _cannot_bind(error, host, port) from error
+    return listener
+
+
+def _cannot_bind(error: OSError, host: str, port: int) -> Exception:
+    if error.errno == errno.EADDRINUSE:
+        return Conflict(f"port {port} is in use: stop what listens there, or choose another with --port")
+    if error.errno == errno.EACCES:
+        return InvalidInput(f"port {port} needs a privilege: choose one above 1023 with --port", field="port")
+    return InvalidInput(f"cannot listen on {host} port {port} ({error.strerror})", field="host")

@@ -1,0 +1,80 @@
+"""From the registry's records to what a client or the command line sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hmi.api.schemas import JobView
+from hmi.api.schemas_domain import DomainView
+from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
+from hmi.api.schemas_stats import StatsView
+from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
+from hmi.metrics import PoolCounters
+from hmi.stores.job_table import target_of
+
+
+def job_view(job: JobRecord, progress: Progress) -> JobView:
+    return JobView(
+        job=job.job,
+        kind=job.kind,
+        state=job.state,
+        tenant=job.tenant,
+        target=target_of(job) or "",
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        attempts=job.attempts,
+        cancel_requested=job.cancel_requested,
+        progress=progress,
+        result=job.result,
+        error=job.error,
+    )
+
+
+def root_view(root: RootRecord) -> RootView:
+    return RootView(
+        root=root.name,
+        version=root.version,
+        created=root.created,
+        source=root.source,
+        dim=root.dim,
+        layers=root.layers,
+        split=root.split,
+        fidelity=root.fidelity,
+        bytes=root.bytes,
+    )
+
+
+def tenant_view(tenant: TenantRecord) -> TenantView:
+    return TenantView(tenant=tenant.tenant, created=tenant.created)
+
+
+def key_view(key: KeyRecord) -> KeyView:
+    return KeyView(key_id=key.key_id, tenant=key.tenant, scopes=list(key.scopes), created=key.created)
+
+
+def model_view(model: ModelRecord) -> ModelView:
+    live = model.live
+    return ModelView(
+        model=f"{model.tenant}.{model.name}",
+        current=model.current,
+        domain=live.domain,
+        task=live.task,
+        labels=list(live.labels),
+        metrics=live.metrics,
+        bytes=live.bytes,
+        versions=list(model.versions),
+    )
+
+
+def stats_view(found: Mapping[str, Any], pool: PoolCounters | None) -> StatsView:
+    return StatsView(
+        counts=dict(found["counts"]),
+        disk_bytes=dict(found["bytes"]),
+        memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes},
+    )
+
+
+def domain_view(found: Any) -> DomainView:
+    return DomainView.model_validate(found)

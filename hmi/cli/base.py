@@ -1,0 +1,80 @@
+"""What the commands have in common: options accepted anywhere, and loading each group when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from hmi.cli.session import Session
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            setattr(context.ensure_object(Session), name, value)
+
+    return callback
+
+
+def common_options() -> list[click.Option]:
+    """--data, --url and --key, which may stand before or after the command's name."""
+    return [
+        click.Option(
+            ["--data"],
+            type=click.Path(file_okay=False, path_type=Path),
+            expose_value=False,
+            callback=_set("data"),
+            help="The data folder (environment: HMI_DATA; default ./hmi-data).",
+        ),
+        click.Option(
+            ["--url"], expose_value=False, callback=_set("url"), envvar="HMI_URL", metavar="URL",
+            help="Talk to a running server instead (environment: HMI_URL).",
+        ),
+        click.Option(
+            ["--key"], expose_value=False, callback=_set("key"), envvar="HMI_KEY", metavar="KEY",
+            help="The key for --url (environment: HMI_KEY, which other users cannot see).",
+        ),
+    ]  # fmt: skip
+
+
+class Command(click.Command):
+    """A command that takes the common options, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += common_options()
+
+
+class Group(click.Group):
+    command_class = Command
+
+
+class LazyGroup(Group):
+    """Imports `hmi.cli.<module>` for a subcommand only when it is named, so that `hmi --help` is quick."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+        self.params += common_options()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self._lazy[cmd_name]
+        return cast(click.Command, getattr(importlib.import_module(f"hmi.cli.{module}"), attribute))
+
+
+def pass_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the command its Session as first argument."""
+    return click.make_pass_decorator(Session, ensure=True)(function)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+"""For what lists or shows."""

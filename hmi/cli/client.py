@@ -1,0 +1,141 @@
+"""A small client of the native calls, on urllib alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from hmi.errors import HmiError, InvalidInput, Unavailable
+
+CHUNK = 1 << 18
+RETRIED = (429, 503)
+
+
+class RemoteError(HmiError):
+    """What the server answered; `remote_kind` is the kind it gave."""
+
+    def __init__(self, message: str, *, remote_kind: str, status: int, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.remote_kind = remote_kind
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Client:
+    """Calls a server. `patience_s`: how long to go on trying while it is away, busy or restarting."""
+
+    url: str
+    key: str | None = None
+    timeout_s: float = 60.0
+    patience_s: float = 0.0
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        files: Mapping[str, Path] | None = None,
+        query: Mapping[str, str] | None = None,
+        once: str | None = None,
+    ) -> Any:
+        """The JSON answer. `once` is an Idempotency-Key, without which a POST is not tried again.
+
+        Raises RemoteError with the server's message, Unavailable where no server answers.
+        """
+        give_up = time.monotonic() + self.patience_s
+        safe = method in ("GET", "DELETE") or once is not None
+        wait = 0.2
+        while True:
+            try:
+                return self._send(method, path, body, files, query, once)
+            except (RemoteError, Unavailable) as error:
+                busy = isinstance(error, Unavailable) or error.status in RETRIED
+                if not (busy and safe) or time.monotonic() + wait > give_up:
+                    raise
+                time.sleep(max(wait, error.retry_after if isinstance(error, RemoteError) else 0.0))
+                wait = min(wait * 2, 5.0)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        files: Mapping[str, Path] | None,
+        query: Mapping[str, str] | None,
+        once: str | None,
+    ) -> Any:
+        url = self.url.rstrip("/") + quote(path) + (f"?{urlencode(query)}" if query else "")
+        request = urllib.request.Request(url, method=method)
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        if once:
+            request.add_header("Idempotency-Key", once)
+        if files:
+            _attach(request, body, files)
+        elif body is not None:
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps(body).encode()
+        return self._open(request)
+
+    def _open(self, request: urllib.request.Request) -> Any:
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise _remote(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise Unavailable(f"no answer from {self.url} ({reason}): is 'hmi serve' running there?") from error
+        except ValueError as error:
+            raise InvalidInput(f"{self.url} does not answer like HMI ({error}): check --url") from error
+
+
+def _remote(error: urllib.error.HTTPError) -> RemoteError:
+    retry_after = error.headers.get("Retry-After", "0")
+    try:
+        told = json.load(error)["error"]
+        message, kind = str(told["message"]), str(told["kind"])
+    except (ValueError, KeyError, TypeError):
+        message, kind = f"the server answered {error.code} {error.reason}", "unknown"
+    seconds = float(retry_after) if retry_after.isdigit() else 0.0
+    return RemoteError(message, remote_kind=kind, status=error.code, retry_after=seconds)
+
+
+def _attach(request: urllib.request.Request, spec: Any, files: Mapping[str, Path]) -> None:
+    """Make `request` a multipart upload that streams its files from disk."""
+    boundary = uuid.uuid4().hex
+    heads = [(_head(boundary, name), path) for name, path in files.items()]
+    first = _head(boundary, "spec", "application/json") + json.dumps(spec or {}).encode() + b"\r\n"
+    last = f"--{boundary}--\r\n".encode()
+    try:
+        size = len(first) + len(last) + sum(len(h) + p.stat().st_size + 2 for h, p in heads)
+    except OSError as error:
+        raise InvalidInput(f"{error.filename} cannot be read: {error.strerror}", field="data") from error
+    request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
+    request.add_header("Content-Length", str(size))
+    request.data = _stream(first, heads, last)
+
+
+def _head(boundary: str, name: str, kind: str = "application/octet-stream") -> bytes:
+    disposition = f'form-data; name="{name}"' + ("" if name == "spec" else f'; filename="{name}"')
+    return f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {kind}\r\n\r\n".encode()
+
+
+def _stream(first: bytes, heads: list[tuple[bytes, Path]], last: bytes) -> Iterator[bytes]:
+    yield first
+    for head, path in heads:
+        yield head
+        with path.open("rb") as file:
+            yield from iter(lambda: file.read(CHUNK), b"")
+        yield b"\r\n"
+    yield last

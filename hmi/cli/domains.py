@@ -1,0 +1,128 @@
+"""`hmi domain`: create, update, list, show, roll back, delete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
+from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.progress import finish
+from hmi.cli.session import Session
+
+COLUMNS = {
+    "domain": "DOMAIN", "versions": "VERSIONS", "trigrams": "TRIGRAMS", "bigrams": "BIGRAMS",
+    "unigrams": "UNIGRAMS", "bytes": "SIZE", "alpha": "ALPHA", "models": "MODELS",
+}  # fmt: skip
+
+
+@click.group(cls=Group)
+def domain() -> None:
+    """Domains: branches of a root's version tree, each with a PLOT of its own."""
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.argument("corpus", type=FILE)
+@click.option("--alpha", type=float, default=50, show_default=True, help="Percent of occurrences to cover.")
+@click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
+@settings_option()
+@job_options
+@pass_session
+def create(
+    session: Session, name: str, corpus: Path, alpha: float, pretrain: bool, options: dict[str, Any],
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Create a branch from CORPUS (text, one document a line; gzip and zstd are read)."""
+    session.may_start_jobs()
+    body = {"domain": name, "alpha": alpha, "pretrain": pretrain, "options": options}
+    with session.calls() as calls:
+        job = calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.argument("corpus", type=FILE)
+@click.option("--alpha", type=float, help="Percent of occurrences to cover (default: as before).")
+@click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
+@settings_option()
+@job_options
+@pass_session
+def update(
+    session: Session, name: str, corpus: Path, alpha: float | None, pretrain: bool, options: dict[str, Any],
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Build a new version from more text. Models keep the version they were fine-tuned on."""
+    session.may_start_jobs()
+    body = {"pretrain": pretrain, "options": options}
+    if alpha is not None:
+        body["alpha"] = alpha
+    with session.calls() as calls:
+        job = calls.request("POST", f"{_path(name)}/update", body, {"corpus": corpus})["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+@domain.command("list")
+@as_json
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List the version trees."""
+    with session.calls() as calls:
+        domains = calls.request("GET", "/manage/domains")["domains"]
+    if as_json:
+        print_json(domains)
+        return
+    rows = [
+        {**d, **d["entries"], "versions": len(d["versions"]), "bytes": size(d["bytes"])} for d in domains
+    ]
+    print_table(rows, COLUMNS, "no domains yet: 'hmi root import' makes a root's, 'hmi domain create' a branch")
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@as_json
+@pass_session
+def show(session: Session, name: str, as_json: bool) -> None:
+    """Show a domain and its versions."""
+    with session.calls() as calls:
+        found = calls.request("GET", _path(name))
+    if as_json:
+        print_json(found)
+        return
+    versions = found.pop("versions")
+    print_fields({**found, "bytes": size(found["bytes"])})
+    rows = [{**v, "bytes": size(v["bytes"]), "now": "*" if v["version"] == found["current"] else ""}
+            for v in versions]  # fmt: skip
+    print_table(rows, {"now": "", "version": "VERSION", "created": "CREATED", "entries": "ENTRIES",
+                       "bytes": "SIZE"}, "no versions")  # fmt: skip
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.argument("version")
+@pass_session
+def rollback(session: Session, name: str, version: str) -> None:
+    """Point a domain to an older VERSION."""
+    with session.calls() as calls:
+        calls.request("POST", f"{_path(name)}/rollback", {"version": version})
+    notes.print(f"{name} is at version {version}")
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@yes_option
+@pass_session
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete a domain that no model and no branch depends on."""
+    confirm(f"the domain {name}", yes)
+    with session.calls() as calls:
+        calls.request("DELETE", _path(name))
+    notes.print(f"{name} is deleted")
+
+
+def _path(name: str) -> str:
+    return f"/manage/domains/{name.replace('/', '.')}"

@@ -1,0 +1,63 @@
+"""`hmi infer`: ask a model, in process or on a server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.output import print_json, print_table
+from hmi.cli.session import Session
+
+
+@click.command("infer", cls=Command)
+@click.argument("model", metavar="TENANT.MODEL")
+@click.argument("texts", nargs=-1, metavar="TEXT…")
+@click.option("--pair", multiple=True, help="The second text of a pair; once for each TEXT.")
+@click.option("--tokens", is_flag=True, help="Split each TEXT at spaces, for a tagging model.")
+@click.option("--exact", is_flag=True, help="Compute the lower layers in full, without the PLOT.")
+@click.option("--scores", is_flag=True, help="The score of every label.")
+@click.option("--provenance", is_flag=True, help="What the PLOT answered (with --json).")
+@as_json
+@pass_session
+def infer(
+    session: Session, model: str, texts: tuple[str, ...], pair: tuple[str, ...], tokens: bool, exact: bool,
+    scores: bool, provenance: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Ask TENANT.MODEL about each TEXT; without any, about each line of standard input."""
+    lines = texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
+    if pair and len(pair) != len(lines):
+        raise click.UsageError("give --pair once for each TEXT")
+    wanted = [name for name, on in (("scores", scores), ("provenance", provenance)) if on]
+    body = {"inputs": _inputs(lines, pair, tokens), "parameters": {"exact": exact, "return": wanted}}
+    path = f"/infer/{model}"
+    if session.remote:
+        with session.calls() as calls:
+            answer = calls.request("POST", path, body)
+    else:
+        with session.local() as local:
+            answer = local.infer(path, body)
+    print_json(answer) if as_json else _show(lines, answer)
+
+
+def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list[Any]:
+    if tokens:
+        return [{"tokens": line.split()} for line in lines]
+    if pair:
+        return [{"text": a, "text_pair": b} for a, b in zip(lines, pair, strict=True)]
+    return list(lines)
+
+
+def _show(lines: tuple[str, ...], answer: dict[str, Any]) -> None:
+    rows = []
+    for line, output in zip(lines, answer["outputs"], strict=True):
+        label = output["label"]
+        if label is None:
+            label = " ".join(output["tags"] or [])
+        rows.append({**output, "text": line[:60], "label": label})
+    columns = {"text": "TEXT", "label": "LABEL", "score": "SCORE", "scores": "SCORES"}
+    if not any(row["scores"] for row in rows):
+        del columns["scores"]
+    print_table(rows, columns, "no texts: give some, or pipe them in")

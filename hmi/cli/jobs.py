@@ -1,0 +1,95 @@
+"""`hmi job`: list, show, cancel, watch, resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.output import notes, print_fields, print_json, print_table
+from hmi.cli.progress import run_job, tell
+from hmi.cli.session import Session
+from hmi.core import ENDED
+from hmi.errors import Conflict, InvalidInput
+
+
+@click.group(cls=Group)
+def job() -> None:
+    """Jobs: long operations, which survive restarts."""
+
+
+@job.command("list")
+@click.option("--state", type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]))
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@as_json
+@pass_session
+def list_(session: Session, state: str | None, limit: int, as_json: bool) -> None:
+    """List jobs, newest first."""
+    query = {"limit": str(limit), **({"state": state} if state else {})}
+    with session.calls() as calls:
+        jobs = calls.request("GET", "/manage/jobs", query=query)["jobs"]
+    if as_json:
+        print_json(jobs)
+        return
+    rows = [{**j, "progress": _progress(j)} for j in jobs]
+    columns = {"job": "JOB", "kind": "KIND", "target": "TARGET", "state": "STATE", "progress": "PROGRESS",
+               "created": "CREATED"}  # fmt: skip
+    print_table(rows, columns, "no jobs")
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@as_json
+@pass_session
+def show(session: Session, name: str, as_json: bool) -> None:
+    """Show a job: its progress, its result, or why it failed."""
+    with session.calls() as calls:
+        found = calls.request("GET", f"/manage/jobs/{name}")
+    print_json(found) if as_json else print_fields({**found, "progress": _progress(found)})
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@pass_session
+def cancel(session: Session, name: str) -> None:
+    """Ask a job to stop."""
+    with session.calls() as calls:
+        found = calls.request("DELETE", f"/manage/jobs/{name}")
+    notes.print(f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}")
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@as_json
+@pass_session
+def watch(session: Session, name: str, as_json: bool) -> None:
+    """Follow a job of a running server (--url) until it ends."""
+    if not session.remote:
+        raise InvalidInput("watching is for a running server: add --url, or use 'hmi job resume'")
+    with session.calls() as calls:
+        tell(run_job(session, calls, name), as_json)
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@as_json
+@pass_session
+def resume(session: Session, name: str, as_json: bool) -> None:
+    """Go on with a job that was interrupted, from its last checkpoint."""
+    if session.remote:
+        raise InvalidInput("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
+    session.may_start_jobs()
+    with session.local() as local:
+        local.services.manager.runner.recover()
+        state = local.request("GET", f"/manage/jobs/{name}")["state"]
+        if state != "queued":
+            raise Conflict(f"job {name} is {state}: only a queued or interrupted one can go on")
+        tell(run_job(session, local, name), as_json)
+
+
+def _progress(view: dict[str, Any]) -> str:
+    progress = view["progress"]
+    if not progress["total"]:
+        return progress["phase"] or "-"
+    return f"{progress['phase']} {progress['step']}/{progress['total']}"

@@ -1,0 +1,180 @@
+"""Building many domains: over HTTP, or on a data folder with one child process for each job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from hmi.cli.batch import run_with_bar
+from hmi.cli.client import Client
+from hmi.cli.onboarding import Interrupted, Outcome, State, follow
+from hmi.cli.plans import needed, rows
+from hmi.cli.session import Calls, Session
+from hmi.core import DomainId
+from hmi.errors import HmiError, InvalidInput
+
+if TYPE_CHECKING:
+    from hmi.api.local import LocalCalls
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One domain to build."""
+
+    domain: DomainId
+    corpus: Path
+    alpha: float
+    pretrain: bool
+
+
+class Builds:
+    """Builds plots, parents before their branches, at most `parallel` at once."""
+
+    def __init__(self, calls: Calls, state: State, parallel: int) -> None:
+        self._calls, self._state, self._parallel = calls, state, parallel
+        self._stop = threading.Event()
+        # Jobs run side by side; the calls about them are short and go one by one.
+        self._one_call = threading.Lock()
+
+    def run(self, plots: list[Plot], on_outcome: Callable[[Outcome], None]) -> list[Outcome]:
+        """An outcome for each plot. A branch whose parent failed fails, too."""
+        found: dict[DomainId, Outcome] = {}
+        for depth in sorted({len(p.domain.parts) for p in plots}):
+            level = [p for p in plots if len(p.domain.parts) == depth]
+            pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="plots")
+            try:
+                futures: dict[Future[Outcome], Plot] = {pool.submit(self.one, p): p for p in level}
+                for future in as_completed(futures):
+                    found[futures[future].domain] = future.result()
+                    on_outcome(future.result())
+            except KeyboardInterrupt:
+                self._stop.set()
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        return [found[p.domain] for p in plots]
+
+    def one(self, plot: Plot) -> Outcome:
+        """Build one plot unless it is there."""
+        name = str(plot.domain)
+        kept = self._state.of(name)
+        if kept is not None and kept.state == "succeeded":
+            return kept
+        began = time.monotonic()
+        try:
+            outcome = self._build(plot, kept.job if kept is not None else "")
+        except Interrupted:
+            raise
+        except HmiError as error:
+            outcome = Outcome(name, "failed", error.message)
+        outcome = Outcome(**{**asdict(outcome), "seconds": round(time.monotonic() - began, 1)})
+        self._state.keep(outcome)
+        return outcome
+
+    def _build(self, plot: Plot, before: str) -> Outcome:
+        name = str(plot.domain)
+        there = {d["domain"] for d in self._request("GET", "/manage/domains")["domains"]}
+        if name in there:
+            return Outcome(name, "succeeded", "it exists already")
+        body = {"domain": name, "alpha": plot.alpha, "pretrain": plot.pretrain}
+        job = self._under_way(name) or self._submit(body, plot.corpus, before)
+        return follow(self._request, name, job, self._stop)
+
+    def _request(self, method: str, path: str, **given: Any) -> Any:
+        with self._one_call:
+            return self._calls.request(method, path, **given)
+
+    def _under_way(self, name: str) -> str | None:
+        """The job that an interrupted run left."""
+        for state in ("running", "queued"):
+            query = {"kind": "build_plot", "state": state, "limit": "1000"}
+            for job in self._request("GET", "/manage/jobs", query=query)["jobs"]:
+                if job["target"] == name:
+                    return str(job["job"])
+        return None
+
+    def _submit(self, body: dict[str, object], corpus: Path, before: str) -> str:
+        given: dict[str, Any] = {"body": body, "files": {"corpus": corpus}}
+        if isinstance(self._calls, Client):
+            told = json.dumps([body, before, corpus.stat().st_size])
+            given["once"] = hashlib.sha256(told.encode()).hexdigest()
+        return str(self._request("POST", "/manage/domains", **given)["job"])
+
+
+def read_plots(path: Path, alpha: float) -> list[Plot]:
+    """A table with the columns domain, corpus and maybe alpha and pretrain; raises InvalidInput."""
+    plots = []
+    for number, row in enumerate(rows(path), 1):
+        where = f"{path.name} row {number}"
+        corpus = path.parent / needed(row, "corpus", where)
+        if not corpus.is_file():
+            raise InvalidInput(f"{where}: there is no file {corpus}", field="corpus")
+        try:
+            share = float(row.get("alpha", alpha))
+        except (TypeError, ValueError):
+            raise InvalidInput(f"{where}: alpha {row['alpha']!r} is not a number", field="alpha") from None
+        pretrain = str(row.get("pretrain", "")).lower() in ("1", "true", "yes")
+        plots.append(Plot(DomainId.parse(needed(row, "domain", where)), corpus, share, pretrain))
+    if not plots:
+        raise InvalidInput(f"{path} lists no domains")
+    if len({p.domain for p in plots}) < len(plots):
+        raise InvalidInput(f"{path} lists a domain twice: name each once")
+    return plots
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Work on this data folder …")
+@click.option("--url", envvar="HMI_URL", help="… or on a running server.")
+@click.option("--key", envvar="HMI_KEY", help="An administrator's key (environment: HMI_KEY).")
+@click.option("--alpha", type=click.FloatRange(0, 100), default=50, show_default=True)
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.state.json.")
+@click.pass_context
+def build_plots(
+    context: click.Context, plan: Path, data: Path | None, url: str | None, key: str | None, alpha: float,
+    parallel: int, state: Path | None,
+) -> None:  # fmt: skip
+    """Build the PLOTs of many domains.
+
+    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha and pretrain; paths are
+    relative to it. Run it again to go on where it stopped.
+    """
+    if data is not None and url is not None:
+        raise click.UsageError("give either --data or --url")
+    base = plan.resolve()
+    kept = State(state or base.with_name(f"{base.name}.state.json"))
+    session = Session(data, url, key, overrides={"job_workers": parallel})
+    try:
+        plots = read_plots(plan, alpha)
+        session.may_start_jobs()
+        with session.calls() as calls, _jobs_running(session, calls):
+            builds = Builds(calls, kept, parallel)
+            code = run_with_bar(len(plots), lambda show: builds.run(plots, show))
+    except HmiError as error:
+        raise click.ClickException(error.message) from error
+    context.exit(code)
+
+
+@contextmanager
+def _jobs_running(session: Session, calls: Calls) -> Iterator[None]:
+    """On a data folder this process runs the jobs (they go back to the queue at the end); a server runs its own."""
+    if session.remote:
+        yield
+        return
+    runner = cast("LocalCalls", calls).services.manager.runner
+    runner.start()
+    try:
+        yield
+    finally:
+        runner.stop()

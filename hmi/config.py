@@ -1,0 +1,79 @@
+"""Settings of one process. `Settings.from_env` is the only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hmi.errors import InvalidInput
+
+MIB = 1 << 20
+PREFIX = "HMI_"
+_LEAST: dict[str, int] = {"port": 0, "job_workers": 0, "pool_bytes": 0}
+_MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server or a command runs. Sizes in bytes. Raises InvalidInput naming the impossible value."""
+
+    data: Path = Path("hmi-data")
+    host: str = "127.0.0.1"
+    port: int = 8080
+    job_workers: int = 1
+    """Jobs at once; 0 starts none (they wait for another process)."""
+    streams: int = 1
+    """Compute threads of the engine."""
+    max_batch_tokens: int = 2048
+    queue_tokens: int = 65536
+    """More tokens waiting than this: new requests get `unavailable`."""
+    pool_bytes: int = 256 * MIB
+    """Memory for tenants' modules."""
+    max_text_bytes: int = 100_000
+    max_inputs: int = 1024
+    max_upload_bytes: int = 256 * MIB
+    """Of one uploaded file, after it is expanded."""
+
+    def __post_init__(self) -> None:
+        # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where we stand.
+        object.__setattr__(self, "data", Path(self.data).expanduser().absolute())
+        if not self.host:
+            raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
+        for field in fields(self):
+            if isinstance(field.default, int):
+                _check_number(field.name, getattr(self, field.name))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from HMI_DATA, HMI_PORT, …; `overrides` that are not None win. Raises InvalidInput."""
+        environ = os.environ if environ is None else environ
+        given: dict[str, Any] = {}
+        for field in fields(cls):
+            text = environ.get(PREFIX + field.name.upper())
+            if overrides.get(field.name) is not None:
+                given[field.name] = overrides.pop(field.name)
+            elif text:
+                given[field.name] = _parsed(field.name, field.default, text)
+        unknown = sorted(name for name, value in overrides.items() if value is not None)
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise InvalidInput(f"unknown setting {unknown[0]!r}: use one of {known}", field=unknown[0])
+        return cls(**given)
+
+
+def _parsed(name: str, default: Any, text: str) -> Any:
+    if not isinstance(default, int):
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidInput(f"{PREFIX}{name.upper()}={text!r} is not a whole number", field=name) from error
+
+
+def _check_number(name: str, value: Any) -> None:
+    least, most = _LEAST.get(name, 1), _MOST.get(name, 1 << 50)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(f"{name} = {value!r} is impossible: give a whole number from {least} to {most}", field=name)

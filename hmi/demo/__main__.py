@@ -1,0 +1,54 @@
+"""Command line of the demo: `python -m hmi.demo`, which `make demo` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hmi.demo.dataset import Amounts
+from hmi.demo.run import DemoOptions, run
+from hmi.errors import HmiError
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("hmi-data"),
+    envvar="HMI_DATA",
+    show_default=True,
+    help="Folder for everything the server keeps.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Your own text in the layout of docs/development.md, instead of text wheels.",
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of the server; 8080 or a free one if left out.")
+@click.option("--key", envvar="HMI_KEY", help="Administrator's key, where the data folder has one.")
+@click.option("--ci", is_flag=True, help="End when all is measured; fail unless every tenant answered.")
+@click.option("--baseline", is_flag=True, help="Also fine-tune dedicated copies for three tasks, and compare.")
+@click.option("--rows", type=click.IntRange(50, 5000), default=Amounts.train, show_default=True, help="Training rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of rows.")
+def main(
+    data: Path, text: Path | None, port: int | None, key: str | None, ci: bool, baseline: bool, rows: int, seed: int
+) -> None:
+    """Real text, a dozen tenants over HTTP, and a table of what came of it."""
+    amounts = Amounts(train=rows, seed=seed)
+    options = DemoOptions(data.resolve(), text and text.resolve(), amounts, port, key, ci, baseline)
+    console = Console(soft_wrap=False)
+    try:
+        raise SystemExit(run(options, console))
+    except HmiError as error:
+        console.print(f"[bold red]{error.kind}[/bold red]", highlight=False)
+        console.print(error.message, highlight=False, markup=False)
+        raise SystemExit(1) from error
+    except KeyboardInterrupt as error:
+        console.print("stopped; a second run goes on from here")
+        raise SystemExit(130) from error
+
+
+if __name__ == "__main__":
+    main()

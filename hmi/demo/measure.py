@@ -1,0 +1,143 @@
+"""All tenants' test sets as concurrent, mixed requests, and what came back."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from hmi.demo.client import Client
+from hmi.demo.dataset import Row
+from hmi.demo.folder import TenantFolder, read_rows
+from hmi.demo.onboard import Keys
+from hmi.demo.steps import Steps
+from hmi.errors import HmiError
+from hmi.model.scoring import headline, score_labels, score_tags
+
+CONCURRENCY = 8
+ORDERS = ("trigram", "bigram", "unigram", "miss")
+
+
+@dataclass
+class Answers:
+    """What one tenant's requests brought."""
+
+    gold: list[Any] = field(default_factory=list)
+    got: list[Any] = field(default_factory=list)
+    times_ms: list[float] = field(default_factory=list)
+    hits: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A tenant's line in the table. `value` is accuracy or, for tagging, entity F1 on the test rows."""
+
+    model: str
+    domain: str
+    task: str
+    about: str
+    metric: str
+    value: float
+    rows: int
+    failed: int
+    hits: dict[str, float]
+    """Share of tokens by the order that served them."""
+    p50_ms: float
+    p95_ms: float
+    bytes: int
+    errors: tuple[str, ...] = ()
+
+
+def measure(client: Client, tenants: Sequence[TenantFolder], keys: Keys, steps: Steps) -> list[Measured]:
+    """Send every test row as a request of its own, tenants mixed, CONCURRENCY at a time."""
+    requests = [(t, row) for t in tenants for row in read_rows(t.test)]
+    random.Random(0).shuffle(requests)
+    collected: dict[str, Answers] = defaultdict(Answers)
+    start = time.monotonic()
+    pool = ThreadPoolExecutor(CONCURRENCY)
+    try:
+        with steps.bar() as bar:
+            task = bar.add_task("requests", total=len(requests))
+            for tenant, answer in pool.map(lambda r: (r[0], _ask(client, keys, *r)), requests):
+                _collect(collected[tenant.id], answer)
+                bar.advance(task)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    elapsed = time.monotonic() - start
+    steps.say(f"{len(requests)} requests, {len(requests) / elapsed:.0f} a second, {CONCURRENCY} at a time")
+    sizes = {view["model"]: view["bytes"] for view in client.get("/manage/models?limit=1000")["models"]}
+    return [_measured(t, collected[t.id], sizes.get(t.id, 0)) for t in tenants]
+
+
+def inputs_of(row: Row) -> dict[str, Any]:
+    """A row without its label, as the API takes it."""
+    return {name: row[name] for name in ("text", "text_pair", "tokens") if name in row}
+
+
+@dataclass(frozen=True)
+class _Answer:
+    gold: Any
+    output: dict[str, Any] | None
+    plot: dict[str, int]
+    time_ms: float
+    error: str = ""
+
+
+def _ask(client: Client, keys: Keys, tenant: TenantFolder, row: Row) -> _Answer:
+    body = {"inputs": [inputs_of(row)], "parameters": {"return": ["provenance"]}}
+    gold = row["tags"] if tenant.task == "tagging" else str(row["label"])
+    start = time.perf_counter()
+    try:
+        answer = client.post(f"/infer/{tenant.id}", body, key=keys[tenant.tenant])
+    except HmiError as error:
+        return _Answer(gold, None, {}, 0.0, f"{error.kind}: {error.message}")
+    time_ms = 1000 * (time.perf_counter() - start)
+    return _Answer(gold, answer["outputs"][0], (answer.get("provenance") or {}).get("plot", {}), time_ms)
+
+
+def _collect(answers: Answers, answer: _Answer) -> None:
+    if answer.output is None:
+        answers.errors.append(answer.error)
+        return
+    answers.gold.append(answer.gold)
+    answers.got.append(answer.output.get("tags") or answer.output.get("label"))
+    answers.times_ms.append(answer.time_ms)
+    answers.hits.update(answer.plot)
+
+
+def _measured(tenant: TenantFolder, answers: Answers, size: int) -> Measured:
+    tagging = tenant.task == "tagging"
+    if not answers.gold:
+        value = 0.0
+    elif tagging:
+        value = headline(score_tags(answers.gold, answers.got))
+    else:
+        value = headline(score_labels(answers.gold, answers.got, sorted({*answers.gold, *answers.got})))
+    total = sum(answers.hits[order] for order in ORDERS)
+    return Measured(
+        model=tenant.id,
+        domain=tenant.domain,
+        task=tenant.task,
+        about=tenant.about,
+        metric="entity F1" if tagging else "accuracy",
+        value=value,
+        rows=len(answers.gold),
+        failed=len(answers.errors),
+        hits={order: round(answers.hits[order] / max(1, total), 4) for order in ORDERS},
+        p50_ms=round(_percentile(answers.times_ms, 50), 2),
+        p95_ms=round(_percentile(answers.times_ms, 95), 2),
+        bytes=size,
+        errors=tuple(sorted(set(answers.errors))[:3]),
+    )
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

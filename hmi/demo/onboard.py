@@ -1,0 +1,131 @@
+"""Root, branches, tenants and models through the HTTP API. What a run before this one made is used again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hmi.demo.client import Client
+from hmi.demo.folder import ROOT, TenantFolder, TextFolder
+from hmi.demo.steps import Steps, follow, succeeded
+from hmi.errors import Conflict
+from hmi.model.source import DEFAULT_PACKAGE
+
+ROOT_NAME = "minilm"
+ALPHA = 40.0
+"""Percent of the corpus' trigrams stored: what is missed is filled from bigrams at next to no loss."""
+
+
+class Keys:
+    """The tenants' keys in a file that only its owner can read; a key is shown by the server once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def __getitem__(self, tenant: str) -> str:
+        return self._keys[tenant]
+
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._keys
+
+    def add(self, tenant: str, key: str) -> None:
+        self._keys[tenant] = key
+        aside = self._path.with_suffix(".tmp")
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(self._keys, file, indent=1)
+        aside.replace(self._path)
+
+
+def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
+    """The default root and, from the general text, its own PLOT."""
+    if any(root["root"] == ROOT_NAME for root in client.get("/manage/roots")["roots"]):
+        steps.say(f"{ROOT_NAME} is there already")
+        return
+    spec = {"root": ROOT_NAME, "source": DEFAULT_PACKAGE, "alpha": ALPHA}
+    job = _started(client, ROOT_NAME) or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
+    follow(client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_summary(what, succeeded(what, view))))
+
+
+def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
+    """A branch of the root for each corpus, all at once."""
+    have = {view["domain"] for view in client.get("/manage/domains")["domains"]}
+    jobs: dict[str, str] = {}
+    for name, corpus in text.branches.items():
+        domain = domain_name(name)
+        if domain in have:
+            steps.say(f"{domain} is there already")
+            continue
+        spec = {"domain": domain, "alpha": ALPHA}
+        job = _started(client, domain) or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
+        jobs[job] = domain
+    follow(client, jobs, steps, lambda what, view: steps.say(_summary(what, succeeded(what, view))))
+
+
+def create_tenants(client: Client, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
+    """Tenants with their keys, then a model for each; a model that fails is reported and left out."""
+    jobs: dict[str, str] = {}
+    have = {view["model"] for view in client.get("/manage/models?limit=1000")["models"]}
+    for tenant in tenants:
+        _ensure_key(client, tenant.tenant, keys)
+        if tenant.id in have:
+            continue
+        jobs[_started(client, tenant.id) or _create_model(client, tenant)] = tenant.id
+    steps.say(f"{len(have)} models are there already" if have else f"{len(jobs)} models to fine-tune")
+
+    to_go = list(jobs.values())
+
+    def ended(what: str, view: dict[str, Any]) -> None:
+        to_go.remove(what)
+        if view["state"] == "succeeded":
+            said = f"{what}: {_metrics(view['result']['metrics'])} on its dev rows"
+        else:
+            said = f"{what} {view['state']}: {(view.get('error') or {}).get('message', '')}"
+        steps.say(f"{said}; {len(to_go)} to go")
+
+    follow(client, jobs, steps, ended)
+
+
+def domain_name(name: str) -> str:
+    """`root` → the root itself, else a branch of it."""
+    return ROOT_NAME if name == ROOT else f"{ROOT_NAME}/{name}"
+
+
+def _ensure_key(client: Client, tenant: str, keys: Keys) -> None:
+    if tenant in keys:
+        return
+    try:
+        keys.add(tenant, client.post("/manage/tenants", {"tenant": tenant})["key"])
+    except Conflict:
+        # It was created, but the run ended before its key was kept: keys are shown once, so ask for another.
+        keys.add(tenant, client.post(f"/manage/tenants/{tenant}/keys", {})["key"])
+
+
+def _create_model(client: Client, tenant: TenantFolder) -> str:
+    spec = {"model": tenant.id, "domain": domain_name(tenant.domain), "task": tenant.task}
+    if tenant.options:
+        spec["options"] = tenant.options  # type: ignore[assignment]
+    files = {"data": tenant.train, **({"dev": tenant.dev} if tenant.dev else {})}
+    return str(client.post("/manage/models", spec, files=files)["job"])
+
+
+def _started(client: Client, target: str) -> str | None:
+    """A job of an earlier run that still makes `target`."""
+    for state in ("running", "queued"):
+        for view in client.get(f"/manage/jobs?state={state}&limit=1000")["jobs"]:
+            if view["target"] == target:
+                return str(view["job"])
+    return None
+
+
+def _summary(what: str, result: Mapping[str, Any]) -> str:
+    shown = {k: v for k, v in result.items() if isinstance(v, (int, float, str)) and k not in ("domain", "root")}
+    return f"{what}: " + ", ".join(f"{k} {v}" for k, v in shown.items())
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
+    name = "entity_f1" if "entity_f1" in metrics else "accuracy"
+    return f"{name} {metrics.get(name)}"

@@ -1,0 +1,91 @@
+"""The server as a child process: started on loopback, watched until it is ready, stopped with the demo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hmi.demo.client import Client
+from hmi.errors import Unavailable
+
+HOST = "127.0.0.1"
+USUAL_PORT = 8080
+_READY_S = 120
+_DRAIN_S = 60
+_MOST_WORKERS = 8
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[Client]:
+    """`hmi serve` on `data`, stopped (SIGTERM: it drains, jobs are checkpointed) when the block is left."""
+    port = port or _free_port()
+    workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
+    command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--host", HOST, "--port", str(port)]
+    command += ["--job-workers", str(workers)]
+    with log.open("ab") as sink:
+        # In a session of its own: Ctrl-C reaches the demo alone, which then stops the server in order.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        client = Client(HOST, port, key)
+        _wait_ready(child, client, log)
+        yield client
+    finally:
+        _stop(child)
+
+
+def _wait_ready(child: subprocess.Popen[bytes], client: Client, log: Path) -> None:
+    until = time.monotonic() + _READY_S
+    while not client.ready():
+        if child.poll() is not None:
+            raise Unavailable(f"the server ended at once: {_last_words(log)} (all of it: {log})")
+        if time.monotonic() > until:
+            raise Unavailable(f"the server was not ready within {_READY_S} s: see {log}")
+        time.sleep(0.2)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_DRAIN_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.kill()
+        child.wait()
+
+
+def _free_port() -> int:
+    """The usual port where it is free, else any."""
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Unavailable("no port of this machine is free: end a program that listens, or give --port")
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " ".join(lines[-3:]) or "it said nothing"
+
+
+def _die_with_parent() -> None:
+    """A demo that is killed outright must not leave a server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

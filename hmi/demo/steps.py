@@ -1,0 +1,76 @@
+"""What the demo shows while it works: numbered steps with their times, and jobs with progress and ETA."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from hmi.demo.client import Client
+from hmi.errors import Unavailable
+
+_POLL_S = 0.5
+_ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass
+class Steps:
+    """Owns the console and the times of the steps, in order."""
+
+    console: Console
+    total: int
+    times: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        number, start = len(self.times) + 1, time.monotonic()
+        self.console.print(f"[bold][{number}/{self.total}] {title}[/bold]", highlight=False)
+        yield
+        self.times[title] = round(time.monotonic() - start, 1)
+        self.say(f"done in {self.times[title]} s")
+
+    def say(self, line: str) -> None:
+        self.console.print(f"      {line}", highlight=False, markup=False)
+
+    def bar(self) -> Progress:
+        columns = (TextColumn("      {task.description}"), BarColumn(24), MofNCompleteColumn())
+        return Progress(
+            *columns,
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+
+
+def follow(client: Client, jobs: dict[str, str], steps: Steps, ended: Callable[[str, dict[str, Any]], None]) -> None:
+    """Watch jobs (id → what it makes) until all have ended; `ended` gets each one's view as it does."""
+    with steps.bar() as bar:
+        rows = {job: bar.add_task(what, total=None) for job, what in jobs.items()}
+        open_jobs = dict(jobs)
+        while open_jobs:
+            for job, what in list(open_jobs.items()):
+                view = client.get(f"/manage/jobs/{job}")
+                progress = view["progress"]
+                label = f"{what} {progress['phase'] or view['state']}"
+                bar.update(rows[job], description=label, completed=progress["step"], total=progress["total"] or None)
+                if view["state"] in _ENDED:
+                    bar.remove_task(rows[job])
+                    del open_jobs[job]
+                    ended(what, view)
+            time.sleep(_POLL_S if open_jobs else 0)
+
+
+def succeeded(what: str, view: dict[str, Any]) -> dict[str, Any]:
+    """The result of a job that must have succeeded; raises Unavailable with the job's own reason."""
+    if view["state"] != "succeeded":
+        reason = (view.get("error") or {}).get("message", view["state"])
+        raise Unavailable(f"{what} could not be made: {reason}")
+    result: dict[str, Any] = view["result"] or {}
+    return result

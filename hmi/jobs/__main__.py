@@ -1,0 +1,29 @@
+"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see hmi/jobs/process.py."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hmi.config import Settings
+from hmi.errors import HmiError
+from hmi.jobs.bodies import find_bodies
+from hmi.jobs.process import run_job
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hmi.jobs", description="Run one job of a data folder.")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--bodies", help=argparse.SUPPRESS)
+    parser.add_argument("job")
+    given = parser.parse_args()
+    try:
+        return run_job(Settings.from_env(data=given.data), given.job, find_bodies(given.bodies))
+    except HmiError as error:
+        sys.stderr.write(f"{error.kind}: {error.message}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

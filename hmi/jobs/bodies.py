@@ -1,0 +1,34 @@
+"""Which function does which kind of job. Imported when a job starts, since some need seconds to import."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from hmi.core import JobKind
+from hmi.jobs.context import JobContext
+
+Body = Callable[[JobContext], dict[str, Any]]
+
+
+def _lazily(module: str) -> Body:
+    def run(ctx: JobContext) -> dict[str, Any]:
+        return cast(Body, importlib.import_module(module).run)(ctx)
+
+    return run
+
+
+BODIES: Mapping[JobKind, Body] = {
+    "import_root": _lazily("hmi.jobs.import_root"),
+    "build_plot": _lazily("hmi.jobs.build_plot"),
+    "fine_tune": _lazily("hmi.jobs.fine_tune"),
+}
+
+
+def find_bodies(name: str | None) -> Mapping[JobKind, Body]:
+    """BODIES, or those that `module:attribute` names."""
+    if name is None:
+        return BODIES
+    module, _, attribute = name.partition(":")
+    return cast(Mapping[JobKind, Body], getattr(importlib.import_module(module), attribute))

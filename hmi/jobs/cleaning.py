@@ -1,0 +1,37 @@
+"""What crashes leave behind: folders without a job, half-written artefacts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hmi.errors import NotFound
+from hmi.jobs.folders import JobFolder
+from hmi.jobs.process import after_end
+from hmi.stores.layout import Layout, clear_leftovers
+from hmi.stores.registry import Registry
+
+HOUR_S = 3600.0
+
+
+def clean(registry: Registry, layout: Layout, older_than_s: float = HOUR_S) -> list[str]:
+    """Remove leftovers older than `older_than_s`; younger ones may be at work. Returns what went."""
+    removed: list[str] = []
+    for folder in (layout.roots, layout.lowers, layout.adapters):
+        removed += clear_leftovers(folder, older_than_s)
+    removed += _strange_jobs(registry, layout, older_than_s)
+    return removed
+
+
+def _strange_jobs(registry: Registry, layout: Layout, older_than_s: float) -> list[str]:
+    """Folders of jobs that were never queued (killed in between), or whose tenant was deleted."""
+    removed = []
+    for path in layout.jobs.iterdir():
+        # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker.
+        with suppress(NotFound, FileNotFoundError):
+            folder = JobFolder(layout.jobs, path.name)
+            if path.is_dir() and not registry.has_job(path.name) and folder.age_s() > older_than_s:
+                with folder.try_lock() as free:
+                    if free:
+                        after_end(registry, folder, path.name)
+                        removed.append(path.name)
+    return removed

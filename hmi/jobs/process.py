@@ -1,0 +1,157 @@
+"""One attempt at one job, in a process of its own.
+
+The lock on the job's folder is held for the process's life and freed by the kernel at its death, so that
+"running" with a free lock means: died. Whoever finds that puts the job back (`put_back`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import ENDED, JobKind, JobRecord, now
+from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
+from hmi.jobs.bodies import Body
+from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.folders import JobFolder
+from hmi.stores.layout import open_layout
+from hmi.stores.plots import as_hmi
+from hmi.stores.registry import Registry
+from plot_store import PlotStoreError
+
+MAX_ATTEMPTS = 5
+DONE, TAKEN, ORPHANED = 0, 75, 76
+"""Exit codes: ended (or nothing to do), another process has the job, the parent died."""
+
+
+def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int:
+    """Take the job, run it to an end state (or to a stop), and return the exit code. Raises NotFound, Damaged."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it cancels
+    die_with_parent()
+    layout = open_layout(settings.data)
+    registry = Registry.open(layout.registry)
+    folder = JobFolder(layout.jobs, registry.job(job).job)
+    with folder.try_lock() as got:
+        if not got:
+            return TAKEN
+        record = _claim(registry, job)
+        if record.state == "running":
+            _attempt(JobContext(record, settings, registry, stopping=stop.is_set), folder, bodies)
+        after_end(registry, folder, job)
+    registry.close()
+    return DONE
+
+
+def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
+    """A job that is `running` though its process has gone: queue it again, or end it. Caller holds its lock.
+
+    `crashed` False (an orderly stop) does not count as an attempt. Raises NotFound.
+    """
+
+    def change(record: JobRecord) -> JobRecord:
+        if record.state != "running":
+            return record
+        if record.cancel_requested:
+            return _ended(record, "cancelled")
+        if crashed and record.attempts >= MAX_ATTEMPTS:
+            message = f"its process died {record.attempts} times: see the job's log, and check memory and disk"
+            return _ended(record, "failed", error={"kind": "interrupted", "message": message})
+        attempts = record.attempts if crashed else record.attempts - 1
+        return record.model_copy(update={"state": "queued", "attempts": attempts})
+
+    return registry.update_job(job, change)
+
+
+def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
+    """Free what an ended job needs no more, and everything of one that was deleted. Caller holds its lock."""
+    if not registry.has_job(job):
+        folder.remove()
+        registry.forget_gone(job)
+    elif registry.job(job).state in ENDED:
+        folder.tidy()
+
+
+def die_with_parent() -> None:
+    """Exit at once when the parent dies: it holds the other end of the pipe that is our standard input."""
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        # The work is resumed from its last checkpoint; nothing here may delay the end.
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+def _claim(registry: Registry, job: str) -> JobRecord:
+    """Mark the job as running, unless it has ended. Caller holds its lock."""
+    put_back(registry, job)
+
+    def change(record: JobRecord) -> JobRecord:
+        if record.state != "queued":
+            return record
+        started = record.started or now()
+        return record.model_copy(update={"state": "running", "started": started, "attempts": record.attempts + 1})
+
+    return registry.update_job(job, change)
+
+
+def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body]) -> None:
+    """Run the body and record how it ended."""
+    job = ctx.job.job
+    try:
+        try:
+            missing = folder.missing(ctx.job.spec.get("inputs", []))
+            if missing:
+                raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
+            result = bodies[ctx.job.kind](ctx)
+            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result))
+        except JobStopped:
+            put_back(ctx.registry, job, crashed=False)
+        except JobCancelled:
+            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled"))
+        except Exception as error:
+            described = _describe(error, ctx)
+            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described))
+    except NotFound:
+        if ctx.registry.has_job(job):
+            raise
+        # Its tenant was deleted, and the record with it: there is nothing left to say.
+    finally:
+        ctx.close()
+
+
+def _describe(error: Exception, ctx: JobContext) -> dict[str, Any]:
+    """The error as the record keeps it; what nobody expected goes to the log with its traceback."""
+    if isinstance(error, PlotStoreError):
+        error = as_hmi(error)
+    if isinstance(error, HmiError) and error.kind != "internal":
+        return {**error.details, "kind": error.kind, "message": error.message}
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return {"kind": "storage_full", "message": "no room left on the disk: free some space and submit it again"}
+    text = "".join(traceback.format_exception(error))
+    try:
+        ctx.log(text)
+    except OSError:
+        # The disk may be what failed; standard error then is the only place left.
+        sys.stderr.write(text)
+    return {"kind": "internal", "message": f"{type(error).__name__}: {error}; the job's log has the details"}
+
+
+def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
+    """The record in its end state; unchanged if it has one already. Raises ValueError for a result that is not JSON."""
+    if record.state in ENDED:
+        return record
+    return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})

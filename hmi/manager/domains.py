@@ -1,0 +1,198 @@
+"""Domains: branches of a root's version tree. Their state lives in the PLOT store; here are the rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hmi.core import DomainId, JobRecord
+from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.jobs.options import BuildPlotOptions
+from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.stores.plots import plot_errors
+from plot_store import VersionInfo
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class DomainVersionView:
+    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of its own segments."""
+
+    version: str
+    created: str
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None
+    report: dict[str, Any]
+    current: bool
+
+
+@dataclass(frozen=True)
+class DomainView:
+    """A domain as users see it; versions are newest first. `parent` is None for a root's own PLOT."""
+
+    domain: str
+    root: str
+    parent: str | None
+    current: str
+    versions: tuple[DomainVersionView, ...]
+    children: tuple[str, ...]
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None
+    models: int
+
+
+class Domains:
+    """What users may do with domains."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def create(
+        self, domain: str, corpus: Path | bytes, alpha: float, pretrain: bool, options: Mapping[str, Any] | None
+    ) -> JobRecord:
+        branch = DomainId.parse(domain)
+        if branch.parent is None:
+            raise InvalidInput(f"{domain!r} has no branch: name a domain root/branch, or import a root", field="domain")
+        refs = self._refs()
+        if str(branch) in refs:
+            raise Conflict(f"domain {branch} exists already: update it, or choose another name", field="domain")
+        if str(branch.parent) not in refs:
+            raise NotFound(f"the parent of {branch} does not exist: create {branch.parent} first", field="domain")
+        return self._submit(branch, "create", corpus, checked_alpha(alpha), pretrain, options)
+
+    def update(
+        self,
+        domain: str,
+        corpus: Path | bytes,
+        alpha: float | None,
+        pretrain: bool,
+        options: Mapping[str, Any] | None,
+    ) -> JobRecord:
+        branch = DomainId.parse(domain)
+        current = self.current(branch)
+        if branch.parent is None:
+            raise InvalidInput(f"{domain!r} is a root, whose PLOT is fixed: create a branch of it", field="domain")
+        kept = current.meta.get("alpha") if alpha is None else alpha
+        return self._submit(branch, "update", corpus, checked_alpha(50.0 if kept is None else kept), pretrain, options)
+
+    def all(self) -> list[DomainView]:
+        refs, models = self._refs(), self._models_by_domain()
+        return [self._view(refs[ref], refs, models) for ref in sorted(refs)]
+
+    def one(self, domain: str) -> DomainView:
+        self.current(DomainId.parse(domain))
+        wanted = str(DomainId.parse(domain))
+        refs = self._refs()
+        if wanted not in refs:
+            raise _unknown(wanted)
+        return self._view(refs[wanted], refs, self._models_by_domain())
+
+    def rollback(self, domain: str, version: str) -> DomainView:
+        """New fine-tunings use that version; models stay on the one that they were made on."""
+        branch = DomainId.parse(domain)
+        self.current(branch)
+        with plot_errors():
+            self._parts.plots.rollback(str(branch), version)
+        return self.one(domain)
+
+    def delete(self, domain: str) -> None:
+        branch = DomainId.parse(domain)
+        self.current(branch)
+        if branch.parent is None:
+            raise InvalidInput(f"{domain!r} is a root: delete the root", field="domain")
+        self.drop(branch)
+
+    def drop(self, branch: DomainId) -> None:
+        """Remove a ref that nothing depends on; raises Conflict naming what does."""
+
+        def act(models: list[str], jobs: list[str]) -> None:
+            # Runs alone among all processes: no model or job can come to depend on it meanwhile.
+            refs = self._refs()
+            below = sorted(r for r in refs if r.startswith(f"{branch}/"))
+            for what, names in (("domain", below), ("model", models), ("job", jobs)):
+                if names:
+                    raise Conflict(_depends(str(branch), what, names), **{f"{what}s": names})
+            if str(branch) in refs:
+                with plot_errors():
+                    self._parts.plots.delete(str(branch))
+
+        self._parts.registry.while_unused(str(branch), act)
+
+    def current(self, branch: DomainId) -> VersionInfo:
+        """The version that the next fine-tuning uses. Raises NotFound."""
+        found = self._refs().get(str(branch))
+        if found is None:
+            raise _unknown(str(branch))
+        return found
+
+    def _refs(self) -> dict[str, VersionInfo]:
+        with plot_errors():
+            return self._parts.plots.refs()
+
+    def _submit(
+        self,
+        branch: DomainId,
+        mode: str,
+        corpus: Path | bytes,
+        alpha: float,
+        pretrain: bool,
+        options: Mapping[str, Any] | None,
+    ) -> JobRecord:
+        checked = checked_options(BuildPlotOptions, options)
+        spec = {"domain": str(branch), "mode": mode, "alpha": alpha, "pretrain": pretrain, "options": checked}
+        return self._parts.runner.submit("build_plot", spec, inputs={"corpus": corpus})
+
+    def _models_by_domain(self) -> Counter[str]:
+        return Counter(d for m in self._parts.registry.models() for d in {v.domain for v in m.versions})
+
+    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainView:
+        branch = DomainId.parse(current.ref)
+        with plot_errors():
+            history = self._parts.plots.history(current.ref)
+        level = len(branch.parts)
+        children = sorted(r for r in refs if r.startswith(f"{branch}/") and r.count("/") == level)
+        sizes = {s.name: s.bytes for v in history for s in v.segments}
+        return DomainView(
+            domain=current.ref,
+            root=branch.root,
+            parent=None if branch.parent is None else str(branch.parent),
+            current=current.id,
+            versions=tuple(_version_view(v, v.id == current.id) for v in history),
+            children=tuple(children),
+            entries=_entries(current),
+            bytes=sum(sizes.values()),
+            alpha=current.meta.get("alpha"),
+            models=models[current.ref],
+        )
+
+
+def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
+    meta = version.meta
+    return DomainVersionView(
+        version=version.id,
+        created=version.created,
+        entries=_entries(version),
+        bytes=version.bytes,
+        alpha=meta.get("alpha"),
+        report=meta.get("report") or {},
+        current=current,
+    )
+
+
+def _entries(version: VersionInfo) -> dict[str, int]:
+    return {str(order): count for order, count in version.entries.items()}
+
+
+def _unknown(domain: str) -> NotFound:
+    return NotFound(f"there is no domain {domain!r}: see the list of domains, or create it", field="domain")
+
+
+def _depends(domain: str, what: str, names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return f"{domain} is in use by {what} {shown}: {'cancel' if what == 'job' else 'delete'} that first"

@@ -1,0 +1,215 @@
+"""The manager: one object for the API, the command line and the demo to change anything with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
+from hmi.jobs.runner import JobRunner
+from hmi.manager.domains import Domains, DomainView
+from hmi.manager.models import Models
+from hmi.manager.parts import Parts
+from hmi.manager.roots import Roots
+from hmi.manager.tenants import TENANT_SCOPES, Tenants
+from hmi.manager.upkeep import Upkeep
+from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.layout import open_layout
+from hmi.stores.plots import open_plots
+from hmi.stores.registry import Registry
+
+
+class Manager:
+    """Opens a data folder and owns what it opened. Thread-safe. Every method raises only HmiError for outside causes.
+
+    What takes long returns a JobRecord at once; `runner.start()` or `runner.run_one(job)` does the work.
+    """
+
+    def __init__(self, settings: Settings, *, bodies: str | None = None) -> None:
+        layout = open_layout(settings.data)
+        with ExitStack() as undo:
+            registry = Registry.open(layout.registry)
+            undo.callback(registry.close)
+            plots = open_plots(layout.plots)
+            undo.callback(plots.close)
+            runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
+            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers)
+            self._undo = undo.pop_all()
+        self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner)
+        self.settings, self.registry, self.plots = settings, registry, plots
+        self.adapters, self.lowers, self.runner = adapters, lowers, runner
+        self._domains = Domains(self._parts)
+        self._models = Models(self._parts, self._domains)
+        self._tenants = Tenants(self._parts)
+        self._roots = Roots(self._parts, self._domains)
+        self._upkeep = Upkeep(self._parts, self._roots)
+
+    def close(self) -> None:
+        """Stop the jobs so that they can be resumed, and close the stores. Again: nothing."""
+        self.runner.stop()
+        self._undo.close()
+
+    # Roots
+
+    def import_root(
+        self,
+        name: str,
+        source: str,
+        *,
+        split: int | None = None,
+        texts: Mapping[str, Path | bytes] | None = None,
+        alpha: float = 50,
+        options: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Import a pretrained model. `texts` are named text-0.txt, text-1.txt, …
+
+        Raises InvalidInput, UnsupportedModel, Conflict (name taken), StorageFull.
+        """
+        return self._roots.import_root(name, source, split, texts or {}, alpha, options)
+
+    def delete_root(self, name: str) -> None:
+        """Raises NotFound, Conflict (naming domains, models or jobs that depend on it)."""
+        self._roots.delete(name)
+
+    # Domains
+
+    def create_domain(
+        self,
+        domain: str,
+        corpus: Path | bytes,
+        *,
+        alpha: float = 50,
+        pretrain: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull."""
+        return self._domains.create(domain, corpus, alpha, pretrain, options)
+
+    def update_domain(
+        self,
+        domain: str,
+        corpus: Path | bytes,
+        *,
+        alpha: float | None = None,
+        pretrain: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Add a corpus; `alpha` None keeps the current version's. Raises as `create_domain`."""
+        return self._domains.update(domain, corpus, alpha, pretrain, options)
+
+    def domains(self) -> list[DomainView]:
+        """All domains by name, each root's own PLOT included."""
+        return self._domains.all()
+
+    def domain(self, domain: str) -> DomainView:
+        """Raises NotFound."""
+        return self._domains.one(domain)
+
+    def rollback_domain(self, domain: str, version: str) -> DomainView:
+        """Raises NotFound, InvalidInput (a version of another domain)."""
+        return self._domains.rollback(domain, version)
+
+    def delete_domain(self, domain: str) -> None:
+        """Raises NotFound, InvalidInput (a root), Conflict naming the domains, models or jobs that depend on it."""
+        self._domains.delete(domain)
+        self._upkeep.collect()
+
+    # Tenants and keys
+
+    def create_tenant(self, name: str) -> tuple[TenantRecord, str]:
+        """The tenant and its first key in plain text, shown this once. Raises InvalidInput, Conflict."""
+        return self._tenants.create(name)
+
+    def delete_tenant(self, name: str) -> dict[str, int]:
+        """Remove a tenant, its keys, models, jobs and their files; returns the counts. Raises NotFound."""
+        return self._tenants.delete(name)
+
+    def create_key(self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES) -> tuple[KeyRecord, str]:
+        """A key in plain text, shown this once; `tenant` None reaches all. Raises InvalidInput, NotFound."""
+        return self._tenants.create_key(tenant, scopes)
+
+    def revoke_key(self, key_id: str) -> KeyRecord:
+        """Raises NotFound."""
+        return self.registry.revoke_key(key_id)
+
+    # Models
+
+    def create_model(
+        self,
+        model: str,
+        *,
+        domain: str,
+        task: Task,
+        data: Path | bytes,
+        dev: Path | bytes | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), StorageFull."""
+        return self._models.create(model, domain, task, data, dev, options)
+
+    def update_model(
+        self,
+        model: str,
+        *,
+        data: Path | bytes,
+        dev: Path | bytes | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Raises InvalidInput, NotFound, Conflict (a job is at work on it), StorageFull."""
+        return self._models.update(model, data, dev, options)
+
+    def rollback_model(self, model: str, version: int) -> ModelRecord:
+        """Raises NotFound."""
+        return self._models.rollback(model, version)
+
+    def delete_model(self, model: str) -> None:
+        """Remove a model, its artefacts, and stop its jobs. Raises NotFound."""
+        self._models.delete(model)
+
+    def models(
+        self, tenant: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> list[ModelRecord]:
+        """By ascending `tenant.name`, past `after`."""
+        return self.registry.models(tenant, after, limit)
+
+    def model(self, model: str) -> ModelRecord:
+        """Raises NotFound."""
+        return self.registry.model(ModelId.parse(model))
+
+    # Jobs
+
+    def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
+        """The oldest first."""
+        return self.registry.jobs(tenant, state)
+
+    def job(self, job: str) -> JobRecord:
+        """Raises NotFound."""
+        return self.registry.job(job)
+
+    def cancel_job(self, job: str) -> JobRecord:
+        """Raises NotFound, Conflict (it has ended)."""
+        return self.runner.cancel(job)
+
+    def job_progress(self, job: str) -> Progress:
+        """Raises NotFound for an impossible id."""
+        return self.runner.read_progress(job)
+
+    # Upkeep
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes on disk by part, and counts."""
+        return self._upkeep.stats()
+
+    def verify(self) -> tuple[str, ...]:
+        """What the registry names and is not there, one sentence each; none = consistent."""
+        return self._upkeep.verify()
+
+    def collect_garbage(self) -> dict[str, int]:
+        """Free what nothing needs; returns bytes freed by kind."""
+        return self._upkeep.collect()
+
+    def _housekeeping(self) -> None:
+        self._upkeep.housekeeping()

@@ -1,0 +1,77 @@
+"""Tenants' models: created and updated by fine-tuning jobs, rolled back and deleted at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, Task
+from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.jobs.options import FineTuneOptions
+from hmi.manager.domains import Domains
+from hmi.manager.parts import Parts, checked_options
+
+
+class Models:
+    """What users may do with models."""
+
+    def __init__(self, parts: Parts, domains: Domains) -> None:
+        self._parts, self._domains = parts, domains
+
+    def create(
+        self,
+        model: str,
+        domain: str,
+        task: str,
+        data: Path | bytes,
+        dev: Path | bytes | None,
+        options: Mapping[str, Any] | None,
+    ) -> JobRecord:
+        wanted, branch = ModelId.parse(model), DomainId.parse(domain)
+        if task not in get_args(Task):
+            known = ", ".join(get_args(Task))
+            raise InvalidInput(f"task {task[:80]!r} is unknown: use one of {known}", field="task")
+        self._parts.registry.tenant(wanted.tenant)
+        if self._exists(wanted):
+            raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
+        self._domains.current(branch)
+        return self._submit(wanted, str(branch), task, "create", data, dev, options)
+
+    def update(
+        self, model: str, data: Path | bytes, dev: Path | bytes | None, options: Mapping[str, Any] | None
+    ) -> JobRecord:
+        """Fine-tune on; on the domain's current version, which may be newer than the live one's."""
+        wanted = ModelId.parse(model)
+        live = self._parts.registry.model(wanted).live
+        self._domains.current(DomainId.parse(live.domain))
+        return self._submit(wanted, live.domain, live.task, "update", data, dev, options)
+
+    def rollback(self, model: str, version: int) -> ModelRecord:
+        return self._parts.registry.set_current(ModelId.parse(model), version)
+
+    def delete(self, model: str) -> None:
+        removed = self._parts.registry.delete_model(ModelId.parse(model))
+        self._parts.drop_artefacts([removed])
+
+    def _exists(self, model: ModelId) -> bool:
+        try:
+            self._parts.registry.model(model)
+        except NotFound:
+            return False
+        return True
+
+    def _submit(
+        self,
+        model: ModelId,
+        domain: str,
+        task: str,
+        mode: str,
+        data: Path | bytes,
+        dev: Path | bytes | None,
+        options: Mapping[str, Any] | None,
+    ) -> JobRecord:
+        checked = checked_options(FineTuneOptions, options)
+        spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
+        inputs = {"data": data} if dev is None else {"data": data, "dev": dev}
+        return self._parts.runner.submit("fine_tune", spec, tenant=model.tenant, inputs=inputs)

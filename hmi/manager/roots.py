@@ -1,0 +1,76 @@
+"""Roots: imported by a job, deleted when nothing stands on them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hmi.core import DomainId, JobRecord, check_name
+from hmi.errors import Conflict, InvalidInput
+from hmi.jobs.options import ImportRootOptions
+from hmi.manager.domains import Domains
+from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.model.source import find_source
+
+
+class Roots:
+    """What users may do with roots."""
+
+    def __init__(self, parts: Parts, domains: Domains) -> None:
+        self._parts, self._domains = parts, domains
+
+    def import_root(
+        self,
+        name: str,
+        source: str,
+        split: int | None,
+        texts: Mapping[str, Path | bytes],
+        alpha: float,
+        options: Mapping[str, Any] | None,
+    ) -> JobRecord:
+        check_name(name, "root")
+        checked = checked_options(ImportRootOptions, options)
+        if split is not None and (isinstance(split, bool) or split < 1):
+            raise InvalidInput(f"split = {split} is impossible: give the number of layers to replace", field="split")
+        if name in {r.name for r in self._parts.registry.roots()}:
+            raise Conflict(f"root {name!r} exists already: choose another name", field="root")
+        spec = {
+            "name": name,
+            "source": _resolved(source),
+            "split": split,
+            "alpha": checked_alpha(alpha),
+            "options": checked,
+        }
+        self.drop_stray(name)
+        return self._parts.runner.submit("import_root", spec, inputs=texts)
+
+    def delete(self, name: str) -> None:
+        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it, NotFound."""
+        self._parts.registry.root(name)
+        self._domains.drop(DomainId((name,)))
+        self._parts.registry.delete_root(name)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._parts.layout.roots / name)
+
+    def drop_stray(self, name: str) -> bool:
+        """Remove the PLOT of an import that failed before the root was published. Whether there was one."""
+        with suppress(Conflict):  # an import is at work on it
+            if name in self._parts.plots.refs() and name not in {r.name for r in self._parts.registry.roots()}:
+                self._domains.drop(DomainId((name,)))
+                return True
+        return False
+
+
+def _resolved(source: str) -> str:
+    """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be imported."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        source = str(folder.resolve())
+    elif source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        # A hub id: looking there means to download it, which is the job's work.
+        return source
+    find_source(source)
+    return source

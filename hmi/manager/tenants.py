@@ -1,0 +1,58 @@
+"""Tenants and their keys. A key is shown once; only its SHA-256 is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import get_args
+
+from hmi.core import KeyRecord, Scope, TenantRecord, check_name, now
+from hmi.errors import InvalidInput
+from hmi.manager.parts import Parts
+
+TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
+
+
+class Tenants:
+    """What users may do with tenants and keys."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def create(self, name: str) -> tuple[TenantRecord, str]:
+        record = TenantRecord(tenant=check_name(name, "tenant"), created=now())
+        key, plain = new_key(name, TENANT_SCOPES)
+        self._parts.registry.create_tenant(record, key)
+        return record, plain
+
+    def create_key(self, tenant: str | None, scopes: Sequence[Scope]) -> tuple[KeyRecord, str]:
+        wrong = [s for s in scopes if s not in get_args(Scope)]
+        if wrong or not scopes:
+            known = ", ".join(get_args(Scope))
+            raise InvalidInput(f"scopes {list(scopes)} are impossible: use some of {known}", field="scopes")
+        if tenant is not None and "admin" in scopes:
+            raise InvalidInput("a tenant's key cannot have the scope admin: leave the tenant out", field="scopes")
+        key, plain = new_key(tenant, tuple(dict.fromkeys(scopes)))
+        self._parts.registry.put_key(key)
+        return key, plain
+
+    def delete(self, name: str) -> dict[str, int]:
+        """Remove a tenant and all that is its own; returns how many of what."""
+        models, keys, jobs = self._parts.registry.delete_tenant(name)
+        self._parts.runner.forget(jobs)
+        artefacts = self._parts.drop_artefacts(models)
+        return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}
+
+
+def new_key(tenant: str | None, scopes: tuple[Scope, ...]) -> tuple[KeyRecord, str]:
+    """A key of 256 random bits, and its record."""
+    plain = f"hmi_{secrets.token_urlsafe(32)}"
+    record = KeyRecord(
+        key_id=f"k{secrets.token_hex(8)}",
+        sha256=hashlib.sha256(plain.encode()).hexdigest(),
+        tenant=tenant,
+        scopes=scopes,
+        created=now(),
+    )
+    return record, plain

@@ -1,0 +1,113 @@
+"""Keeping registry, PLOT store and files in step: what crashes and deletions leave, and what is missing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hmi.errors import HmiError
+from hmi.jobs.folders import JobFolder
+from hmi.manager.parts import HOUR_S, Parts
+from hmi.manager.roots import Roots
+from hmi.stores.layout import read_json, tree_bytes
+from hmi.stores.plots import plot_errors
+
+log = logging.getLogger("hmi.manager")
+
+
+class Upkeep:
+    """Collection and consistency."""
+
+    def __init__(self, parts: Parts, roots: Roots) -> None:
+        self._parts, self._roots = parts, roots
+
+    def housekeeping(self) -> None:
+        """Once at the start and then hourly, in the jobs' thread."""
+        for problem in self.verify():
+            log.warning("%s", problem)
+        with plot_errors():
+            for ref in self._parts.plots.refs():
+                if "/" not in ref and self._roots.drop_stray(ref):
+                    log.info("removed the PLOT of %s, whose import never ended", ref)
+        self.collect()
+
+    def verify(self) -> tuple[str, ...]:
+        """Everything that the registry names and that is not there; cheap, from names alone."""
+        parts = self._parts
+        with plot_errors():
+            refs = parts.plots.refs()
+        problems = [
+            f"root {r.name} has no PLOT: import it again" for r in parts.registry.roots() if r.name not in refs
+        ]
+        for root in parts.registry.roots():
+            if not (parts.layout.roots / root.name / root.version).is_dir():
+                problems.append(f"the files of root {root.name} are missing: restore roots/ from a backup")
+        have, known = parts.adapters.names(), set[str]()
+        for model in parts.registry.models():
+            name = f"{model.tenant}.{model.name}"
+            for version in model.versions:
+                if version.artefact not in have:
+                    problems.append(f"version {version.version} of model {name} has lost its artefact: fine-tune it again")
+                if version.plot_version not in known and not self._has_plot(version.plot_version):
+                    problems.append(f"version {version.version} of model {name} has lost its PLOT: fine-tune it again")
+                known.add(version.plot_version)
+        return tuple(problems)
+
+    def collect(self) -> dict[str, int]:
+        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind."""
+        parts = self._parts
+        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
+        keep = self.pinned_plots()
+        with plot_errors():
+            plots = parts.plots.gc(keep=keep).bytes
+            used = {v.meta.get("lower") for ref in parts.plots.refs() for v in parts.plots.history(ref)}
+            used |= {parts.plots.version(v).meta.get("lower") for v in keep if self._has_plot(v)}
+        # A build may train for hours on lower layers that it has stored and not yet published.
+        building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
+        lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
+        return {"adapters": adapters, "plots": plots, "lowers": lowers}
+
+    def pinned_plots(self) -> set[str]:
+        """PLOT versions that a kept model version or a live job stands on."""
+        parts = self._parts
+        pinned: set[str] = set()
+        # Jobs first: one that ends meanwhile has published its model before, so the models read next have it.
+        for job in parts.registry.live_jobs():
+            plan = read_json(JobFolder(parts.layout.jobs, job.job).path / "plan.json")
+            if isinstance(plan, dict):
+                pinned |= {v for k, v in plan.items() if k in ("plot", "parent") and isinstance(v, str)}
+        return pinned | {v.plot_version for m in parts.registry.models() for v in m.versions}
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes on disk by part, and how many there are of what."""
+        parts, layout = self._parts, self._parts.layout
+        with plot_errors():
+            plots = parts.plots.info()
+        models = parts.registry.models()
+        return {
+            "bytes": {
+                "registry": tree_bytes(layout.registry),
+                "plots": plots.bytes,
+                "roots": tree_bytes(layout.roots),
+                "lowers": parts.lowers.bytes(),
+                "adapters": parts.adapters.bytes(),
+                "jobs": tree_bytes(layout.jobs),
+            },
+            "roots": len(parts.registry.roots()),
+            "domains": plots.refs,
+            "tenants": len(parts.registry.tenants()),
+            "models": len(models),
+            "model_versions": sum(len(m.versions) for m in models),
+            "jobs": len(parts.registry.jobs()),
+            "plot_entries": {str(order): count for order, count in plots.entries.items()},
+        }
+
+    def _has_plot(self, version: str) -> bool:
+        try:
+            with plot_errors():
+                self._parts.plots.version(version)
+        except HmiError as error:
+            if error.kind in ("not_found", "invalid_input"):
+                return False
+            raise
+        return True

@@ -1,0 +1,1 @@
+"""What lasts: the registry, artefacts at rest, the layout of the data folder; and the pool of what is in memory."""

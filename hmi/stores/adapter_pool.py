@@ -1,0 +1,127 @@
+"""What is in memory of many small modules: the recently used ones, within a budget of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Slot(Generic[T]):
+    """One name: loading until `value` or `error` is set."""
+
+    pins: int = 0
+    size: int = 0
+    value: T | None = None
+    error: Exception | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.value is not None or self.error is not None
+
+
+class AdapterPool(Generic[T]):
+    """Least recently used goes first; what is leased never goes. Each name is loaded once however many ask at once.
+
+    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load, and the
+    next lease tries again. Leased objects may exceed the budget; the excess goes as soon as they are given back.
+    """
+
+    def __init__(self, budget_bytes: int, load: Callable[[str], tuple[T, int]]) -> None:
+        self._budget, self._load = budget_bytes, load
+        self._slots: OrderedDict[str, _Slot[T]] = OrderedDict()
+        self._changed = threading.Condition()
+        self.hits = self.misses = self.evictions = self.bytes = 0
+
+    @contextmanager
+    def lease(self, names: Sequence[str]) -> Iterator[list[T]]:
+        """The objects of `names`, in their order (repeated names share one), kept in memory for the block."""
+        unique = list(dict.fromkeys(names))
+        mine = self._pin(unique)
+        try:
+            # All of one's own loads come before any waiting, so two leases cannot wait for each other.
+            for name in mine:
+                self._fill(name)
+            values = self._await(unique)
+            yield [values[name] for name in names]
+        finally:
+            self._unpin(unique)
+
+    def resident(self) -> list[str]:
+        """Names in memory, the least recently used first."""
+        with self._changed:
+            return [name for name, slot in self._slots.items() if slot.value is not None]
+
+    def _pin(self, names: list[str]) -> list[str]:
+        """Pin all; returns those that this caller must load."""
+        mine = []
+        with self._changed:
+            for name in names:
+                slot = self._slots.get(name)
+                if slot is None or slot.error is not None:
+                    slot = self._slots[name] = _Slot(pins=0 if slot is None else slot.pins)
+                    mine.append(name)
+                    self.misses += 1
+                else:
+                    self.hits += 1
+                slot.pins += 1
+                self._slots.move_to_end(name)
+        return mine
+
+    def _fill(self, name: str) -> None:
+        error: Exception = RuntimeError(f"the load of {name} was interrupted")
+        value: T | None = None
+        size = 0
+        try:
+            value, size = self._load(name)
+            assert value is not None, "load returns an object"
+        except Exception as failed:
+            error = failed
+        finally:
+            # Also for an interrupt: those who wait must not wait for ever.
+            with self._changed:
+                slot = self._slots[name]
+                if value is None:
+                    slot.error = error
+                else:
+                    slot.value, slot.size = value, size
+                    self.bytes += size
+                    self._evict()
+                self._changed.notify_all()
+
+    def _await(self, names: list[str]) -> dict[str, T]:
+        values: dict[str, T] = {}
+        with self._changed:
+            for name in names:
+                slot = self._slots[name]
+                self._changed.wait_for(lambda slot=slot: slot.settled)  # type: ignore[misc]
+                if slot.value is None:
+                    assert slot.error is not None
+                    raise slot.error
+                values[name] = slot.value
+        return values
+
+    def _unpin(self, names: list[str]) -> None:
+        with self._changed:
+            for name in names:
+                slot = self._slots[name]
+                slot.pins -= 1
+                if slot.pins == 0 and slot.value is None:
+                    del self._slots[name]
+            self._evict()
+
+    def _evict(self) -> None:
+        """Caller holds the lock."""
+        if self.bytes <= self._budget:
+            return
+        for name in [n for n, s in self._slots.items() if s.pins == 0 and s.value is not None]:
+            self.bytes -= self._slots.pop(name).size
+            self.evictions += 1
+            if self.bytes <= self._budget:
+                return

@@ -1,0 +1,114 @@
+"""Tensors at rest, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hmi.errors import Damaged
+from hmi.model.files import full_or, write_bytes
+from hmi.stores.layout import wait_lock
+
+SUFFIX = ".safetensors"
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class AdapterStore:
+    """Content-named files in one folder; several processes may use it. Nothing is ever changed in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise full_or(error, folder) from error
+
+    def put(self, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> tuple[str, int]:
+        """Store tensors durably; returns (name, bytes). The same content is stored once. Raises StorageFull."""
+        plain = {k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)}
+        # As one value: safetensors writes several in no fixed order, and equal content must get equal names.
+        data = save(plain, {"meta": json.dumps(meta, sort_keys=True)} if meta else None)
+        name = hashlib.sha256(data).hexdigest()
+        path = self._path(name)
+        # Shared among writers; `gc` takes it alone, so it cannot remove what a writer has just found.
+        with self._lock(shared=True):
+            if self._is_intact(path, name):
+                os.utime(path)
+            else:
+                write_bytes(path, data)
+        return name, len(data)
+
+    def get(self, name: str) -> dict[str, Tensor]:
+        """Load tensors to the CPU after checking their hash. Raises Damaged."""
+        try:
+            data = self._path(name).read_bytes()
+        except FileNotFoundError as error:
+            raise Damaged(f"artefact {name} is missing: restore it from a backup, or make it again") from error
+        except OSError as error:
+            raise Damaged(f"artefact {name} cannot be read ({error.strerror}): check the disk") from error
+        if hashlib.sha256(data).hexdigest() != name:
+            raise Damaged(f"artefact {name} fails its checksum: restore it from a backup, or make it again")
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise Damaged(f"artefact {name} cannot be read ({error}): make it again") from error
+
+    def has(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def names(self) -> set[str]:
+        found = {p.name.removesuffix(SUFFIX) for p in self._folder.glob(f"*{SUFFIX}")}
+        return {n for n in found if _NAME.fullmatch(n)}
+
+    def bytes(self) -> int:
+        total = 0
+        for name in self.names():
+            with suppress(FileNotFoundError):
+                total += self._path(name).stat().st_size
+        return total
+
+    def gc(
+        self, keep: Collection[str], min_age_s: float = 3600, *, only: Collection[str] | None = None
+    ) -> tuple[list[str], int]:
+        """Remove what is not in `keep` (and is in `only`, if given) and was last stored `min_age_s` ago or before.
+
+        Returns (names, bytes). A job stores first and publishes later: `min_age_s` must outlast the time between.
+        """
+        removed, size = [], 0
+        with self._lock(shared=False):
+            before = time.time() - min_age_s
+            for name in sorted((self.names() if only is None else set(only) & self.names()) - set(keep)):
+                path = self._path(name)
+                status = path.stat()
+                if status.st_mtime <= before:
+                    path.unlink()
+                    removed.append(name)
+                    size += status.st_size
+        return removed, size
+
+    def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
+        return wait_lock(self._folder / ".lock", shared=shared)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise Damaged(f"{name[:80]!r} is not the name of an artefact: the record that names it is damaged")
+        return self._folder / f"{name}{SUFFIX}"
+
+    @staticmethod
+    def _is_intact(path: Path, name: str) -> bool:
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == name
+        except OSError:
+            # Missing or unreadable: writing it again is the answer to both, and fails with its own error.
+            return False

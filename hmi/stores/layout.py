@@ -1,0 +1,157 @@
+"""The data folder: what lies where, its format number, locks between processes, and leftovers of crashes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.errors import Damaged, InvalidInput
+from hmi.model.files import full_or, write_bytes
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below one data folder. Names that become paths are checked by who makes them."""
+
+    data: Path
+
+    @property
+    def registry(self) -> Path:
+        return self.data / "registry"
+
+    @property
+    def plots(self) -> Path:
+        return self.data / "plots"
+
+    @property
+    def roots(self) -> Path:
+        return self.data / "roots"
+
+    @property
+    def lowers(self) -> Path:
+        return self.data / "lowers"
+
+    @property
+    def adapters(self) -> Path:
+        return self.data / "adapters"
+
+    @property
+    def jobs(self) -> Path:
+        return self.data / "jobs"
+
+    @property
+    def incoming(self) -> Path:
+        """Uploads that no job has taken yet."""
+        return self.data / "incoming"
+
+
+def open_layout(data: Path) -> Layout:
+    """Create or check a data folder. Raises Damaged (newer format), InvalidInput (not usable), StorageFull."""
+    layout = Layout(data)
+    try:
+        for folder in (data, layout.registry, layout.roots, layout.lowers, layout.adapters, layout.jobs):
+            folder.mkdir(parents=True, exist_ok=True)
+        _check_format(data / "FORMAT")
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise InvalidInput(
+            f"{data} cannot be a data folder ({error.strerror}): choose a folder that you may write to", field="data"
+        ) from error
+    except OSError as error:
+        raise full_or(error, data) from error
+    return layout
+
+
+def _check_format(path: Path) -> None:
+    # Two processes may find it missing and both write the same.
+    if not path.exists():
+        write_bytes(path, f"{FORMAT}\n".encode())
+    text = path.read_text(errors="replace").strip()
+    if not text.isdecimal():
+        raise Damaged(f"{path} should hold the number of the data folder's format, not {text[:40]!r}: restore it")
+    if int(text) > FORMAT:
+        raise Damaged(
+            f"the data folder {path.parent} has format {int(text)}, and this release reads up to {FORMAT}: "
+            "upgrade hmi-server"
+        )
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Hold an exclusive flock on `path` for the block; yields False where another holder has it.
+
+    The kernel frees it when its holder dies, however it dies.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def wait_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a flock on `path` for the block, waiting for it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
+    """Remove what killed writers left in `folder` and in its subfolders: `.*.tmp`. Returns the names removed."""
+    removed = []
+    before = time.time() - older_than_s
+    for path in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
+        # Its writer, or another process's clean-up, may take it away meanwhile.
+        with suppress(FileNotFoundError):
+            if _last_change(path) < before:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+                removed.append(path.name)
+    return removed
+
+
+def tree_bytes(folder: Path) -> int:
+    """Bytes of all files below `folder`, those that vanish meanwhile left out."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                total += path.stat().st_size
+    return total
+
+
+def read_json(path: Path) -> object | None:
+    """The JSON value of a file; None where there is no file or no JSON (it is being replaced, or was damaged)."""
+    try:
+        value: object = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value
+
+
+def _last_change(path: Path) -> float:
+    newest = path.stat().st_mtime
+    if path.is_dir():
+        for inner in path.iterdir():
+            with suppress(FileNotFoundError):
+                newest = max(newest, inner.stat().st_mtime)
+    return newest

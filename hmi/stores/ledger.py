@@ -1,0 +1,163 @@
+"""A small durable table of bytes in LMDB: short transactions, one writer among all processes, readers never wait."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
+
+FIRST_MAP = 16 << 20
+T = TypeVar("T")
+
+
+class Txn:
+    """One transaction, valid inside its block only. Keys are ASCII text."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def get(self, key: str) -> bytes | None:
+        value: bytes | None = self._raw.get(key.encode())
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        self._raw.put(key.encode(), value)
+
+    def delete(self, key: str) -> bool:
+        return bool(self._raw.delete(key.encode()))
+
+    def items(self, prefix: str, after: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """What has the prefix, by ascending key and with the prefix cut off; `after` (cut, too) is left out."""
+        first = (prefix if after is None else prefix + after).encode()
+        head = prefix.encode()
+        with self._raw.cursor() as cursor:
+            more = cursor.set_range(first)
+            while more and cursor.key().startswith(head):
+                key = cursor.key().decode()[len(prefix) :]
+                if key != after:
+                    yield key, cursor.value()
+                more = cursor.next()
+
+    def keys(self, prefix: str) -> list[str]:
+        return [key for key, _ in self.items(prefix)]
+
+
+class Ledger:
+    """The LMDB environment of one folder in this process; `open` shares it, since LMDB must not be opened twice."""
+
+    _opened: dict[str, Ledger] = {}  # noqa: RUF012 — one for the process, guarded by _opening
+    _opening = threading.Lock()
+
+    def __init__(self, folder: Path, first_map: int) -> None:
+        self._folder, self._pid, self._users = folder, os.getpid(), 0
+        self._gate = threading.Condition()
+        self._active, self._resizing = 0, False
+        with _translated("opening the registry"):
+            self._env: Any = lmdb.open(
+                str(folder), map_size=max(first_map, _size(folder)), max_readers=512, writemap=False, readahead=False
+            )
+            self._env.reader_check()
+
+    @classmethod
+    def open(cls, folder: Path, first_map: int = FIRST_MAP) -> Ledger:
+        """Open or share the ledger at `folder`, which exists. Raises Damaged, StorageFull."""
+        key = os.path.realpath(folder)
+        with cls._opening:
+            found = cls._opened.get(key)
+            if found is None or found._pid != os.getpid():
+                found = cls._opened[key] = cls(Path(key), first_map)
+            found._users += 1
+            return found
+
+    def close(self) -> None:
+        """Give back one use; the last one closes the environment, after the transactions that run."""
+        with Ledger._opening:
+            self._users -= 1
+            if self._users or self._pid != os.getpid():
+                return
+            Ledger._opened.pop(str(self._folder), None)
+            with self._gate:
+                self._gate.wait_for(lambda: not self._active and not self._resizing)
+                self._env.close()
+                self._env = None
+
+    def read(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
+        return self._run(body, write=False)
+
+    def write(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` alone among all processes and commit durably; an exception undoes it.
+
+        It runs again after the map has grown, so what it does elsewhere must be idempotent. It must not call
+        this ledger in another way than by its Txn.
+        """
+        return self._run(body, write=True)
+
+    def _run(self, body: Callable[[Txn], T], *, write: bool) -> T:
+        while True:
+            with self._entered():
+                try:
+                    with _translated("using the registry"), self._env.begin(write=write) as raw:
+                        return body(Txn(raw))
+                except lmdb.MapFullError:
+                    size = 2 * self._env.info()["map_size"]
+                except lmdb.MapResizedError:
+                    size = 0  # another process has made it larger: take its size
+            self._resize(size)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise AssertionError("a registry was used in a forked child: open it there")
+        with self._gate:
+            self._gate.wait_for(lambda: not self._resizing)
+            if self._env is None:
+                raise Unavailable("the registry has been closed: the process is stopping, try again after its restart")
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._active -= 1
+                self._gate.notify_all()
+
+    def _resize(self, size: int) -> None:
+        """Change the map's size while no transaction of this process runs."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._resizing)
+            self._resizing = True
+            try:
+                self._gate.wait_for(lambda: not self._active)
+                # Another thread may have grown it while this one waited.
+                if self._env is not None and (size == 0 or size > self._env.info()["map_size"]):
+                    self._env.set_mapsize(size)
+            finally:
+                self._resizing = False
+                self._gate.notify_all()
+
+
+def _size(folder: Path) -> int:
+    data = folder / "data.mdb"
+    return data.stat().st_size if data.exists() else 0
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """LMDB's errors as ours; the two about the map's size pass."""
+    try:
+        yield
+    except (HmiError, lmdb.MapFullError, lmdb.MapResizedError):
+        raise
+    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
+        raise Damaged(f"the registry is damaged ({error}): restore <data>/registry from a backup") from error
+    except lmdb.Error as error:
+        if "No space left" in str(error) or "quota" in str(error).lower():
+            raise StorageFull(f"no room left while {doing}: free some space and try again") from error
+        raise Damaged(f"the disk failed while {doing} ({error}): check the disk and its permissions") from error

@@ -1,0 +1,73 @@
+"""Tenants' models in the registry: publishing once for a job, numbering, which version answers."""
+
+from __future__ import annotations
+
+from hmi.core import JobRecord, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
+from hmi.errors import Conflict, JobCancelled, NotFound
+from hmi.stores.job_table import cancel_for_model
+from hmi.stores.ledger import Txn
+from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
+
+KEPT_VERSIONS = 8
+
+
+def model_key(model: ModelId) -> str:
+    return f"{MODEL}{check_name(model.tenant, 'tenant')}.{check_name(model.name, 'model')}"
+
+
+def get_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
+    record = table.get(txn, model_key(model), ModelRecord)
+    if record is None:
+        raise NotFound(f"there is no model {str(model)!r}: check the name")
+    return record
+
+
+def get_tenant(table: Table, txn: Txn, tenant: str) -> TenantRecord:
+    record = table.get(txn, TENANT + check_name(tenant, "tenant"), TenantRecord)
+    if record is None:
+        raise NotFound(f"there is no tenant {tenant!r}: create it first", field="tenant")
+    return record
+
+
+def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
+    """Add a version and let it answer. The same job's second publication changes nothing."""
+    old = table.get(txn, model_key(model), ModelRecord)
+    versions = old.versions if old else ()
+    if old is not None and any(v.job == version.job for v in versions):
+        return old
+    get_tenant(table, txn, model.tenant)
+    _refuse_unwanted(table, txn, version.job)
+    taken = {v.version for v in versions}
+    number = version.version or max(taken, default=0) + 1
+    if number in taken:
+        raise Conflict(f"model {model} has a version {number} already: publish with version 0 to get the next number")
+    added = (*versions, version.model_copy(update={"version": number}))
+    record = ModelRecord(tenant=model.tenant, name=model.name, current=number, versions=added[-KEPT_VERSIONS:])
+    table.put(txn, model_key(model), record)
+    return record
+
+
+def set_current(table: Table, txn: Txn, model: ModelId, version: int) -> ModelRecord:
+    old = get_model(table, txn, model)
+    have = [v.version for v in old.versions]
+    if version not in have:
+        raise NotFound(
+            f"model {model} has no version {version}: choose one of {', '.join(map(str, have))}", field="version"
+        )
+    record = old.model_copy(update={"current": version})
+    table.put(txn, model_key(model), record)
+    return record
+
+
+def delete_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
+    """Remove a model and stop the jobs that would publish it again."""
+    old = get_model(table, txn, model)
+    txn.delete(model_key(model))
+    cancel_for_model(table, txn, model)
+    return old
+
+
+def _refuse_unwanted(table: Table, txn: Txn, job: str) -> None:
+    record = table.get(txn, JOB + job, JobRecord)
+    if txn.get(GONE + job) is not None or (record is not None and record.cancel_requested):
+        raise JobCancelled("the job was cancelled before it published: start it again if it was not meant")

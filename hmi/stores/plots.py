@@ -1,0 +1,46 @@
+"""PLOTs as the rest of HMI sees them: opening the store, and its errors as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import plot_store
+from hmi import errors
+from plot_store import PlotStoreError, Store
+
+_AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
+    (plot_store.NotFound, errors.NotFound),
+    (plot_store.Conflict, errors.Conflict),
+    (plot_store.InUse, errors.Conflict),
+    (plot_store.Invalid, errors.InvalidInput),
+    (plot_store.StoreFull, errors.StorageFull),
+    (plot_store.Closed, errors.Unavailable),
+    (plot_store.Damaged, errors.Damaged),
+    (plot_store.FormatTooNew, errors.Damaged),
+    (plot_store.StoreIO, errors.Damaged),
+)
+
+
+def as_hmi(error: PlotStoreError) -> errors.HmiError:
+    """The error of this project that says the same; what is left (used after a fork, …) is a bug: `internal`."""
+    for theirs, ours in _AS:
+        if isinstance(error, theirs):
+            return ours(str(error))
+    return errors.HmiError(str(error))
+
+
+@contextmanager
+def plot_errors() -> Iterator[None]:
+    """Raise the store's errors as ours."""
+    try:
+        yield
+    except PlotStoreError as error:
+        raise as_hmi(error) from error
+
+
+def open_plots(path: Path) -> Store:
+    """Open the PLOT store, making it if needed. Raises Damaged, StorageFull."""
+    with plot_errors():
+        return Store.open(path, create=True)

@@ -1,0 +1,263 @@
+"""The registry: which roots, tenants, keys, models and jobs exist. Publishing here is the last step of everything.
+
+One LMDB environment, several processes at once; every change is one durable transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hmi.core import (
+    JobRecord,
+    JobState,
+    KeyRecord,
+    ModelId,
+    ModelRecord,
+    ModelVersion,
+    RootRecord,
+    TenantRecord,
+    check_name,
+)
+from hmi.errors import Conflict, NotFound
+from hmi.stores import job_table, key_table, model_table
+from hmi.stores.ledger import FIRST_MAP, Ledger, Txn
+from hmi.stores.table import GONE, JOB, MODEL, ONCE, ONCE_UNTIL, ROOT, TENANT, Table
+
+DAY_S = 86_400.0
+T = TypeVar("T")
+
+
+class Registry:
+    """Thread-safe. Reads are consistent snapshots of a memory map and take microseconds."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._table = ledger, Table()
+
+    @classmethod
+    def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
+        """Open the registry in the folder `path`, making it if needed. Raises Damaged, StorageFull."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(Ledger.open(path, first_map))
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    # Roots
+
+    def roots(self) -> list[RootRecord]:
+        return self._ledger.read(lambda t: self._table.all(t, ROOT, RootRecord))
+
+    def root(self, name: str) -> RootRecord:
+        """Raises NotFound."""
+        key = ROOT + check_name(name, "root")
+        found = self._ledger.read(lambda t: self._table.get(t, key, RootRecord))
+        if found is None:
+            raise NotFound(f"there is no root {name!r}: import it first", field="root")
+        return found
+
+    def put_root(self, record: RootRecord) -> None:
+        key = ROOT + check_name(record.name, "root")
+        self._ledger.write(lambda t: self._table.put(t, key, record))
+
+    def delete_root(self, name: str) -> bool:
+        """Whether there was one."""
+        key = ROOT + check_name(name, "root")
+        return self._ledger.write(lambda t: t.delete(key))
+
+    # Tenants and keys
+
+    def tenants(self) -> list[TenantRecord]:
+        return self._ledger.read(lambda t: self._table.all(t, TENANT, TenantRecord))
+
+    def tenant(self, name: str) -> TenantRecord:
+        """Raises NotFound."""
+        return self._ledger.read(lambda t: model_table.get_tenant(self._table, t, name))
+
+    def create_tenant(self, record: TenantRecord, key: KeyRecord) -> None:
+        """A tenant and its first key in one step. Raises Conflict if the name is taken."""
+        assert key.tenant == record.tenant, "a tenant's first key is its own"
+
+        def body(txn: Txn) -> None:
+            name = TENANT + check_name(record.tenant, "tenant")
+            if txn.get(name) is not None:
+                raise Conflict(f"tenant {record.tenant!r} exists already: choose another name", field="tenant")
+            self._table.put(txn, name, record)
+            key_table.put_key(self._table, txn, key)
+
+        self._ledger.write(body)
+
+    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
+        """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises NotFound."""
+
+        def body(txn: Txn) -> tuple[list[ModelRecord], list[str], list[str]]:
+            model_table.get_tenant(self._table, txn, name)
+            models = self._table.all(txn, MODEL, ModelRecord, below=f"{name}.")
+            for model in models:
+                txn.delete(model_table.model_key(ModelId(model.tenant, model.name)))
+            keys = [k.key_id for k in key_table.keys_of(self._table, txn, name)]
+            for key_id in keys:
+                key_table.revoke_key(self._table, txn, key_id)
+            jobs = job_table.drop_jobs_of(self._table, txn, name)
+            txn.delete(TENANT + name)
+            return models, keys, jobs
+
+        return self._ledger.write(body)
+
+    def keys(self, tenant: str | None) -> list[KeyRecord]:
+        """A tenant's keys; those of None are the administrator's."""
+        return self._ledger.read(lambda t: key_table.keys_of(self._table, t, tenant))
+
+    def put_key(self, record: KeyRecord) -> None:
+        """Raises NotFound for a tenant that does not exist."""
+
+        def body(txn: Txn) -> None:
+            if record.tenant is not None:
+                model_table.get_tenant(self._table, txn, record.tenant)
+            key_table.put_key(self._table, txn, record)
+
+        self._ledger.write(body)
+
+    def revoke_key(self, key_id: str) -> KeyRecord:
+        """Raises NotFound."""
+        return self._ledger.write(lambda t: key_table.revoke_key(self._table, t, key_id))
+
+    def find_key(self, sha256: str) -> KeyRecord | None:
+        """The key with this hash (64 hexadecimal digits), None if there is none."""
+        found = self._ledger.read(lambda t: key_table.find_key(self._table, t, sha256))
+        # The tree's search is over hashes of what was sent, which nobody can steer; the last word is constant in time.
+        return found if found is not None and hmac.compare_digest(found.sha256, sha256) else None
+
+    def any_keys(self) -> bool:
+        return self._ledger.read(key_table.any_keys)
+
+    # Models
+
+    def models(
+        self, tenant: str | None = None, after: ModelId | str | None = None, limit: int | None = None
+    ) -> list[ModelRecord]:
+        """Models by ascending `tenant.name`, those past `after` only."""
+        below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
+        start = None if after is None else str(after)
+        return self._ledger.read(
+            lambda t: self._table.all(t, MODEL, ModelRecord, below=below, after=start, limit=limit)
+        )
+
+    def model(self, model: ModelId) -> ModelRecord:
+        """Raises NotFound."""
+        return self._ledger.read(lambda t: model_table.get_model(self._table, t, model))
+
+    def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
+        """Add a version (0 = the next number) and let it answer; once for a job, however often it is called.
+
+        The artefact must be durable before. Keeps the newest 8 versions. Raises NotFound (no such tenant),
+        Conflict (the number is taken), JobCancelled (the job, model or tenant is not wanted any more).
+        """
+        return self._ledger.write(lambda t: model_table.publish_model(self._table, t, model, version))
+
+    def set_current(self, model: ModelId, version: int) -> ModelRecord:
+        """Let an older or newer version answer. Raises NotFound."""
+        return self._ledger.write(lambda t: model_table.set_current(self._table, t, model, version))
+
+    def delete_model(self, model: ModelId) -> ModelRecord:
+        """Remove a model and ask its jobs to stop; returns what it was. Raises NotFound."""
+        return self._ledger.write(lambda t: model_table.delete_model(self._table, t, model))
+
+    def models_on(self, domain: str) -> list[ModelRecord]:
+        """Models of which any kept version was fine-tuned on this domain."""
+        return [m for m in self.models() if any(v.domain == domain for v in m.versions)]
+
+    # Jobs
+
+    def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
+        """Jobs, the oldest first. Asking for queued or running ones is cheap however many have ended."""
+        read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
+        found = self._ledger.read(lambda t: read(self._table, t))
+        return [j for j in found if tenant in (None, j.tenant) and state in (None, j.state)]
+
+    def live_jobs(self) -> list[JobRecord]:
+        """Queued and running jobs of one snapshot, the oldest first."""
+        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t))
+
+    def job(self, job: str) -> JobRecord:
+        """Raises NotFound."""
+        return self._ledger.read(lambda t: job_table.get_job(self._table, t, job))
+
+    def put_job(self, record: JobRecord) -> None:
+        self._ledger.write(lambda t: job_table.put_job(self._table, t, record))
+
+    def add_job(self, record: JobRecord) -> None:
+        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant)."""
+
+        def body(txn: Txn) -> None:
+            if record.tenant is not None:
+                model_table.get_tenant(self._table, txn, record.tenant)
+            job_table.add_job(self._table, txn, record)
+
+        self._ledger.write(body)
+
+    def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
+        """Read, change and write in one transaction. Raises NotFound."""
+        return self._ledger.write(lambda t: job_table.update_job(self._table, t, job, change))
+
+    def has_job(self, job: str) -> bool:
+        return self._ledger.read(lambda t: t.get(JOB + job) is not None)
+
+    def forget_gone(self, job: str) -> None:
+        """Drop the mark of a deleted tenant's job, once its process has ended."""
+        self._ledger.write(lambda t: t.delete(GONE + job))
+
+    def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
+        """Run `act(models, jobs)` with those that depend on `domain`, while none can be added by anybody."""
+
+        def body(txn: Txn) -> T:
+            records = self._table.all(txn, MODEL, ModelRecord)
+            models = [f"{m.tenant}.{m.name}" for m in records if any(v.domain == domain for v in m.versions)]
+            return act(models, job_table.users_of_domain(self._table, txn, domain))
+
+        return self._ledger.write(body)
+
+    # Answers to repeated requests
+
+    def remember(self, key: str, scope: str) -> dict[str, Any] | None:
+        """What `store` kept for this key less than its lifetime ago."""
+        raw = self._ledger.read(lambda t: t.get(ONCE + _once(key, scope)))
+        kept = None if raw is None else json.loads(raw)
+        return kept["response"] if kept is not None and kept["until"] > time.time() else None
+
+    def store(self, key: str, scope: str, response: dict[str, Any], ttl_s: float = DAY_S) -> None:
+        """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
+        name, until = _once(key, scope), time.time() + ttl_s
+        value = json.dumps({"until": until, "response": response}).encode()
+
+        def body(txn: Txn) -> None:
+            _drop_expired(txn)
+            txn.put(ONCE + name, value)
+            txn.put(f"{ONCE_UNTIL}{int(until):012d}/{name}", b"")
+
+        self._ledger.write(body)
+
+
+def _once(key: str, scope: str) -> str:
+    return hashlib.sha256(f"{scope}\0{key}".encode()).hexdigest()
+
+
+def _drop_expired(txn: Txn, at_most: int = 64) -> None:
+    now = time.time()
+    expired: list[str] = []
+    for entry, _ in txn.items(ONCE_UNTIL):
+        if len(expired) == at_most or int(entry.partition("/")[0]) >= now:
+            break
+        expired.append(entry)
+    for entry in expired:
+        name = entry.partition("/")[2]
+        raw = txn.get(ONCE + name)
+        # The same key may have been stored again with a later end.
+        if raw is not None and json.loads(raw)["until"] <= now:
+            txn.delete(ONCE + name)
+        txn.delete(ONCE_UNTIL + entry)

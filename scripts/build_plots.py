@@ -1,0 +1,7 @@
+"""Build the PLOTs of many domains; see --help. The logic is in hmi/cli/."""
+
+from __future__ import annotations
+
+from hmi.cli.plots import build_plots
+
+build_plots(prog_name="build_plots.py")

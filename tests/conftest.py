@@ -1,0 +1,48 @@
+"""Shared fixtures: everything runs on one thread, offline, on a tiny real model."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hmi.model.encoder import Encoder
+from hmi.model.root import Root, RootInfo, split_encoder
+from hmi.model.source import load_encoder
+from hmi.model.tokenizer import Tokenizer
+from tests.tiny import write_tiny_source
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in Hugging Face's format with a random 4-layer BERT of 32 dimensions."""
+    return write_tiny_source(tmp_path_factory.mktemp("source") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def teacher(tiny_source: Path) -> Encoder:
+    return load_encoder(tiny_source)
+
+
+@pytest.fixture
+def tiny_root(tiny_source: Path, teacher: Encoder) -> Root:
+    """An untrained root split 2+2, in memory, with random slots, bias and folded matrices."""
+    tokenizer = Tokenizer(tiny_source / "tokenizer.json")
+    lower, upper, bias = split_encoder(teacher, 2, tokenizer.cls_id)
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in (lower.slot_keys, lower.slot_values, bias.position, bias.token_type):
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+        lower.fold += torch.randn(lower.fold.shape, generator=g) * 0.05
+    for module in (lower, upper, bias):
+        module.eval().requires_grad_(False)
+    info = RootInfo("tiny", "v1", {"kind": "folder", "name": "tiny", "sha256": ""}, teacher.shape, 2, "")
+    return Root(info, upper, bias, tokenizer, lower)

@@ -1,0 +1,90 @@
+"""The packed upper layers against the padded ones: alone equals batched, whatever the tenants."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from hmi.core import ModuleSpec
+from hmi.model.batching import pad_rows
+from hmi.model.encoder import attend_padded
+from hmi.model.modules import TenantModule, module_from, new_module, parameter_count
+from hmi.model.packed import run_packed, segments_of
+from hmi.model.root import Root
+
+
+def trained(root: Root, kind: str, rank: int, seed: int) -> TenantModule:
+    """A module whose every tensor is random: what training could have made."""
+    module = new_module(ModuleSpec(kind=kind, rank=rank), root.info.shape, len(root.upper))  # type: ignore[arg-type]
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * 0.2)
+    return module.requires_grad_(False)
+
+
+def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) -> Tensor:
+    """One text, padded form, all rows in every layer: the reference."""
+    rows, mask = pad_rows([x])
+    for i, layer in enumerate(root.upper):
+        attend = attend_padded(mask, root.info.shape.heads)
+        rows = layer(rows, attend) if module is None else layer(rows, attend, module.delta(i))
+    return rows[0, 0] if cls_only else rows[0]
+
+
+@pytest.mark.parametrize("cls_only", [True, False])
+def test_a_mixed_batch_equals_one_by_one(tiny_root: Root, cls_only: bool) -> None:
+    kinds = [("lora", 4), ("lora", 8), ("parallel", 24), ("parallel", 4), None, ("lora", 1)]
+    modules = [None if k is None else trained(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
+    rng = random.Random(0)
+    for trial in range(5):
+        chosen = [rng.choice(modules) for _ in range(9)]
+        lengths = [rng.randint(1, 12) for _ in chosen]
+        g = torch.Generator().manual_seed(trial)
+        texts = [torch.randn(n, tiny_root.dim, generator=g) for n in lengths]
+        offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+        heads = tiny_root.info.shape.heads
+        got = run_packed(tiny_root.upper, torch.cat(texts), offsets, chosen, heads, cls_only=cls_only)
+        for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
+            mine = got[i] if cls_only else got[offsets[i] : offsets[i + 1]]
+            torch.testing.assert_close(mine, slow(tiny_root, text, module, cls_only=cls_only), atol=1e-5, rtol=1e-5)
+
+
+def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Root) -> None:
+    a, b, c = (trained(tiny_root, "lora", 4, i) for i in range(3))
+    x = torch.randn(10, tiny_root.dim, generator=torch.Generator().manual_seed(5))
+    heads = tiny_root.info.shape.heads
+    one = run_packed(tiny_root.upper, x, [0, 4, 10], [a, b], heads, cls_only=False)
+    two = run_packed(tiny_root.upper, x, [0, 4, 10], [c, b], heads, cls_only=False)
+    assert torch.equal(one[4:], two[4:])
+    assert not torch.equal(one[:4], two[:4])
+
+
+def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
+    x = torch.randn(6, tiny_root.dim, generator=torch.Generator().manual_seed(5))
+    heads = tiny_root.info.shape.heads
+    plain = run_packed(tiny_root.upper, x, [0, 6], [None], heads, cls_only=False)
+    for kind in ("lora", "parallel"):
+        fresh = new_module(ModuleSpec(kind=kind, rank=4), tiny_root.info.shape, len(tiny_root.upper))
+        got = run_packed(tiny_root.upper, x, [0, 6], [fresh.requires_grad_(False)], heads, cls_only=False)
+        torch.testing.assert_close(got, plain, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("lora", 5), ("parallel", 3)])
+def test_a_module_survives_storage_and_counts_its_parameters(tiny_root: Root, kind: str, rank: int) -> None:
+    module = trained(tiny_root, kind, rank, 3)
+    again = module_from(module.state_dict())
+    for name, value in module.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    spec = ModuleSpec(kind=kind, rank=rank)  # type: ignore[arg-type]
+    count = parameter_count(spec, tiny_root.info.shape, len(tiny_root.upper))
+    assert count == sum(p.numel() for p in module.parameters())
+
+
+def test_segments_join_neighbours_only(tiny_root: Root) -> None:
+    a, b = trained(tiny_root, "lora", 2, 0), trained(tiny_root, "lora", 2, 1)
+    runs = [(s.start, s.end) for s in segments_of([a, a, b, a, None, None])]
+    assert runs == [(0, 2), (2, 3), (3, 4), (4, 6)]

@@ -1,0 +1,71 @@
+"""Fine-tuning on a tiny root: it learns, it resumes as if unbroken, and the root never changes."""
+
+from __future__ import annotations
+
+import torch
+
+from hmi.core import ModuleSpec
+from hmi.model.batching import pad_ids
+from hmi.model.root import Root
+from hmi.model.training import Examples, Trainer, TrainPlan, choose_epochs
+from tests.tiny import random_texts
+
+
+def examples(root: Root, seed: int, count: int = 60) -> Examples:
+    """Texts labelled by whether they hold the word `good`."""
+    texts = [t + (" good" if i % 2 else " bad") for i, t in enumerate(random_texts(count, seed))]
+    encoded = root.tokenizer.encode(texts, 64)
+    assert root.lower is not None
+    lower = root.lower
+
+    def features(rows: list[int]) -> list[torch.Tensor]:
+        out = []
+        for i in rows:
+            ids = pad_ids([encoded[i].ids])
+            bias = root.bias(torch.arange(len(encoded[i]))[None], torch.zeros_like(ids))
+            out.append((lower(ids) + bias)[0])
+        return out
+
+    return Examples([len(e) for e in encoded], features, [[i % 2] for i in range(count)])  # type: ignore[arg-type]
+
+
+PLAN = TrainPlan("classification", 2, ModuleSpec(rank=4), lr=1e-2, epochs=6, batch=8, seed=3)
+
+
+def quiet(step: int, total: int, loss: float) -> None:
+    assert 0 < step <= total
+    assert loss == loss, "the loss is not a number"
+
+
+def test_it_learns_and_leaves_the_root_alone(tiny_root: Root) -> None:
+    before = {k: v.clone() for k, v in tiny_root.upper.state_dict().items()}
+    trainer = Trainer(tiny_root, PLAN, examples(tiny_root, 0))
+    assert list(trainer.epochs(quiet)) == [1, 2, 3, 4, 5, 6]
+    test = examples(tiny_root, 1)
+    hits = sum(int(x.argmax()) == t[0] for x, t in zip(trainer.predict(test), test.targets, strict=True))
+    assert hits >= 54, f"{hits} of 60: the planted word was not learnt"
+    assert all(torch.equal(v, before[k]) for k, v in tiny_root.upper.state_dict().items())
+
+
+def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root) -> None:
+    train = examples(tiny_root, 0)
+    unbroken = Trainer(tiny_root, PLAN, train)
+    list(unbroken.epochs(quiet))
+    first = Trainer(tiny_root, PLAN, train)
+    runs = first.epochs(quiet)
+    for _ in range(3):
+        next(runs)
+    state = {**first.state(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
+    second = Trainer(tiny_root, PLAN, train)
+    second.load({k: v for k, v in state.items() if not k.startswith("optimiser.")})
+    second.load_optimiser(state)
+    list(second.epochs(quiet, start=3))
+    for name, value in unbroken.state().items():
+        assert torch.equal(second.state()[name], value), name
+
+
+def test_epochs_follow_the_data() -> None:
+    assert choose_epochs(20, 16) == 12
+    assert choose_epochs(500, 16) == 12
+    assert choose_epochs(1600, 16) == 4
+    assert choose_epochs(100_000, 16) == 3

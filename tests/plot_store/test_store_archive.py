@@ -1,0 +1,183 @@
+"""Exports: one file, round trip, idempotent; a bad file is refused and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import plotlab as lab
+import pytest
+import xxhash
+import zstandard
+
+from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
+from plot_store.archive_format import Packer
+
+CONTENTS = {"r": lab.content(1), "r/a": lab.content(2), "r/a/x": lab.content(3, (100, 0, 3))}
+DTYPES = {"r": "int8", "r/a": "fp16", "r/a/x": "int8"}
+
+
+def exported(folder: Path, ref: str = "r/a/x") -> Path:
+    with Store.open(folder / "from", create=True) as store:
+        if not store.refs():
+            for name, made in CONTENTS.items():
+                lab.put(store, name, made, dtype=DTYPES[name], meta={"name": name})
+        store.export(ref, folder / "x.plot")
+    return folder / "x.plot"
+
+
+def is_empty(store: Store) -> bool:
+    return not store.refs() and not list((store.path / "segments").iterdir()) and store.info().versions == 0
+
+
+def test_round_trip_is_idempotent(store: Store, tmp_path: Path) -> None:
+    file = exported(tmp_path)
+    version = store.import_archive(file)
+    with Store.open(tmp_path / "from") as origin:
+        assert version == origin.version("r/a/x")
+        assert store.chain("r/a/x") == origin.chain("r/a/x")
+        assert store.refs() == origin.refs()
+    chain = [lab.entries(CONTENTS[ref], DTYPES[ref]) for ref in ("r/a/x", "r/a", "r")]
+    with store.reader("r/a/x") as reader:
+        lab.same_as(reader, chain, lab.texts(1))
+    before = sorted((p.name, p.stat().st_ino) for p in (store.path / "segments").iterdir())
+    assert store.import_archive(file) == version
+    assert sorted((p.name, p.stat().st_ino) for p in (store.path / "segments").iterdir()) == before
+    assert len(store.history("r/a/x")) == 1
+    lab.check(store)
+
+
+def test_under_another_name(store: Store, tmp_path: Path) -> None:
+    file = exported(tmp_path)
+    one = store.import_archive(file, ref="mine")
+    assert store.import_archive(file, ref="mine") == one
+    assert (one.ref, set(store.refs())) == ("mine", {"r", "r/a", "mine"})
+    store.import_archive(file)
+    assert set(store.refs()) == {"r", "r/a", "r/a/x", "mine"}
+    with pytest.raises(Invalid, match="ancestor"):
+        store.import_archive(file, ref="r/a")
+    lab.check(store)
+
+
+def test_a_ref_that_moved_on_is_not_overwritten(store: Store, tmp_path: Path) -> None:
+    file = exported(tmp_path)
+    store.import_archive(file)
+    ours = lab.put(store, "r/a/x", lab.content(9))
+    store.import_archive(file)  # known already: nothing happens
+    assert store.version("r/a/x") == ours
+    with Store.open(tmp_path / "from") as origin:
+        lab.put(origin, "r/a/x", lab.content(10))
+    with pytest.raises(Conflict, match="another name"):
+        store.import_archive(exported(tmp_path))
+    assert store.version("r/a/x") == ours
+
+
+def test_an_export_that_follows_is_a_step_forward(store: Store, tmp_path: Path) -> None:
+    store.import_archive(exported(tmp_path))
+    with Store.open(tmp_path / "from") as origin:
+        newer = lab.put(origin, "r/a/x", lab.content(10))
+    assert store.import_archive(exported(tmp_path)) == newer == store.version("r/a/x")
+    assert len(store.history("r/a/x")) == 2
+    lab.check(store)
+
+
+def test_flipped_or_cut_archives_leave_nothing(store: Store, tmp_path: Path) -> None:
+    good = exported(tmp_path, "r").read_bytes()
+    rng = np.random.default_rng(0)
+    bad = tmp_path / "bad.plot"
+    for turn in range(150):
+        if turn % 3:
+            data = bytearray(good)
+            data[int(rng.integers(0, 6000 if turn % 2 else len(good)))] ^= 1 << int(rng.integers(0, 8))
+        else:
+            data = bytearray(good[: int(rng.integers(0, len(good)))])
+        bad.write_bytes(data)
+        with pytest.raises((Damaged, FormatTooNew)):
+            store.import_archive(bad)
+        assert is_empty(store)
+    bad.write_bytes(good + b"x")
+    with pytest.raises(Damaged, match="end"):
+        store.import_archive(bad)
+    assert is_empty(store)
+    store.import_archive(tmp_path / "x.plot")
+    lab.check(store)
+
+
+def forged(manifest: object, tail: bytes = b"") -> bytes:
+    body = json.dumps(manifest).encode()
+    return struct.pack("<8sH6xQQ", b"PLOTARC\0", 1, len(body), xxhash.xxh3_64_intdigest(body)) + body + tail
+
+
+def test_hostile_manifests(store: Store, tmp_path: Path) -> None:
+    segment = {"name": "0" * 32 + ".rows", "kind": "rows", "order": 3, "count": 1, "bytes": 5000}
+    version = {
+        "id": "v" + "0" * 32, "ref": "r", "parent": None, "previous": None, "created": "now", "build": "",
+        "schema": {"n": 3, "dim": 4, "dtype": "int8", "vocab": 9}, "segments": [segment], "meta": {},
+    }  # fmt: skip
+    path = {**segment, "name": "../../etc/passwd"}
+    bombs: list[object] = [
+        [], {}, {"versions": []}, {"versions": [1]}, {"versions": [version]}, {"versions": [version] * 1000},
+        {"versions": [{**version, "segments": [path]}]}, {"versions": [{**version, "schema": {"dim": 1 << 60}}]},
+        {"versions": [{**version, "segments": [{**segment, "bytes": -1}]}]},
+        {"versions": [{**version, "surprise": 1}]}, {"versions": [{**version, "ref": "../r"}]}, "[" * 100_000,
+    ]  # fmt: skip
+    bad = tmp_path / "bad.plot"
+    for bomb in bombs:
+        bad.write_bytes(forged(bomb))
+        with pytest.raises(Damaged):
+            store.import_archive(bad)
+        assert is_empty(store)
+    bad.write_bytes(b"[" * 100)
+    with pytest.raises(Damaged, match="not an export"):
+        store.import_archive(bad)
+    bad.write_bytes(struct.pack("<8sH6xQQ", b"PLOTARC\0", 1, 1 << 60, 0))
+    with pytest.raises(Damaged, match="claims"):
+        store.import_archive(bad)
+    bad.write_bytes(struct.pack("<8sH6xQQ", b"PLOTARC\0", 9, 10, 0))
+    with pytest.raises(FormatTooNew, match="format 9"):
+        store.import_archive(bad)
+    with pytest.raises(NotFound, match="no file"):
+        store.import_archive(tmp_path / "none")
+
+
+def test_a_frame_that_claims_more_than_its_chunk_is_not_expanded(store: Store, tmp_path: Path) -> None:
+    exported(tmp_path, "r")
+    with Store.open(tmp_path / "from") as origin:
+        version = origin.version("r")
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+    raw = version.segments[0].bytes
+    chunk = struct.pack("<IIQ", len(bomb), raw, 0) + bomb
+    (tmp_path / "bad.plot").write_bytes(Packer().head([version]) + chunk)
+    with pytest.raises(Damaged, match="another size"):
+        store.import_archive(tmp_path / "bad.plot")
+    assert is_empty(store)
+
+
+def test_an_archive_that_cannot_fit_is_refused_first(store: Store, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from plot_store.records import version_id
+
+    exported(tmp_path, "r")
+    with Store.open(tmp_path / "from") as origin:
+        version = origin.version("r")
+    huge = replace(version, segments=(replace(version.segments[0], bytes=1 << 49),))
+    huge = replace(huge, id=version_id(huge))
+    (tmp_path / "bad.plot").write_bytes(Packer().head([huge]))
+    with pytest.raises(StoreFull, match="free disk space"):
+        store.import_archive(tmp_path / "bad.plot")
+    assert is_empty(store)
+
+
+def test_a_damaged_store_is_not_exported(store: Store, tmp_path: Path) -> None:
+    version = lab.put(store, "r", lab.content(1))
+    path = store.path / "segments" / version.segments[0].name
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Damaged, match="nothing was exported"):
+        store.export("r", tmp_path / "out" / "x.plot")
+    assert not list((tmp_path / "out").iterdir())

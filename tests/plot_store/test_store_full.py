@@ -1,0 +1,159 @@
+"""A disk that is full or fails: a clean error, nothing half-visible, the build resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import plotlab as lab
+import pytest
+
+from plot_store import Store, StoreFull, StoreIO
+
+OLD, NEW = lab.content(1, (60, 10, 4)), lab.content(2, (1500, 60, 8))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a tmpfs of so many bytes; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(size: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.decode().strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def build(store: Store) -> None:
+    with store.writer("r", schema=lab.schema(), build="new", segment_bytes=1 << 15) as writer:
+        for order, (ngrams, rows) in NEW.items():
+            at = writer.resume_point(order)
+            writer.add(order, ngrams[at:], rows[at:])
+        writer.publish()
+
+
+def still_old(store: Store) -> None:
+    with store.reader("r") as reader:
+        lab.same_as(reader, [lab.entries(OLD)], lab.texts(1))
+    assert not [p for p in (store.path / "segments").iterdir() if p.suffix == ".tmp"]
+
+
+def test_a_really_full_disk(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(3 << 20)
+    ballast = disk / "ballast"
+    with Store.open(disk / "s", create=True) as store:
+        lab.put(store, "r", OLD)
+        failures: list[str] = []
+        for free in range(0, 300_000, 20_000):
+            with contextlib.suppress(FileNotFoundError):
+                ballast.unlink()
+            status = os.statvfs(disk)
+            ballast.write_bytes(b"x" * max(0, status.f_bavail * status.f_frsize - free))
+            if store.version("r").build == "new":
+                break
+            try:
+                build(store)
+            except StoreFull as error:
+                failures.append(str(error))
+                still_old(store)
+        assert len(failures) > 3
+        assert all("free disk space" in message for message in failures)
+        ballast.unlink(missing_ok=True)
+        if store.version("r").build != "new":
+            build(store)
+        with store.reader("r") as reader:
+            lab.same_as(reader, [lab.entries(NEW)], lab.texts(1))
+        store.gc(orphan_age_s=-60)
+        lab.check(store)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("operation", ["write", "fsync", "replace", "open"])
+def test_each_operation_failing_once(store: Store, monkeypatch: pytest.MonkeyPatch, operation: str, code: int) -> None:
+    lab.put(store, "r", OLD)
+    real = getattr(os, operation)
+    nth = 0
+    kinds: set[str] = set()
+    while store.version("r").build != "new":
+        nth += 1
+        left = [nth]
+
+        def failing(*arguments: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(code, os.strerror(code))
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, operation, failing)
+            try:
+                build(store)
+            except StoreIO as error:
+                kinds.add(error.kind)
+        if store.version("r").build != "new":
+            still_old(store)
+            with store.writer("r", schema=lab.schema(), build="new", segment_bytes=1 << 15) as writer:
+                writer.abort()  # so that the next turn fails one operation later
+    assert nth > 3
+    assert kinds == {"store_full" if code == errno.ENOSPC else "store_io"}
+    store.gc(orphan_age_s=-60)
+    lab.check(store)
+
+
+def test_short_writes_are_completed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(1, len(data) // 3)]))
+    lab.put(store, "r", NEW)
+    monkeypatch.undo()
+    lab.check(store)
+
+
+def test_the_catalogue_grows_when_it_is_full(tmp_path: Path) -> None:
+    from plot_store.catalogue import Catalogue
+
+    (tmp_path / "catalogue").mkdir()
+    catalogue = Catalogue(tmp_path / "catalogue", create=True, read_only=False, first_map=1 << 16)
+    for i in range(200):
+        catalogue.write(lambda txn, i=i: txn.put(f"x/{i}", "y" * 3000))  # type: ignore[misc]
+    assert len(catalogue.read(lambda txn: txn.keys("x/"))) == 200
+    catalogue.close()
+
+
+GROW = """
+import sys, os
+from pathlib import Path
+from plot_store.catalogue import Catalogue
+catalogue = Catalogue(Path(sys.argv[1]), create=False, read_only=False, first_map=1 << 16)
+for i in range(400):
+    catalogue.write(lambda txn: txn.put(f"c/{i}", "y" * 3000))
+catalogue.close()
+"""
+
+
+def test_another_process_may_grow_the_catalogue(tmp_path: Path) -> None:
+    from plot_store.catalogue import Catalogue
+
+    folder = tmp_path / "catalogue"
+    folder.mkdir()
+    catalogue = Catalogue(folder, create=True, read_only=False, first_map=1 << 16)
+    done = lab.child(GROW, folder)
+    assert done.returncode == 0, done.stderr
+    assert len(catalogue.read(lambda txn: txn.keys("c/"))) == 400
+    catalogue.write(lambda txn: txn.put("mine", 1))
+    assert catalogue.read(lambda txn: txn.get("mine")) == 1
+    catalogue.close()

@@ -1,0 +1,177 @@
+"""Collection: what must stay stays, what nobody can reach goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import plotlab as lab
+import pytest
+
+from plot_store import Collected, Invalid, PlotStoreError, Store
+
+
+def files(store: Store) -> set[str]:
+    return {p.name for p in (store.path / "segments").iterdir()}
+
+
+def test_nothing_reachable_goes(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    lab.put(store, "r/a", lab.content(2))
+    for seed in range(3, 13):
+        lab.put(store, "r", lab.content(seed))
+    before = files(store)
+    dry = store.gc(dry_run=True, keep_versions=2)
+    assert files(store) == before
+    assert len(store.history("r")) == 11
+    report = store.gc(keep_versions=2)
+    assert (report.versions, set(report.segments), report.bytes) == (dry.versions, set(dry.segments), dry.bytes)
+    assert len(report.versions) == 8  # of 11, two are kept and one is the ground of r/a
+    assert len(store.history("r")) == 2
+    known = [lab.entries(lab.content(2)), lab.entries(lab.content(1))]
+    with store.reader("r/a") as reader:
+        lab.same_as(reader, known, lab.texts(1))
+    with pytest.raises(Collected, match="removed by gc"):
+        store.version(report.versions[0])
+    assert store.gc(keep_versions=2).bytes == 0
+    lab.check(store)
+    with pytest.raises(Invalid, match="at least 1"):
+        store.gc(keep_versions=0)
+
+
+def test_rolled_back_versions_and_the_current_one_stay(store: Store) -> None:
+    versions = [lab.put(store, "r", lab.content(seed)) for seed in range(6)]
+    store.rollback("r", versions[0].id)
+    store.gc(keep_versions=2)
+    assert [v.id for v in store.history("r")] == [versions[5].id, versions[4].id, versions[0].id]
+    with store.reader("r") as reader:
+        lab.same_as(reader, [lab.entries(lab.content(0))], lab.texts(1))
+    lab.check(store)
+
+
+def test_a_pinned_reader_keeps_its_version_in_the_store(store: Store) -> None:
+    old = lab.put(store, "r", lab.content(1))
+    reader = store.reader("r")
+    lab.put(store, "r", lab.content(2))
+    assert store.gc(keep_versions=1).versions == ()
+    with store.reader(old.id) as second:
+        lab.same_as(second, [lab.entries(lab.content(1))], lab.texts(1))
+    reader.close()
+    assert store.gc(keep_versions=1).versions == (old.id,)
+    assert not any(s.name in files(store) for s in old.segments)
+    lab.check(store)
+
+
+def test_a_reader_that_was_only_dropped_unpins_too(store: Store) -> None:
+    old = lab.put(store, "r", lab.content(1))
+    reader = store.reader("r")
+    assert reader.version == old
+    del reader
+    lab.put(store, "r", lab.content(2))
+    assert store.gc(keep_versions=1).versions == (old.id,)
+
+
+READER = """
+import sys, plotlab as lab
+from plot_store import Store
+reader = Store.open(sys.argv[1]).reader("r")
+print("open", flush=True)
+sys.stdin.readline()
+lab.same_as(reader, [lab.entries(lab.content(1))], lab.texts(1))
+print("same", flush=True)
+"""
+
+
+def test_readers_of_other_processes_survive_the_unlinking(store: Store) -> None:
+    old = lab.put(store, "r", lab.content(1))
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(store.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        lab.put(store, "r", lab.content(2))
+        assert store.gc(keep_versions=1).versions == (old.id,)
+        assert process.communicate("\n", timeout=60)[0] == "same\n"
+        assert process.returncode == 0
+
+
+def test_builds_hold_their_segments_and_their_ground_until_abandoned(store: Store) -> None:
+    ground = lab.put(store, "r", lab.content(1))
+    made = lab.content(3, (1500, 0, 0))
+    with store.writer("r/a", schema=lab.schema(), build="b", segment_bytes=1 << 15) as writer:
+        writer.add(3, *made[3])
+        durable = writer.resume_point(3)
+    lab.put(store, "r", lab.content(2))
+    assert durable > 0
+    report = store.gc(keep_versions=1, orphan_age_s=-60)
+    assert (report.versions, report.segments, report.builds) == ((), (), ())
+    with store.writer("r/a", schema=lab.schema(), build="b", segment_bytes=1 << 15) as writer:
+        assert writer.resume_point(3) == durable
+    report = store.gc(keep_versions=1, build_age_s=-60)
+    assert (report.builds, report.versions) == (("b",), (ground.id,))
+    with store.writer("r/a", schema=lab.schema(), build="b") as writer:
+        assert writer.resume_point(3) == 0
+    lab.check(store)
+
+
+def test_orphans_go_past_their_age_and_strangers_never(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    folder = store.path / "segments"
+    for name in ("0" * 32 + ".rows", "1" * 32 + ".index", "x.tmp", "notes.txt"):
+        (folder / name).write_bytes(b"x")
+    assert store.gc().orphans == ()
+    assert len(store.gc(dry_run=True, orphan_age_s=-60).orphans) == 3
+    assert len(store.gc(orphan_age_s=-60).orphans) == 3
+    assert (folder / "notes.txt").exists()
+    lab.check(store)
+
+
+def test_collecting_beside_publishing_and_reading(store: Store) -> None:
+    """Every read equals one published version; the collector never takes what a reader is about to open."""
+    contents = [lab.content(seed, (60, 20, 6)) for seed in range(4)]
+    known = [lab.entries(made) for made in contents]
+    lab.put(store, "r", contents[0])
+    stop = threading.Event()
+    wrong: list[BaseException] = []
+    reads = [0]
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                with store.reader("r") as reader:
+                    lab.same_as(reader, [known[reader.version.meta.get("seed", 0)]], lab.texts(1))
+                    reads[0] += 1
+        except (AssertionError, PlotStoreError) as error:
+            wrong.append(error)
+
+    def clean() -> None:
+        try:
+            while not stop.is_set():
+                store.gc(keep_versions=1, orphan_age_s=60)
+        except PlotStoreError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read), threading.Thread(target=read), threading.Thread(target=clean)]
+    for thread in threads:
+        thread.start()
+    for turn in range(40):
+        lab.put(store, "r", contents[turn % 4], meta={"seed": turn % 4})
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong, wrong[0]
+    assert reads[0] > 10
+    store.gc(keep_versions=1)
+    lab.check(store)
+
+
+def test_info_counts(store: Store, tmp_path: Path) -> None:
+    version = lab.put(store, "r", lab.content(1))
+    info = store.info()
+    assert (info.format, info.refs, info.versions, info.segments) == (1, 1, 1, len(version.segments))
+    assert info.entries == version.entries == {k: len(v[0]) for k, v in lab.content(1).items()}
+    assert info.bytes > version.bytes
+    assert info.path == str(tmp_path / "plots")

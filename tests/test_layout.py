@@ -1,0 +1,127 @@
+"""What no linter checks about the repository, and what would break users or reviewers if it slipped."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+PACKAGES = ("hmi", "plot_store", "kernels")
+SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
+PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+MAX_LINES = 300
+MAX_FUNCTION_LINES = 60
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    for path in SOURCES:
+        yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def test_kernels_init_is_empty() -> None:
+    # transformers tries `from kernels import …` and takes anything but an ImportError for a defect.
+    assert (REPO / "kernels" / "__init__.py").read_bytes() == b""
+
+
+def test_every_package_is_found() -> None:
+    assert {p.relative_to(REPO).parts[0] for p in SOURCES} >= set(PACKAGES)
+
+
+def test_nothing_is_unpickled() -> None:
+    found = []
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules = {(node.module or "").split(".")[0]}
+            else:
+                modules = set()
+            if modules & PICKLING or _loads_pickle(node):
+                found.append(f"{names(path)}:{getattr(node, 'lineno', 0)}")
+    assert not found, "pickle can run code when it is read: use safetensors or JSON"
+
+
+def _loads_pickle(node: ast.AST) -> bool:
+    """`torch.load(…)`, or `allow_pickle=True` anywhere."""
+    if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+        return not (isinstance(node.value, ast.Constant) and node.value.value is False)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = node.func.value
+    return node.func.attr == "load" and isinstance(owner, ast.Name) and owner.id == "torch"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import pickle", "from joblib import load", "torch.load('x')", "numpy.load(f, allow_pickle=True)"],
+)
+def test_the_pickle_check_would_find_one(code: str) -> None:
+    found = False
+    for node in ast.walk(ast.parse(code)):
+        imported = isinstance(node, ast.Import) and node.names[0].name in PICKLING
+        from_it = isinstance(node, ast.ImportFrom) and node.module in PICKLING
+        found = found or imported or from_it or _loads_pickle(node)
+    assert found
+
+
+def test_files_and_functions_stay_small() -> None:
+    long_files = [names(p) for p in SOURCES if len(p.read_text(encoding="utf-8").splitlines()) > MAX_LINES]
+    long_functions = [
+        f"{names(path)}:{node.name}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert not long_files
+    assert not long_functions
+
+
+def test_the_ci_script_runs_make_test() -> None:
+    script = REPO / ".ci" / "run"
+    text = script.read_text(encoding="utf-8")
+    assert os.access(script, os.X_OK)
+    assert "set -eu" in text
+    assert re.search(r"^(exec )?make test$", text, re.MULTILINE)
+
+
+def test_the_makefile_has_its_targets() -> None:
+    text = (REPO / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", text, re.MULTILINE))
+    assert targets >= {"setup", "demo", "test", "check", "serve", "bench", "stress", "help"}
+    assert re.search(r"^test: check", text, re.MULTILINE)
+
+
+def test_no_package_index_is_named() -> None:
+    # Where packages come from is pip's setting, on every machine another.
+    named = re.compile(r"pypi\.org|pythonhosted|--(?:extra-)?index-url|--find-links|download\.pytorch")
+    files = [REPO / "Makefile", REPO / "pyproject.toml", REPO / ".ci" / "run", *SOURCES]
+    assert [names(p) for p in files if named.search(p.read_text(encoding="utf-8"))] == []
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (REPO / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_transformers_survives_our_kernels_package() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed (make setup brings it)")
+    code = "import kernels, transformers; from transformers import BertConfig; print(BertConfig().hidden_size)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "768", done.stderr

@@ -1,0 +1,75 @@
+"""A tiny real model to test with: a random BERT of 4 layers in Hugging Face's own format, with its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+WORDS = [
+    "the", "a", "of", "and", "in", "cell", "gene", "protein", "market", "price", "stock", "trade", "good", "bad",
+    "film", "plot", "actor", "great", "poor", "loss", "profit", "bank", "acid", "drug", "dose", "cancer", "mouse",
+    "rises", "falls", "shows", "binds", "sells", "likes", "hates", "was", "is", "very", "not", "new", "old",
+]  # fmt: skip
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = ["##s", "##ed", "##ing", "un", "##known"]
+DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
+
+
+def write_tiny_source(folder: Path, seed: int = 0) -> Path:
+    """Write config.json, model.safetensors and tokenizer.json into `folder`; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = {w: i for i, w in enumerate([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"])} | {}
+    config = {
+        "model_type": "bert", "hidden_act": "gelu", "vocab_size": len(vocab), "hidden_size": DIM,
+        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": FFN,
+        "max_position_embeddings": POSITIONS, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_weights(len(vocab), seed), folder / "model.safetensors")
+    _tokenizer(vocab).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def random_texts(count: int, seed: int = 0, low: int = 2, high: int = 20) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(count)]
+
+
+def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=g) * (0.5 if len(size) > 1 and size[0] > FFN else 0.2)
+
+    w = {
+        "embeddings.word_embeddings.weight": torch.randn(vocab, DIM, generator=g),
+        "embeddings.position_embeddings.weight": torch.randn(POSITIONS, DIM, generator=g) * 0.3,
+        "embeddings.token_type_embeddings.weight": torch.randn(2, DIM, generator=g) * 0.3,
+        "embeddings.LayerNorm.weight": torch.ones(DIM),
+        "embeddings.LayerNorm.bias": torch.zeros(DIM),
+    }
+    linear = {
+        "attention.self.query": (DIM, DIM), "attention.self.key": (DIM, DIM), "attention.self.value": (DIM, DIM),
+        "attention.output.dense": (DIM, DIM), "intermediate.dense": (FFN, DIM), "output.dense": (DIM, FFN),
+    }  # fmt: skip
+    for i in range(LAYERS):
+        p = f"encoder.layer.{i}."
+        for name, size in linear.items():
+            w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = draw(*size), draw(size[0]) * 0.1
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = torch.ones(DIM), torch.zeros(DIM)
+    return w
+
+
+def _tokenizer(vocab: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
