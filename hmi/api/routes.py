@@ -53,6 +53,10 @@ ROOTS = (
         "POST", "/manage/roots", roots.import_root, "Import a root.", JobAccepted, "admin", 202,
         body=ImportRoot, files={"text": False}, creates=True, kinds=("conflict", "unsupported_model"),
     ),
+    Route(
+        "DELETE", "/manage/roots/{root}", roots.delete_root, "Delete a root that nothing depends on.",
+        NoBody, "admin", kinds=("conflict",),
+    ),
 )  # fmt: skip
 
 DOMAINS = (

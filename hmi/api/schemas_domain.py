@@ -21,15 +21,17 @@ class DomainVersionView(Answer):
 
 
 class DomainView(Answer):
-    """A branch of a version tree. Sizes are the current version's own, without its ancestors'."""
+    """A branch of a version tree. `entries` are the current version's own, without its ancestors'."""
 
     domain: str
-    parent: str | None
+    root: str
+    parent: str | None = Field(description="null for a root's own PLOT.")
+    children: list[str]
     current: str
     entries: dict[str, int] = Field(description="Distinct n-grams by order: trigrams, bigrams, unigrams.")
-    bytes: int
+    bytes: int = Field(description="Of all kept versions.")
     alpha: float | None
-    models: int = Field(description="Models that answer from this domain.")
+    models: int = Field(description="Models of which a kept version was fine-tuned on this domain.")
     versions: list[DomainVersionView] = Field(description="Newest first.")
 
 

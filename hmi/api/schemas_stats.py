@@ -10,6 +10,7 @@ from hmi.api.schemas import Answer
 class StatsView(Answer):
     """What is kept, by tier."""
 
-    counts: dict[str, int] = Field(description="Roots, domains, tenants, models, jobs by state, …")
+    counts: dict[str, int] = Field(description="Roots, domains, tenants, models and their versions, jobs.")
+    plot_entries: dict[str, int] = Field(description="N-grams of the domains' current versions, by order.")
     disk_bytes: dict[str, int] = Field(description="By kind of artefact.")
-    memory_bytes: dict[str, int] = Field(description="Adapter pool and process.")
+    memory_bytes: dict[str, int] = Field(description="The pool of resident adapters.")

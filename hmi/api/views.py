@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hmi.api.schemas import JobView
-from hmi.api.schemas_domain import DomainView
+from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
+from hmi.manager import DomainView as DomainRow
 from hmi.metrics import PoolCounters
 from hmi.stores.job_table import target_of
+
+ORDERS = {"3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
 def job_view(job: JobRecord, progress: Progress) -> JobView:
@@ -68,13 +71,39 @@ def model_view(model: ModelRecord) -> ModelView:
     )
 
 
+def domain_view(domain: DomainRow) -> DomainView:
+    return DomainView(
+        domain=domain.domain,
+        root=domain.root,
+        parent=domain.parent,
+        children=list(domain.children),
+        current=domain.current,
+        entries=_by_name(domain.entries),
+        bytes=domain.bytes,
+        alpha=domain.alpha,
+        models=domain.models,
+        versions=[
+            DomainVersionView(
+                version=v.version,
+                created=v.created,
+                entries=_by_name(v.entries),
+                bytes=v.bytes,
+                alpha=v.alpha,
+                report=v.report,
+            )
+            for v in domain.versions
+        ],
+    )
+
+
 def stats_view(found: Mapping[str, Any], pool: PoolCounters | None) -> StatsView:
     return StatsView(
-        counts=dict(found["counts"]),
+        counts={name: value for name, value in found.items() if isinstance(value, int)},
+        plot_entries=_by_name(found["plot_entries"]),
         disk_bytes=dict(found["bytes"]),
         memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes},
     )
 
 
-def domain_view(found: Any) -> DomainView:
-    return DomainView.model_validate(found)
+def _by_name(entries: Mapping[str, int]) -> dict[str, int]:
+    return {ORDERS[order]: count for order, count in entries.items()}

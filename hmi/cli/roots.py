@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.options import FILE, job_options, settings_option
-from hmi.cli.output import print_fields, print_json, print_table, size
+from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
+from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
 from hmi.cli.session import Session
 from hmi.errors import NotFound
@@ -74,3 +74,15 @@ def show(session: Session, name: str, as_json: bool) -> None:
     if found is None:
         raise NotFound(f"there is no root {name!r}: see 'hmi root list'")
     print_json(found) if as_json else print_fields({**found, "bytes": size(found["bytes"])})
+
+
+@root.command()
+@click.argument("name")
+@yes_option
+@pass_session
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete a root that no domain and no model depends on."""
+    confirm(f"the root {name}", yes)
+    with session.calls() as calls:
+        calls.request("DELETE", f"/manage/roots/{name}")
+    notes.print(f"{name} is deleted")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,10 +14,7 @@ from hmi.cli.session import Session
 from hmi.errors import Damaged
 
 if TYPE_CHECKING:
-    from hmi.api.local import LocalCalls
-
-KEPT = 8
-"""Newest versions of a domain that stay, beside those that models answer from."""
+    from hmi.manager import Manager
 
 
 @click.group(cls=Group)
@@ -46,33 +41,33 @@ def info(session: Session, as_json: bool) -> None:
 @as_json
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
-    """Read every byte and compare checksums; exit code 1 where something is damaged."""
+    """Read every byte and compare checksums; exit code 1 where something is damaged or missing."""
     with session.local() as local:
-        report = asdict(local.services.manager.plots.verify())
-        report["damages"] += [{"segment": name, "what": what} for name, what in _damaged_artefacts(local)]
+        manager = local.services.manager
+        report = manager.plots.verify()
+        problems = [f"{damage.segment or 'the catalogue'}: {damage.what}" for damage in report.damages]
+        problems += [*manager.verify(), *_damaged_artefacts(manager)]
     if as_json:
-        print_json(report)
-    else:
-        for damage in report["damages"]:
-            notes.print(f"{damage['segment']}: {damage['what']}")
-    if report["damages"]:
-        raise Damaged(f"{len(report['damages'])} parts are damaged: restore them from a copy, or build them again")
-    notes.print(f"{report['versions']} PLOT versions in {report['segments']} segments and all adapters are sound")
+        print_json({"versions": report.versions, "segments": report.segments, "bytes": report.bytes,
+                    "problems": problems})  # fmt: skip
+    elif problems:
+        notes.print("\n".join(problems), markup=False)
+    if problems:
+        raise Damaged(f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again")
+    notes.print(f"{report.versions} PLOT versions in {report.segments} segments and all adapters are sound")
 
 
 @store.command()
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 @as_json
 @pass_session
-def gc(session: Session, dry_run: bool, as_json: bool) -> None:
+def gc(session: Session, as_json: bool) -> None:
     """Remove what no domain and no model needs."""
     with session.local() as local:
-        report = collect(local, dry_run)
+        freed = local.services.manager.collect_garbage()
     if as_json:
-        print_json(report)
-        return
-    verb = "would be freed" if dry_run else "freed"
-    notes.print(f"{len(report['versions'])} old PLOT versions, {size(report['bytes'])} {verb}")
+        print_json(freed)
+    else:
+        notes.print("freed: " + ", ".join(f"{kind} {size(count)}" for kind, count in freed.items()))
 
 
 @store.command()
@@ -99,24 +94,11 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
     print_json(found) if as_json else notes.print(f"{version.ref} is at version {version.id}")
 
 
-def collect(local: LocalCalls, dry_run: bool) -> dict[str, Any]:
-    """Collect the PLOT store, keeping as many versions of each domain as the oldest that a model pins needs."""
-    manager = local.services.manager
-    pinned = {v.plot_version for m in manager.models() for v in m.versions}
-    keep = KEPT
-    for ref in manager.plots.refs():
-        places = [i for i, version in enumerate(manager.plots.history(ref), 1) if version.id in pinned]
-        keep = max(keep, *places) if places else keep
-    report = asdict(manager.plots.gc(dry_run=dry_run, keep_versions=keep))
-    return dict(json.loads(json.dumps(report)))
-
-
-def _damaged_artefacts(local: LocalCalls) -> list[tuple[str, str]]:
-    manager = local.services.manager
+def _damaged_artefacts(manager: Manager) -> list[str]:
     found = []
-    for name in sorted({v.artefact for m in manager.models() for v in m.versions}):
+    for name in sorted({v.artefact for m in manager.models() for v in m.versions} & manager.adapters.names()):
         try:
             manager.adapters.get(name)
         except Damaged as error:
-            found.append((name, error.message))
+            found.append(error.message)
     return found

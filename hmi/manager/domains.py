@@ -117,7 +117,7 @@ class Domains:
             below = sorted(r for r in refs if r.startswith(f"{branch}/"))
             for what, names in (("domain", below), ("model", models), ("job", jobs)):
                 if names:
-                    raise Conflict(_depends(str(branch), what, names), **{f"{what}s": names})
+                    raise Conflict(_depends(str(branch), what, names), dependants=names)
             if str(branch) in refs:
                 with plot_errors():
                     self._parts.plots.delete(str(branch))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from hmi.config import Settings
-from hmi.core import ENDED, ModelRecord, Record
+from hmi.core import ModelRecord, Record
 from hmi.errors import InvalidInput
 from hmi.jobs.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
@@ -37,8 +37,8 @@ class Parts:
     def drop_artefacts(self, models: Iterable[ModelRecord]) -> int:
         """Free the artefacts of models that are gone, except what others use; returns how many went."""
         gone = {v.artefact for m in models for v in m.versions}
-        # A job that runs may have stored the same content and not yet published it: then the hourly collection frees it.
-        busy = any(j.kind == "fine_tune" and j.state not in ENDED for j in self.registry.live_jobs())
+        # A running job may have stored the same content and not yet published it: the hourly collection comes later.
+        busy = any(j.kind == "fine_tune" for j in self.registry.live_jobs())
         removed, _ = self.adapters.gc(self.used_artefacts(), HOUR_S if busy else 0.0, only=gone)
         return len(removed)
 
@@ -51,7 +51,7 @@ def checked_alpha(alpha: float) -> float:
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise InvalidInput(f"alpha = {alpha!r} is not a number: give 0 to 100 (percent covered)", field="alpha")
     if not 0 <= alpha <= 100:
-        raise InvalidInput(f"alpha = {alpha} is outside 0 to 100: it is the percentage of n-grams covered", field="alpha")
+        raise InvalidInput(f"alpha = {alpha} is outside 0 to 100, the percentage of n-grams covered", field="alpha")
     return float(alpha)
 
 
@@ -59,7 +59,7 @@ def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -
     """Options as a job's spec keeps them; raises InvalidInput naming the first impossible one."""
     given = options.model_dump() if isinstance(options, Record) else dict(options or {})
     try:
-        return kind.model_validate(given).model_dump(mode="json", exclude_unset=True)
+        return kind.model_validate(given).model_dump(mode="json")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(["options", *map(str, first["loc"])])

@@ -42,15 +42,17 @@ class Upkeep:
         for root in parts.registry.roots():
             if not (parts.layout.roots / root.name / root.version).is_dir():
                 problems.append(f"the files of root {root.name} are missing: restore roots/ from a backup")
-        have, known = parts.adapters.names(), set[str]()
+        have, known = parts.adapters.names(), dict[str, bool]()
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"
             for version in model.versions:
+                what = f"version {version.version} of model {name} has lost its"
                 if version.artefact not in have:
-                    problems.append(f"version {version.version} of model {name} has lost its artefact: fine-tune it again")
-                if version.plot_version not in known and not self._has_plot(version.plot_version):
-                    problems.append(f"version {version.version} of model {name} has lost its PLOT: fine-tune it again")
-                known.add(version.plot_version)
+                    problems.append(f"{what} artefact: fine-tune it again")
+                if version.plot_version not in known:
+                    known[version.plot_version] = self._has_plot(version.plot_version)
+                if not known[version.plot_version]:
+                    problems.append(f"{what} PLOT version: fine-tune it again")
         return tuple(problems)
 
     def collect(self) -> dict[str, int]:

@@ -32,34 +32,30 @@ async def create_domain(call: Call) -> Reply:
         call.files["corpus"],
         alpha=body.alpha,
         pretrain=body.pretrain,
-        options=body.options.model_dump(mode="json"),
+        options=body.options.model_dump(mode="json", exclude_unset=True),
     )
     return accepted(job)
 
 
 async def update_domain(call: Call) -> Reply:
     body: UpdateDomain = call.body
-    domain = str(call.domain())
-
-    def update() -> Reply:
-        manager = call.services.manager
-        alpha = body.alpha if body.alpha is not None else domain_view(manager.domain(domain)).alpha
-        job = manager.update_domain(
-            domain,
-            call.files["corpus"],
-            alpha=50.0 if alpha is None else alpha,
-            pretrain=body.pretrain,
-            options=body.options.model_dump(mode="json"),
-        )
-        return accepted(job)
-
-    return await asyncio.to_thread(update)
+    job = await asyncio.to_thread(
+        call.services.manager.update_domain,
+        str(call.domain()),
+        call.files["corpus"],
+        alpha=body.alpha,
+        pretrain=body.pretrain,
+        options=body.options.model_dump(mode="json", exclude_unset=True),
+    )
+    return accepted(job)
 
 
 async def rollback_domain(call: Call) -> Reply:
     body: RollbackDomain = call.body
-    await asyncio.to_thread(call.services.manager.rollback_domain, str(call.domain()), body.version)
-    return Reply(await asyncio.to_thread(_view, call))
+    row = await asyncio.to_thread(
+        call.services.manager.rollback_domain, str(call.domain()), body.version
+    )
+    return Reply(domain_view(row))
 
 
 async def delete_domain(call: Call) -> Reply:

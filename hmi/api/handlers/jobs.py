@@ -84,7 +84,7 @@ def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
         for job in manager.jobs(tenant=tenant, state=query.state)
         if query.kind in (None, job.kind)
     ]
-    found.sort(key=lambda job: (job.created, job.job), reverse=True)
+    found.reverse()  # newest first
     if query.after is not None:
         places = [i for i, job in enumerate(found) if job.job == query.after]
         found = found[places[0] + 1 :] if places else []

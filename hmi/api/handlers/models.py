@@ -22,7 +22,7 @@ async def create_model(call: Call) -> Reply:
         task=body.task,
         data=call.files["data"],
         dev=call.files.get("dev"),
-        options=body.options.model_dump(mode="json"),
+        options=body.options.model_dump(mode="json", exclude_unset=True),
     )
     return accepted(job)
 
@@ -43,15 +43,17 @@ async def update_model(call: Call) -> Reply:
         str(call.model()),
         data=call.files["data"],
         dev=call.files.get("dev"),
-        options=body.options.model_dump(mode="json"),
+        options=body.options.model_dump(mode="json", exclude_unset=True),
     )
     return accepted(job)
 
 
 async def rollback_model(call: Call) -> Reply:
     body: RollbackModel = call.body
-    await asyncio.to_thread(call.services.manager.rollback_model, str(call.model()), body.version)
-    return Reply(await asyncio.to_thread(_view, call))
+    record = await asyncio.to_thread(
+        call.services.manager.rollback_model, str(call.model()), body.version
+    )
+    return Reply(model_view(record))
 
 
 async def delete_model(call: Call) -> Reply:

@@ -6,6 +6,7 @@ import asyncio
 
 from hmi.api.handlers.models import accepted
 from hmi.api.route import Call, Reply
+from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import ImportRoot, RootList
 from hmi.api.views import root_view
 
@@ -13,6 +14,11 @@ from hmi.api.views import root_view
 async def list_roots(call: Call) -> Reply:
     roots = await asyncio.to_thread(call.services.manager.registry.roots)
     return Reply(RootList(roots=[root_view(r) for r in roots]))
+
+
+async def delete_root(call: Call) -> Reply:
+    await asyncio.to_thread(call.services.manager.delete_root, call.root())
+    return Reply(NoBody())
 
 
 async def import_root(call: Call) -> Reply:
@@ -25,6 +31,6 @@ async def import_root(call: Call) -> Reply:
         split=body.split,
         texts={} if text is None else {"text-0.txt": text},
         alpha=body.alpha,
-        options=body.options.model_dump(mode="json"),
+        options=body.options.model_dump(mode="json", exclude_unset=True),
     )
     return accepted(job)

@@ -1,0 +1,79 @@
+"""A real server on a data folder of its own, in this process, for the tests of the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientResponse, FormData
+from aiohttp.test_utils import TestClient, TestServer
+
+from hmi.api.app import application, build_services
+from hmi.api.services import Services
+from hmi.config import Settings
+from hmi.core import ENDED
+from tests.tiny import random_texts
+
+LABELS = ("finance", "biology")
+
+
+@dataclass
+class World:
+    """A server and a client that sends JSON."""
+
+    services: Services
+    client: TestClient[Any, Any]
+    key: str | None = None
+
+    async def call(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, **given: Any
+    ) -> tuple[int, Any, ClientResponse]:
+        """(status, JSON body, response)."""
+        headers = dict(given.pop("headers", {}))
+        key = key or self.key
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        if body is not None:
+            given["json"] = body
+        async with self.client.request(method, path, headers=headers, **given) as response:
+            return response.status, await response.json(), response
+
+    async def upload(self, path: str, spec: Any, files: dict[str, bytes], **given: Any) -> tuple[int, Any, Any]:
+        """As `call`, for a multipart body."""
+        form = FormData()
+        form.add_field("spec", json.dumps(spec), content_type="application/json")
+        for name, data in files.items():
+            form.add_field(name, data, filename=name, content_type="application/octet-stream")
+        return await self.call("POST", path, data=form, **given)
+
+    async def finish(self, job: str) -> dict[str, Any]:
+        """Wait for a job's end."""
+        while True:
+            _, view, _ = await self.call("GET", f"/manage/jobs/{job}")
+            if view["state"] in ENDED:
+                return dict(view)
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
+    services = build_services(Settings(data=data, **settings))
+    server = TestServer(application(services), host="127.0.0.1")
+    async with TestClient(server) as client:
+        yield World(services, client)
+
+
+def corpus(count: int = 150, seed: int = 3) -> bytes:
+    return "\n".join(random_texts(count, seed=seed, low=6)).encode()
+
+
+def rows(count: int = 40) -> bytes:
+    """Labelled rows that a tiny model can learn."""
+    texts = [f"{'market stock price' if i % 2 else 'cell gene protein'} {t}"
+             for i, t in enumerate(random_texts(count, seed=5, high=4))]  # fmt: skip
+    return "\n".join(json.dumps({"text": t, "label": LABELS[i % 2 == 0]}) for i, t in enumerate(texts)).encode()

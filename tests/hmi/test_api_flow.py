@@ -1,0 +1,147 @@
+"""The whole life over HTTP, with real jobs on a tiny model: root, domain, tenant, model, infer, version, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+
+from tests.hmi.api_world import World, corpus, rows, running
+
+OPTIONS = {"epochs": 2, "module": {"rank": 2}, "max_length": 32}
+
+
+async def make_root(world: World, source: Path) -> None:
+    options = {"steps": 2, "upper_steps": 0}
+    spec = {"root": "tiny", "source": str(source), "alpha": 20, "options": options}
+    status, body, answer = await world.upload("/manage/roots", spec, {"text": corpus()})
+    assert (status, answer.headers["Location"]) == (202, f"/manage/jobs/{body['job']}")
+    ended = await world.finish(body["job"])
+    assert ended["state"] == "succeeded", ended
+
+
+async def test_life(tmp_path: Path, tiny_source: Path) -> None:
+    async with running(tmp_path) as world:
+        await make_root(world, tiny_source)
+        _, found, _ = await world.call("GET", "/manage/roots")
+        assert [r["root"] for r in found["roots"]] == ["tiny"]
+        await domain_life(world)
+        key, other = await two_tenants(world)
+        await model_life(world, key, other)
+        await events(world)
+        await figures(world, key, other)
+        await endings(world)
+
+
+async def domain_life(world: World) -> None:
+    spec = {"domain": "tiny/finance", "alpha": 80}
+    status, body, _ = await world.upload("/manage/domains", spec, {"corpus": gzip.compress(corpus(seed=4))})
+    assert status == 202
+    assert (await world.finish(body["job"]))["state"] == "succeeded"
+    status, shown, _ = await world.call("GET", "/manage/domains/tiny.finance")
+    assert (status, shown["parent"], len(shown["versions"])) == (200, "tiny", 1)
+    assert shown["entries"]["trigrams"] > 0
+    _, listed, _ = await world.call("GET", "/manage/domains")
+    assert [d["domain"] for d in listed["domains"]] == ["tiny", "tiny/finance"]
+    status, body, _ = await world.upload("/manage/domains/tiny.finance/update", {}, {"corpus": corpus(seed=9)})
+    assert status == 202
+    assert (await world.finish(body["job"]))["state"] == "succeeded"
+    status, back, _ = await world.call(
+        "POST", "/manage/domains/tiny.finance/rollback", {"version": shown["current"]}
+    )
+    assert (status, back["current"], len(back["versions"])) == (200, shown["current"], 2)
+
+
+async def two_tenants(world: World) -> tuple[str, str]:
+    keys = []
+    for name in ("acme", "zeta"):
+        status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name})
+        assert (status, made["tenant"]) == (201, name)
+        keys.append(made["key"])
+    return keys[0], keys[1]
+
+
+async def model_life(world: World, key: str, other: str) -> None:
+    spec = {"model": "acme.topic", "domain": "tiny/finance", "task": "classification", "options": OPTIONS}
+    status, body, _ = await world.upload("/manage/models", spec, {"data": rows()}, key=key)
+    assert status == 202, body
+    ended = await world.finish(body["job"])
+    assert ended["state"] == "succeeded", ended
+    status, shown, _ = await world.call("GET", "/manage/models/acme.topic", key=key)
+    assert (status, shown["current"], sorted(shown["labels"])) == (200, 1, ["biology", "finance"])
+    sent = {"inputs": ["the market falls", {"text": "a gene binds"}],
+            "parameters": {"return": ["scores", "provenance"]}}  # fmt: skip
+    status, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
+    assert (status, answer["model"], answer["version"], len(answer["outputs"])) == (200, "acme.topic", 1, 2)
+    assert abs(sum(answer["outputs"][0]["scores"].values()) - 1) < 1e-4
+    assert answer["provenance"]
+    assert all(name.endswith("_ms") for name in answer["timing"])
+    mixed = [{"model": "acme.topic", "inputs": "the market falls"}, {"model": "acme.topic", **sent}]
+    status, answers, _ = await world.call("POST", "/infer", mixed, key=key)
+    assert (status, [len(a["outputs"]) for a in answers]) == (200, [1, 2])
+    assert answers[0]["outputs"][0]["label"] == answer["outputs"][0]["label"]
+    await wrong_inputs(world, key, other)
+    status, body, _ = await world.upload("/manage/models/acme.topic/update", {"options": OPTIONS}, {"data": rows()})
+    assert (await world.finish(body["job"]))["state"] == "succeeded"
+    _, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
+    assert answer["version"] == 2
+    status, back, _ = await world.call("POST", "/manage/models/acme.topic/rollback", {"version": 1}, key=key)
+    assert (status, back["current"], len(back["versions"])) == (200, 1, 2)
+
+
+async def wrong_inputs(world: World, key: str, other: str) -> None:
+    call = world.call
+    status, body, _ = await call("POST", "/infer/acme.topic", {"inputs": [{"text": "a", "text_pair": "b"}]}, key=key)
+    assert (status, body["error"]["details"]["field"]) == (422, "inputs[0]")
+    mixed = [{"model": "acme.topic", "inputs": "a"}, {"model": "acme.topic", "inputs": [{"tokens": ["a"]}]}]
+    status, body, _ = await call("POST", "/infer", mixed, key=key)
+    assert (status, body["error"]["details"]["field"]) == (422, "[1].inputs[0]")
+    late = {"inputs": ["a"] * 50, "parameters": {"deadline_ms": 0.001}}
+    status, body, _ = await call("POST", "/infer/acme.topic", late, key=key)
+    assert (status, body["error"]["kind"]) == (504, "deadline_exceeded")
+    for path in ("/manage/models/acme.topic", "/manage/tenants/acme/usage", "/manage/models?tenant=acme"):
+        assert (await call("GET", path, key=other))[0] == 404
+    assert (await call("POST", "/infer/acme.topic", {"inputs": "a"}, key=other))[0] == 404
+    assert (await call("POST", "/infer", [{"model": "acme.topic", "inputs": "a"}], key=other))[0] == 404
+    _, jobs, _ = await call("GET", "/manage/jobs", key=other)
+    assert jobs["jobs"] == []
+    _, jobs, _ = await call("GET", "/manage/jobs", key=key)
+    assert [j["target"] for j in jobs["jobs"]] == ["acme.topic"]
+    assert (await call("GET", f"/manage/jobs/{jobs['jobs'][0]['job']}", key=other))[0] == 404
+
+
+async def events(world: World) -> None:
+    spec = {"domain": "tiny/biology"}
+    _, body, _ = await world.upload("/manage/domains", spec, {"corpus": corpus(seed=8)})
+    async with world.client.get(f"/manage/jobs/{body['job']}/events") as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["X-Request-Id"]
+        text = await asyncio.wait_for(response.text(), 60)
+    kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+    assert kinds[-1] == "end"
+    assert "progress" in kinds[:-1]
+    assert '"state":"succeeded"' in text.rpartition("data: ")[2]
+
+
+async def figures(world: World, key: str, other: str) -> None:
+    _, use, _ = await world.call("GET", "/manage/tenants/acme/usage", key=key)
+    assert (use["models"], use["requests"] > 0, use["tokens"] > 0) == (1, True, True)
+    _, none, _ = await world.call("GET", "/manage/tenants/zeta/usage", key=other)
+    assert (none["models"], none["requests"]) == (0, 0)
+    status, stats, _ = await world.call("GET", "/manage/stats")
+    assert (status, stats["counts"]["models"]) == (200, 1)
+    async with world.client.get("/metrics") as response:
+        text = await response.text()
+    assert 'hmi_tenant_requests_total{tenant="acme"}' in text
+    assert 'hmi_requests_total{outcome="deadline_exceeded",route="/infer/{model}"} 1.0' in text
+    assert 'hmi_jobs{state="succeeded"}' in text
+
+
+async def endings(world: World) -> None:
+    status, body, _ = await world.call("DELETE", "/manage/domains/tiny.finance")
+    assert (status, "acme.topic" in body["error"]["message"]) == (409, True)
+    status, gone, _ = await world.call("DELETE", "/manage/tenants/acme")
+    assert (status, gone["removed"]["models"]) == (200, 1)
+    assert (await world.call("POST", "/infer/acme.topic", {"inputs": "a"}))[0] == 404
+    assert (await world.call("DELETE", "/manage/domains/tiny.finance"))[0] == 200
+    assert (await world.call("GET", "/manage/domains/tiny.finance"))[0] == 404
