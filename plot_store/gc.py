@@ -1,7 +1,7 @@
 """Garbage collection by reachability, from metadata alone.
 
-Roots: the newest versions of each ref, what readers of this process pin, builds in progress; and all their
-ancestors. First the records go, in one synced transaction, then the files: a crash between leaves orphans, never
+Roots: the newest versions of each ref, those that the caller names, what readers of this process pin, builds in
+progress; and all their ancestors. First the records go, in one synced transaction, then the files: a crash between leaves orphans, never
 a record without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them.
 """
 
@@ -32,13 +32,19 @@ class _Dead:
 
 
 def collect(
-    environment: Environment, *, dry_run: bool, orphan_age_s: float, build_age_s: float, keep_versions: int
+    environment: Environment,
+    *,
+    dry_run: bool,
+    orphan_age_s: float,
+    build_age_s: float,
+    keep_versions: int,
+    keep: frozenset[str] = frozenset(),
 ) -> GcReport:
     """One collection. Raises StoreIO, Damaged."""
     now = time.time()
 
     def find(txn: Txn) -> _Dead:
-        return _unreachable(txn, environment.pins(), keep_versions, now - build_age_s)
+        return _unreachable(txn, environment.pins() | keep, keep_versions, now - build_age_s)
 
     def drop(txn: Txn) -> _Dead:
         dead = find(txn)

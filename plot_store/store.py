@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -133,8 +134,9 @@ class Store:
         orphan_age_s: float = 3600,
         build_age_s: float = WEEK,
         keep_versions: int = 8,
+        keep: Iterable[str] = (),
     ) -> GcReport:
-        """Remove what no ref (its newest keep_versions), reader of this process or recent build needs.
+        """Remove what no ref (its newest keep_versions), reader of this process, recent build or version of keep needs.
 
         Orphans are files that no record names; only those older than orphan_age_s go, since a running build may be
         writing them. A build untouched for build_age_s counts as abandoned. Raises Invalid, StoreIO, Damaged.
@@ -150,6 +152,7 @@ class Store:
             orphan_age_s=orphan_age_s,
             build_age_s=build_age_s,
             keep_versions=keep_versions,
+            keep=frozenset(keep),
         )
 
     def verify(self, ref: str | None = None) -> VerifyReport:

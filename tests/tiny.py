@@ -23,7 +23,7 @@ DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
 def write_tiny_source(folder: Path, seed: int = 0) -> Path:
     """Write config.json, model.safetensors and tokenizer.json into `folder`; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = {w: i for i, w in enumerate([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"])} | {}
+    vocab = {w: i for i, w in enumerate(dict.fromkeys([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))}
     config = {
         "model_type": "bert", "hidden_act": "gelu", "vocab_size": len(vocab), "hidden_size": DIM,
         "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": FFN,

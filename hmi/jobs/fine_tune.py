@@ -49,8 +49,9 @@ def run(ctx: JobContext) -> dict[str, Any]:
     plot = _pinned_plot(ctx, spec["domain"])
     root_name = plot.ref.split("/")[0]
     root = load_root(ctx.settings.data / "roots" / root_name / plot.meta["root_version"])
-    train = Split(train_rows, root.tokenizer.encode([r.text for r in train_rows], options.max_length))
-    dev = Split(dev_rows, root.tokenizer.encode([r.text for r in dev_rows], options.max_length))
+    max_length = min(options.max_length, root.max_length)
+    train = Split(train_rows, root.tokenizer.encode([r.text for r in train_rows], max_length))
+    dev = Split(dev_rows, root.tokenizer.encode([r.text for r in dev_rows], max_length))
     with ctx.plots.reader(plot.id) as reader:
         state, metrics = _train(ctx, root, reader, task, labels, train, dev, options)
     artefact, size = ctx.adapters.put({k: v.half() for k, v in state.items()}, {"task": task})
@@ -59,7 +60,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         ModelVersion(
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root_name,
             root_version=root.info.version, task=task, labels=labels, module=options.module,
-            max_length=options.max_length, metrics=metrics, bytes=size, created=now(), job=ctx.job.job,
+            max_length=max_length, metrics=metrics, bytes=size, created=now(), job=ctx.job.job,
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)

@@ -71,7 +71,11 @@ class Ledger:
         key = os.path.realpath(folder)
         with cls._opening:
             found = cls._opened.get(key)
-            if found is None or found._pid != os.getpid():
+            if found is not None and found._pid != os.getpid():
+                # After a fork: LMDB closes the copy without touching what is the parent's.
+                found._env.close()
+                found = None
+            if found is None:
                 found = cls._opened[key] = cls(Path(key), first_map)
             found._users += 1
             return found

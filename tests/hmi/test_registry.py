@@ -38,6 +38,10 @@ def add_tenant(registry: Registry, name: str) -> str:
     return plain
 
 
+def _tenant(name: str) -> tuple[TenantRecord, KeyRecord]:
+    return TenantRecord(tenant=name, created=now()), new_key(name, ("infer",))[0]
+
+
 def job(name: str, **changes: object) -> JobRecord:
     fields = {"job": name, "kind": "fine_tune", "state": "queued", "created": now(), "tenant": "acme"}
     return JobRecord.model_validate({**fields, **changes})
@@ -270,15 +274,22 @@ def test_a_forked_child_may_not_use_the_parents_registry(registry: Registry, tmp
     pid = os.fork()
     if pid == 0:
         try:
-            registry.tenants()
-            said = "used"
-        except AssertionError:
-            own = Registry.open(tmp_path / "registry")
-            said = json.dumps([t.tenant for t in own.tenants()])
-        os.write(write, said.encode())
-        os._exit(0)
+            os.write(write, _said_by_child(registry, tmp_path).encode())
+        finally:
+            os._exit(0)
     os.waitpid(pid, 0)
-    assert os.read(read, 100) == b'["acme"]'
+    assert os.read(read, 100) == b'["acme", "child"]'
+    assert [t.tenant for t in registry.tenants()] == ["acme", "child"]
+
+
+def _said_by_child(registry: Registry, tmp_path: Path) -> str:
+    try:
+        registry.tenants()
+    except AssertionError:
+        own = Registry.open(tmp_path / "registry")
+        own.create_tenant(*_tenant("child"))
+        return json.dumps([t.tenant for t in own.tenants()])
+    return "used"
 
 
 def test_nothing_can_come_to_depend_on_a_domain_while_it_is_deleted(registry: Registry) -> None:

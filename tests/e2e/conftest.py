@@ -1,0 +1,95 @@
+"""One small home for all end-to-end tests: a root, a fully covered branch, a half covered one, tenants of each task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hmi.config import Settings
+from hmi.core import JobRecord
+from hmi.engine import Engine
+from hmi.engine.bundles import Bundles
+from hmi.manager import Manager
+from hmi.metrics import Metrics
+from tests.tiny import random_texts
+
+QUICK = {"epochs": 3, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
+CORPUS = random_texts(250, seed=5)
+
+
+@dataclass
+class Home:
+    """A data folder, its manager, and the texts that the branch `tiny/full` covers fully."""
+
+    manager: Manager
+    settings: Settings
+    covered: list[str]
+
+    def engine(self) -> Engine:
+        m = self.manager
+        bundles = Bundles(self.settings.data, m.registry, m.plots, m.adapters, m.lowers)
+        return Engine(bundles, self.settings, Metrics())
+
+    def run(self, job: JobRecord) -> JobRecord:
+        done = self.manager.runner.run_one(job.job, lambda progress: None)
+        assert done.state == "succeeded", done.error
+        return done
+
+
+def jsonl(rows: list[dict[str, object]]) -> bytes:
+    return "".join(json.dumps(r) + "\n" for r in rows).encode()
+
+
+def mood_rows(seed: int, count: int = 80) -> bytes:
+    return jsonl(
+        [
+            {"text": t + (" good" if i % 2 else " bad"), "label": "pos" if i % 2 else "neg"}
+            for i, t in enumerate(random_texts(count, seed))
+        ]
+    )
+
+
+def pair_rows(seed: int, count: int = 80) -> bytes:
+    texts = random_texts(count, seed)
+    return jsonl(
+        [
+            {"text": t, "text_pair": t if i % 2 else texts[i - 1], "label": "same" if i % 2 else "other"}
+            for i, t in enumerate(texts)
+        ]
+    )
+
+
+def tag_rows(seed: int, count: int = 80) -> bytes:
+    return jsonl(
+        [
+            {"tokens": t.split(), "tags": ["B-bio" if w in ("cell", "gene") else "O" for w in t.split()]}
+            for t in random_texts(count, seed)
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    settings = Settings(data=tmp_path_factory.mktemp("home") / "data")
+    manager = Manager(settings)
+    home = Home(manager, settings, CORPUS[:30])
+    text = "\n".join(random_texts(300, seed=1)).encode()
+    few = {"steps": 10, "upper_steps": 5}
+    home.run(manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": text}, options=few))
+    corpus = "\n".join(CORPUS).encode()
+    home.run(manager.create_domain("tiny/full", corpus, alpha=100))
+    home.run(manager.create_domain("tiny/half", corpus, alpha=50))
+    for tenant in ("acme", "globex"):
+        manager.create_tenant(tenant)
+    create: Callable[..., JobRecord] = manager.create_model
+    home.run(create("acme.mood", domain="tiny/full", task="classification", data=mood_rows(7), options=QUICK))
+    home.run(create("acme.pairs", domain="tiny", task="pair", data=pair_rows(7), options=QUICK))
+    home.run(create("globex.tags", domain="tiny/full", task="tagging", data=tag_rows(7), options=QUICK))
+    adapters = {**QUICK, "module": {"kind": "parallel", "rank": 6}}
+    home.run(create("globex.mood", domain="tiny/half", task="classification", data=mood_rows(8), options=adapters))
+    yield home
+    manager.close()

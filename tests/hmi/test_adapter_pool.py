@@ -1,0 +1,162 @@
+"""The pool: what is leased stays, each name is loaded once, the budget holds."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from hmi.errors import Damaged
+from hmi.stores.adapter_pool import AdapterPool
+
+
+class Loader:
+    """Loads names as objects of 10 bytes and counts the loads."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.loads: list[str] = []
+        self.pause_s = pause_s
+        self.broken: set[str] = set()
+
+    def __call__(self, name: str) -> tuple[list[str], int]:
+        self.loads.append(name)
+        time.sleep(self.pause_s)
+        if name in self.broken:
+            raise Damaged(f"artefact {name} is missing")
+        return [name], 10
+
+
+def test_a_lease_gives_objects_in_order_and_shares_repeats() -> None:
+    load = Loader()
+    pool = AdapterPool(100, load)
+    with pool.lease(["b", "a", "b"]) as got:
+        assert got == [["b"], ["a"], ["b"]]
+        assert got[0] is got[2]
+    with pool.lease(["a"]):
+        pass
+    assert load.loads == ["b", "a"]
+    assert (pool.hits, pool.misses, pool.evictions, pool.bytes) == (1, 2, 0, 20)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    pool = AdapterPool(30, Loader())
+    for name in ("a", "b", "c", "a", "d"):
+        with pool.lease([name]):
+            pass
+    assert pool.resident() == ["c", "a", "d"]
+    assert (pool.evictions, pool.bytes) == (1, 30)
+
+
+def test_what_is_leased_stays_and_the_excess_goes_after() -> None:
+    pool = AdapterPool(20, Loader())
+    with pool.lease(["a", "b"]) as held:
+        with pool.lease(["c", "d"]):
+            assert pool.bytes == 40
+            assert pool.evictions == 0
+        assert pool.resident() == ["a", "b"]
+        assert held == [["a"], ["b"]]
+    assert pool.bytes == 20
+
+
+def test_a_budget_of_nothing_still_serves() -> None:
+    pool = AdapterPool(0, Loader())
+    with pool.lease(["a", "b"]) as got:
+        assert got == [["a"], ["b"]]
+    assert (pool.resident(), pool.bytes, pool.evictions) == ([], 0, 2)
+
+
+def test_many_at_once_load_once() -> None:
+    load = Loader(pause_s=0.05)
+    pool = AdapterPool(1000, load)
+    got: list[object] = []
+
+    def ask() -> None:
+        with pool.lease(["a", "b"]) as values:
+            got.append(values[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(load.loads) == ["a", "b"]
+    assert len({id(v) for v in got}) == 1
+    assert pool.hits + pool.misses == 16
+
+
+def test_a_failed_load_reaches_all_who_wait_and_is_tried_again() -> None:
+    load = Loader(pause_s=0.1)
+    load.broken = {"x"}
+    pool = AdapterPool(100, load)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            with pool.lease(["a", "x"]):
+                pass
+        except Damaged as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(errors) == 3
+    assert load.loads.count("x") == 1
+    assert pool.resident() == ["a"]
+    load.broken = set()
+    with pool.lease(["x"]) as got:
+        assert got == [["x"]]
+    assert pool.bytes == 20
+
+
+def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
+    def load(name: str) -> tuple[str, int]:
+        raise KeyboardInterrupt
+
+    pool = AdapterPool(100, load)
+    with pytest.raises(KeyboardInterrupt):
+        with pool.lease(["a", "b"]):
+            pass
+    assert pool.resident() == []
+    pool._load = Loader()  # the next attempt, as after a handled Ctrl-C
+    with pool.lease(["a", "b"]) as got:
+        assert got == [["a"], ["b"]]
+
+
+def test_under_a_crowd_nothing_leased_is_evicted_and_the_count_of_bytes_is_right() -> None:
+    live: dict[int, int] = {}
+    guard = threading.Lock()
+
+    def load(name: str) -> tuple[list[str], int]:
+        time.sleep(0.0005)
+        return [name], 5 + len(name)
+
+    pool = AdapterPool(60, load)
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            names = rng.choices([f"n{i}" for i in range(20)], k=rng.randint(1, 5))
+            with pool.lease(names) as got:
+                with guard:
+                    for value in got:
+                        live[id(value)] = live.get(id(value), 0) + 1
+                assert [v[0] for v in got] == names
+                assert set(names) <= set(pool.resident())
+                with guard:
+                    for value in got:
+                        live[id(value)] -= 1
+
+    threads = [threading.Thread(target=ask, args=(s,)) for s in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not any(live.values())
+    assert pool.bytes == sum(5 + len(n) for n in pool.resident())
+    assert pool.bytes <= 60
+    assert pool.evictions > 100

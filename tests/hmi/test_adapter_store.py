@@ -1,0 +1,163 @@
+"""Artefacts at rest: named by content, checked when read, collected only when nobody needs them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hmi.errors import Damaged, InvalidInput, StorageFull
+from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.layout import FORMAT, clear_leftovers, open_layout, wait_lock
+
+TENSORS = {"module.a": torch.arange(12.0).reshape(3, 4).half(), "head.out.bias": torch.ones(3)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AdapterStore:
+    return AdapterStore(tmp_path / "adapters")
+
+
+def test_what_is_put_is_got(store: AdapterStore) -> None:
+    name, size = store.put(TENSORS, {"task": "pair", "by": "j1"})
+    got = store.get(name)
+    assert got.keys() == TENSORS.keys()
+    assert all(torch.equal(got[k], v) and got[k].dtype == v.dtype for k, v in TENSORS.items())
+    assert (store.names(), store.bytes()) == ({name}, size)
+
+
+def test_equal_content_has_one_name_in_every_process(store: AdapterStore, tmp_path: Path) -> None:
+    name, _ = store.put(TENSORS, {"task": "pair", "by": "j1", "c": "d"})
+    assert store.put(dict(reversed(TENSORS.items())), {"c": "d", "by": "j1", "task": "pair"})[0] == name
+    assert store.put({**TENSORS, "head.out.bias": torch.zeros(3)})[0] != name
+    script = (
+        "import sys, torch; from pathlib import Path; from hmi.stores.adapter_store import AdapterStore\n"
+        "t = {'module.a': torch.arange(12.0).reshape(3, 4).half(), 'head.out.bias': torch.ones(3)}\n"
+        "print(AdapterStore(Path(sys.argv[1])).put(t, {'by': 'j1', 'task': 'pair', 'c': 'd'})[0])\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "elsewhere")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == name
+
+
+def test_a_view_is_stored_whole(store: AdapterStore) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    name, _ = store.put({"t": base.T, "row": base[1]})
+    assert torch.equal(store.get(name)["t"], base.T)
+    assert torch.equal(store.get(name)["row"], base[1])
+
+
+@pytest.mark.parametrize("at", [0, 9, -1])
+def test_a_flipped_bit_is_found(store: AdapterStore, tmp_path: Path, at: int) -> None:
+    name, _ = store.put(TENSORS)
+    path = tmp_path / "adapters" / f"{name}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match="checksum"):
+        store.get(name)
+    assert store.put(TENSORS)[0] == name, "storing it again repairs it"
+    assert store.get(name).keys() == TENSORS.keys()
+
+
+def test_a_missing_artefact_and_an_impossible_name_are_damage(store: AdapterStore) -> None:
+    for name in ("0" * 64, "../../etc/passwd", "0" * 63, "", "A" * 64, "0" * 64 + "\n"):
+        with pytest.raises(Damaged):
+            store.get(name)
+
+
+def test_gc_keeps_what_is_needed_and_what_is_young(store: AdapterStore, tmp_path: Path) -> None:
+    kept, old, young = (store.put({"x": torch.tensor([float(i)])})[0] for i in range(3))
+    stranger = tmp_path / "adapters" / "notes.safetensors"
+    stranger.write_text("mine")
+    for path in (tmp_path / "adapters").iterdir():
+        if young not in path.name:
+            os.utime(path, (time.time() - 9999,) * 2)
+    assert store.gc({kept}, 3600, only=[young]) == ([], 0)
+    removed, size = store.gc({kept}, 3600)
+    assert removed == [old]
+    assert size > 0
+    assert store.names() == {kept, young}
+    assert stranger.exists()
+    assert store.gc({kept}, 0.0)[0] == [young]
+
+
+def test_storing_again_makes_young_again(store: AdapterStore, tmp_path: Path) -> None:
+    name, _ = store.put(TENSORS)
+    os.utime(tmp_path / "adapters" / f"{name}.safetensors", (time.time() - 9999,) * 2)
+    store.put(TENSORS)
+    assert store.gc(set(), 3600) == ([], 0)
+
+
+def test_gc_waits_for_writers(store: AdapterStore, tmp_path: Path) -> None:
+    name, _ = store.put(TENSORS)
+    done = threading.Event()
+
+    def collect() -> None:
+        store.gc(set(), 0.0)
+        done.set()
+
+    with wait_lock(tmp_path / "adapters" / ".lock", shared=True):
+        thread = threading.Thread(target=collect)
+        thread.start()
+        assert not done.wait(0.1)
+        assert store.names() == {name}
+    thread.join()
+    assert store.names() == set()
+
+
+def test_a_full_disk_leaves_nothing(store: AdapterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageFull):
+            store.put(TENSORS)
+    assert [p.name for p in (tmp_path / "adapters").iterdir()] == [".lock"]
+    name, _ = store.put(TENSORS)
+    assert store.get(name)
+
+
+def test_leftovers_go_when_they_are_old(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path)
+    old, young = layout.adapters / ".a.1.tmp", layout.adapters / ".b.2.tmp"
+    folder = layout.roots / "tiny" / ".v1.3.tmp"
+    folder.mkdir(parents=True)
+    busy = layout.roots / "tiny" / ".v2.4.tmp"
+    busy.mkdir()
+    for path in (old, young, folder / "weights", layout.adapters / "kept"):
+        path.write_text("x")
+    for path in (old, folder / "weights", folder, busy, layout.adapters / "kept"):
+        os.utime(path, (time.time() - 9999,) * 2)
+    (busy / "weights").write_text("still being written")
+    assert sorted(clear_leftovers(layout.roots, 3600) + clear_leftovers(layout.adapters, 3600)) == [
+        ".a.1.tmp", ".v1.3.tmp",
+    ]  # fmt: skip
+    assert young.exists()
+    assert busy.exists()
+    assert (layout.adapters / "kept").exists()
+
+
+def test_a_newer_format_is_refused_with_the_cure(tmp_path: Path) -> None:
+    open_layout(tmp_path)
+    assert (tmp_path / "FORMAT").read_text() == f"{FORMAT}\n"
+    open_layout(tmp_path)
+    (tmp_path / "FORMAT").write_text(f"{FORMAT + 1}\n")
+    with pytest.raises(Damaged, match=f"format {FORMAT + 1}.*up to {FORMAT}.*upgrade"):
+        open_layout(tmp_path)
+    (tmp_path / "FORMAT").write_text("")
+    with pytest.raises(Damaged):
+        open_layout(tmp_path)
+
+
+def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(InvalidInput, match="data folder"):
+        open_layout(tmp_path / "data")

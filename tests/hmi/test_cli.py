@@ -1,0 +1,196 @@
+"""The command line on a data folder, and a real server process driven by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hmi.cli import main
+from tests.hmi.api_world import corpus, rows
+
+REPO = Path(__file__).parents[2]
+PYTHON = [sys.executable, "-m", "hmi"]
+
+
+def hmi(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """Run a command in process; its standard output, or its standard error where it must fail."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    assert caught.value.code == code, err
+    assert "Traceback" not in err
+    return out if code == 0 else err
+
+
+@contextmanager
+def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server process that is ready, on a free port."""
+    command = [*PYTHON, "serve", "--data", str(data), "--port", "0", *arguments]
+    server = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        url = ""
+        for line in server.stderr:
+            found = re.search(r"http://\S+?:\d+", line)
+            if found:
+                url = found[0]
+                break
+        assert url, "the server did not start"
+        yield url, server
+    finally:
+        if server.poll() is None:
+            server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+def ready(url: str) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("not ready in time")
+
+
+def test_tenants_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ("--data", tmp_path / "d")
+    key = hmi(capsys, "tenant", "create", "acme", *data).strip()
+    assert re.fullmatch(r"hmi_[\w-]{43}", key)
+    assert [t["tenant"] for t in json.loads(hmi(capsys, *data, "tenant", "list", "--json"))] == ["acme"]
+    assert "acme" in hmi(capsys, "tenant", "list", *data)
+    told = hmi(capsys, "tenant", "create", "acme", *data, code=1)
+    assert told.startswith("error: ")
+    assert len(told.strip().splitlines()) == 1
+    made = json.loads(hmi(capsys, "key", "create", "acme", "--scope", "infer", "--json", *data))
+    assert made["scopes"] == ["infer"]
+    admin = json.loads(hmi(capsys, "key", "create", "--admin", "--json", *data))
+    assert len(json.loads(hmi(capsys, "key", "list", "acme", "--json", *data))) == 2
+    assert [k["key_id"] for k in json.loads(hmi(capsys, "key", "list", "--json", *data))] == [admin["key_id"]]
+    hmi(capsys, "key", "revoke", admin["key_id"], *data)
+    assert json.loads(hmi(capsys, "key", "list", "--json", *data)) == []
+    hmi(capsys, "key", "create", *data, code=2)
+    hmi(capsys, "tenant", "delete", "acme", "--yes", *data)
+    assert json.loads(hmi(capsys, "tenant", "list", "--json", *data)) == []
+
+
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ("--data", tmp_path / "d")
+    for arguments in (
+        ("model", "show", "acme.m"),
+        ("model", "show", "acme"),
+        ("domain", "delete", "tiny/x", "--yes"),
+        ("job", "show", "nothing"),
+        ("job", "watch", "nothing"),
+        ("root", "import", "tiny", "/no/such/folder"),
+        ("infer", "acme.m", "text"),
+        ("store", "export", "tiny", tmp_path / "out"),
+        ("tenant", "list", "--url", "http://127.0.0.1:1"),
+        ("store", "verify", "--url", "http://127.0.0.1:1"),
+    ):
+        told = hmi(capsys, *arguments, *data, code=1)
+        assert told.startswith("error: "), told
+        assert len(told.strip().splitlines()) == 1
+    hmi(capsys, "model", "create", code=2)
+    hmi(capsys, "nonsense", code=2)
+
+
+def test_life_on_a_data_folder(
+    tmp_path: Path, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--data", tmp_path / "d")
+    (tmp_path / "text").write_bytes(corpus(400))
+    (tmp_path / "rows").write_bytes(rows())
+    steps = ("--option", "steps=2", "--option", "upper_steps=0")
+    hmi(capsys, "root", "import", "tiny", tiny_source, "--text", tmp_path / "text", "--alpha", 10, *steps, *data)
+    hmi(capsys, "tenant", "create", "acme", *data)
+    options = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
+    made = hmi(capsys, "model", "create", "acme.m", tmp_path / "rows", "--domain", "tiny", "--json", *options, *data)
+    assert json.loads(made)["state"] == "succeeded"
+    answer = json.loads(hmi(capsys, "infer", "acme.m", "the market", "a gene", "--json", "--scores", *data))
+    assert [set(o["scores"]) for o in answer["outputs"]] == [{"biology", "finance"}] * 2
+    assert "the market" in hmi(capsys, "infer", "acme.m", "the market", *data)
+    assert "finance" in hmi(capsys, "model", "list", *data)
+    for arguments in (("model", "show", "acme.m"), ("domain", "list"), ("domain", "show", "tiny"), ("job", "list"),
+                      ("root", "show", "tiny"), ("store", "info")):  # fmt: skip
+        assert hmi(capsys, *arguments, *data).strip()
+        assert json.loads(hmi(capsys, *arguments, "--json", *data))
+    hmi(capsys, "store", "export", "tiny", tmp_path / "archive", *data)
+    hmi(capsys, "store", "verify", *data)
+    assert not list((tmp_path / "d" / "incoming").glob("*"))
+    assert (tmp_path / "rows").exists()
+
+
+def test_a_server_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "d"
+    with serving(data) as (url, server):
+        ready(url)
+        assert json.loads((data / "server.json").read_text())["url"] == url
+        (tmp_path / "text").write_bytes(corpus(10))
+        told = hmi(capsys, "domain", "create", "tiny/a", tmp_path / "text", "--data", data, code=1)
+        assert f"--url {url}" in told
+        told = hmi(capsys, "serve", "--data", data, "--port", 0, code=1)
+        assert "another server" in told
+        told = hmi(capsys, "serve", "--data", tmp_path / "e", "--port", url.rpartition(":")[2], code=1)
+        assert "in use" in told
+        assert "--port" in told
+        onboards(tmp_path, url)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    assert not (data / "server.json").exists()
+
+
+def onboards(tmp_path: Path, url: str) -> None:
+    """The script's run: keys are kept privately, a failure has its reason, a repetition adds nothing."""
+    for name in ("acme", "zeta"):
+        folder = tmp_path / "plan" / name
+        folder.mkdir(parents=True)
+        told = {"model": "m", "domain": "tiny/none", "task": "classification"}
+        (folder / "model.json").write_text(json.dumps(told))
+        (folder / "train.jsonl").write_bytes(rows(4))
+    command = [sys.executable, "scripts/onboard_tenants.py", str(tmp_path / "plan"), "--url", url, "--parallel", "2"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    for _ in range(2):
+        done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "tiny/none" in done.stdout
+        assert "Traceback" not in done.stderr
+    keys = tmp_path / "plan.keys.json"
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    assert sorted(json.loads(keys.read_text())) == ["acme", "zeta"]
+    with urllib.request.urlopen(f"{url}/manage/tenants") as answer:
+        assert [t["tenant"] for t in json.load(answer)["tenants"]] == ["acme", "zeta"]
+
+
+def test_other_hosts_need_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = hmi(capsys, "serve", "--data", tmp_path, "--host", "0.0.0.0", "--port", 0, code=1)
+    assert "hmi key create --admin" in told
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        told = hmi(capsys, "serve", "--data", tmp_path, "--port", taken.getsockname()[1], code=1)
+    assert "in use" in told
+
+
+def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = hmi(capsys, "--help")
+    for name in ("serve", "root", "domain", "tenant", "key", "model", "job", "store", "infer", "openapi"):
+        assert name in listed
+        assert "--data" in hmi(capsys, name, "--help") or name in ("root", "domain", "tenant", "key", "model", "job", "store")  # fmt: skip
+    code = "import sys, hmi.cli; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
