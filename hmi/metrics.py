@@ -50,9 +50,7 @@ class Usage:
         self._lock = threading.Lock()
         self._by_tenant: dict[str, TenantUse] = {}
 
-    def add(
-        self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0
-    ) -> None:
+    def add(self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0) -> None:
         with self._lock:
             old = self._by_tenant.get(tenant, TenantUse())
             self._by_tenant[tenant] = TenantUse(
@@ -110,12 +108,8 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._batch_inputs = Histogram(
-            "hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry
-        )
-        self._batch_tokens = Histogram(
-            "hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry
-        )
+        self._batch_inputs = Histogram("hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry)
+        self._batch_tokens = Histogram("hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry)
         self._plot = Counter(
             "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
         )

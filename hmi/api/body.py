@@ -56,9 +56,7 @@ async def receive(route: Route, request: web.Request, services: Services) -> Rec
         wanted = "application/json" + (" or multipart/form-data" if route.files else "")
         raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
     data = await _read(request)
-    body = await asyncio.to_thread(parse, route.body, data) if len(data) > OFF_LOOP_BYTES else parse(
-        route.body, data
-    )
+    body = await asyncio.to_thread(parse, route.body, data) if len(data) > OFF_LOOP_BYTES else parse(route.body, data)
     if not route.files:
         return Received(body, {}, None, _digest(data))
     form = Form(services.uploads.new_folder())

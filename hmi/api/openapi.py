@@ -121,10 +121,14 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
 def _parameters(route: Route) -> list[dict[str, Any]]:
     found = []
     for name in route.parameters:
-        schema = _inline(PARAMETERS[name]) if name in PARAMETERS else {
-            "type": "string",
-            "pattern": OPAQUE_PATTERN,
-        }
+        schema = (
+            _inline(PARAMETERS[name])
+            if name in PARAMETERS
+            else {
+                "type": "string",
+                "pattern": OPAQUE_PATTERN,
+            }
+        )
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
     if route.query is not None:
         for name, schema in route.query.model_json_schema()["properties"].items():

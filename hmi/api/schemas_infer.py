@@ -37,9 +37,7 @@ def _inputs_kind(value: Any) -> str:
 
 # The tags in <> are left out of the path that an error names: see errors.pointer.
 Item = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[TextInput, Tag("<object>")]
-    | Annotated[TokensInput, Tag("<tokens>")],
+    Annotated[Text, Tag("<text>")] | Annotated[TextInput, Tag("<object>")] | Annotated[TokensInput, Tag("<tokens>")],
     Discriminator(_item_kind),
 ]
 Items = Annotated[list[Item], Field(min_length=1)]

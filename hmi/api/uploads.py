@@ -63,9 +63,7 @@ class Uploads:
         form.digest = digest.hexdigest()
         return form
 
-    async def _parts(
-        self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
-    ) -> None:
+    async def _parts(self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash) -> None:
         seen: set[str] = set()
         try:
             while (part := await reader.next()) is not None:

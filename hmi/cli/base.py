@@ -21,21 +21,24 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def common_options() -> list[click.Option]:
-    """--data, --url and --key, which may stand before or after the command's name."""
+    """--data, --url and --key, which may stand before or after the command's name.
+
+    Their inner names are apart, since commands have arguments named so.
+    """
     return [
         click.Option(
-            ["--data"],
+            ["--data", "common_data"],
             type=click.Path(file_okay=False, path_type=Path),
             expose_value=False,
             callback=_set("data"),
             help="The data folder (environment: HMI_DATA; default ./hmi-data).",
         ),
         click.Option(
-            ["--url"], expose_value=False, callback=_set("url"), envvar="HMI_URL", metavar="URL",
+            ["--url", "common_url"], expose_value=False, callback=_set("url"), envvar="HMI_URL", metavar="URL",
             help="Talk to a running server instead (environment: HMI_URL).",
         ),
         click.Option(
-            ["--key"], expose_value=False, callback=_set("key"), envvar="HMI_KEY", metavar="KEY",
+            ["--key", "common_key"], expose_value=False, callback=_set("key"), envvar="HMI_KEY", metavar="KEY",
             help="The key for --url (environment: HMI_KEY, which other users cannot see).",
         ),
     ]  # fmt: skip

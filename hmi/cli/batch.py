@@ -64,9 +64,7 @@ def onboard(
     keys go to a file that only you can read. Run it again to go on where it stopped.
     """
     base = plan.resolve()
-    kept = State(
-        state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json")
-    )
+    kept = State(state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json"))
     try:
         entries = read_onboarding(plan)
         client = Client(url, key, patience_s=120.0)

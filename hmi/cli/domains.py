@@ -76,9 +76,7 @@ def list_(session: Session, as_json: bool) -> None:
     if as_json:
         print_json(domains)
         return
-    rows = [
-        {**d, **d["entries"], "versions": len(d["versions"]), "bytes": size(d["bytes"])} for d in domains
-    ]
+    rows = [{**d, **d["entries"], "versions": len(d["versions"]), "bytes": size(d["bytes"])} for d in domains]
     print_table(rows, COLUMNS, "no domains yet: 'hmi root import' makes a root's, 'hmi domain create' a branch")
 
 

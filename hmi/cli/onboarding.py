@@ -136,9 +136,7 @@ class Onboarding:
         if self.state.key_of(tenant) is not None:
             return
         try:
-            made = self.client.request(
-                "POST", "/manage/tenants", {"tenant": tenant}, once=f"onboard-{tenant}"
-            )
+            made = self.client.request("POST", "/manage/tenants", {"tenant": tenant}, once=f"onboard-{tenant}")
         except RemoteError as error:
             if error.remote_kind != "conflict":
                 raise

@@ -13,7 +13,7 @@ import stat
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hmi.config import Settings
@@ -123,7 +123,7 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
         except JobCancelled:
             ctx.registry.update_job(job, lambda r: _ended(r, "cancelled"))
         except Exception as error:
-            described = _describe(error, ctx)
+            described = describe(error, ctx.log)
             ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described))
     except NotFound:
         if ctx.registry.has_job(job):
@@ -133,8 +133,8 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
         ctx.close()
 
 
-def _describe(error: Exception, ctx: JobContext) -> dict[str, Any]:
-    """The error as the record keeps it; what nobody expected goes to the log with its traceback."""
+def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
+    """The error as the record keeps it; what nobody expected goes to `log` with its traceback."""
     if isinstance(error, PlotStoreError):
         error = as_hmi(error)
     if isinstance(error, HmiError) and error.kind != "internal":
@@ -143,7 +143,7 @@ def _describe(error: Exception, ctx: JobContext) -> dict[str, Any]:
         return {"kind": "storage_full", "message": "no room left on the disk: free some space and submit it again"}
     text = "".join(traceback.format_exception(error))
     try:
-        ctx.log(text)
+        log(text)
     except OSError:
         # The disk may be what failed; standard error then is the only place left.
         sys.stderr.write(text)

@@ -13,7 +13,6 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.options import ImportRootOptions
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
-from hmi.model.source import find_source
 
 
 class Roots:
@@ -66,6 +65,8 @@ class Roots:
 
 def _resolved(source: str) -> str:
     """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be imported."""
+    from hmi.model.source import find_source  # torch, which other commands need not wait for
+
     folder = Path(source).expanduser()
     if folder.is_dir():
         source = str(folder.resolve())

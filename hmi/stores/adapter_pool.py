@@ -51,6 +51,7 @@ class AdapterPool(Generic[T]):
             values = self._await(unique)
             yield [values[name] for name in names]
         finally:
+            self._abandon(mine)
             self._unpin(unique)
 
     def resident(self) -> list[str]:
@@ -75,25 +76,29 @@ class AdapterPool(Generic[T]):
         return mine
 
     def _fill(self, name: str) -> None:
-        error: Exception = RuntimeError(f"the load of {name} was interrupted")
         value: T | None = None
+        error: Exception | None = None
         size = 0
         try:
             value, size = self._load(name)
-            assert value is not None, "load returns an object"
         except Exception as failed:
             error = failed
-        finally:
-            # Also for an interrupt: those who wait must not wait for ever.
-            with self._changed:
+        assert value is not None or error is not None, "load returns an object"
+        with self._changed:
+            slot = self._slots[name]
+            slot.value, slot.error, slot.size = value, error, size
+            self.bytes += size
+            self._evict()
+            self._changed.notify_all()
+
+    def _abandon(self, mine: list[str]) -> None:
+        """After an interrupt (Ctrl-C): whoever waits for what was not loaded must not wait for ever."""
+        with self._changed:
+            for name in mine:
                 slot = self._slots[name]
-                if value is None:
-                    slot.error = error
-                else:
-                    slot.value, slot.size = value, size
-                    self.bytes += size
-                    self._evict()
-                self._changed.notify_all()
+                if not slot.settled:
+                    slot.error = RuntimeError(f"the load of {name} was interrupted: ask again")
+            self._changed.notify_all()
 
     def _await(self, names: list[str]) -> dict[str, T]:
         values: dict[str, T] = {}

@@ -10,15 +10,16 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hmi.errors import Damaged
 from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import wait_lock
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it is used.
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -35,6 +36,8 @@ class AdapterStore:
 
     def put(self, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> tuple[str, int]:
         """Store tensors durably; returns (name, bytes). The same content is stored once. Raises StorageFull."""
+        from safetensors.torch import save
+
         plain = {k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)}
         # As one value: safetensors writes several in no fixed order, and equal content must get equal names.
         data = save(plain, {"meta": json.dumps(meta, sort_keys=True)} if meta else None)
@@ -50,6 +53,9 @@ class AdapterStore:
 
     def get(self, name: str) -> dict[str, Tensor]:
         """Load tensors to the CPU after checking their hash. Raises Damaged."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         try:
             data = self._path(name).read_bytes()
         except FileNotFoundError as error:

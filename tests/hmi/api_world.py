@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import ClientResponse, FormData
 from aiohttp.test_utils import TestClient, TestServer
 
 from hmi.api.app import application, build_services
 from hmi.api.services import Services
+from hmi.cli import main
 from hmi.config import Settings
 from hmi.core import ENDED
 from tests.tiny import random_texts
@@ -66,6 +68,34 @@ async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
     server = TestServer(application(services), host="127.0.0.1")
     async with TestClient(server) as client:
         yield World(services, client)
+
+
+def hmi(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """Run a command in process; its standard output, or its standard error where it must fail."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    assert caught.value.code == code, err
+    assert "Traceback" not in err
+    return out if code == 0 else err
+
+
+def made_folder(base: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A data folder with the root `tiny`, the tenant acme and its model acme.m, made once by the command line."""
+    folder = base / "made"
+    if folder.exists():
+        return folder
+    data = ("--data", folder)
+    (base / "text").write_bytes(corpus(400))
+    (base / "rows").write_bytes(rows())
+    steps = ("--option", "steps=2", "--option", "upper_steps=0")
+    hmi(capsys, "root", "import", "tiny", source, "--text", base / "text", "--alpha", 10, *steps, *data)
+    hmi(capsys, "tenant", "create", "acme", *data)
+    options = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
+    made = hmi(capsys, "model", "create", "acme.m", base / "rows", "--domain", "tiny", "--json", *options, *data)
+    assert json.loads(made)["state"] == "succeeded"
+    assert (base / "rows").exists(), "a user's own file is copied, not moved"
+    return folder
 
 
 def corpus(count: int = 150, seed: int = 3) -> bytes:

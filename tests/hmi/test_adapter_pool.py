@@ -114,13 +114,32 @@ def test_a_failed_load_reaches_all_who_wait_and_is_tried_again() -> None:
 
 
 def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
-    def load(name: str) -> tuple[str, int]:
+    waiting = threading.Event()
+    errors: list[str] = []
+
+    def load(name: str) -> tuple[list[str], int]:
+        waiting.wait()
         raise KeyboardInterrupt
 
     pool = AdapterPool(100, load)
+
+    def wait_for_b() -> None:
+        while pool.misses < 2:
+            time.sleep(0.001)
+        threading.Timer(0.05, waiting.set).start()
+        try:
+            with pool.lease(["b"]):
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=wait_for_b)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         with pool.lease(["a", "b"]):
             pass
+    thread.join(5)
+    assert errors == ["the load of b was interrupted: ask again"]
     assert pool.resident() == []
     pool._load = Loader()  # the next attempt, as after a handled Ctrl-C
     with pool.lease(["a", "b"]) as got:

@@ -208,7 +208,7 @@ async def test_draining_answers_what_was_accepted(tmp_path: Path) -> None:
             await held.wait()
             raise DeadlineExceeded("answered after the signal")
 
-        world.services.engine.infer = slow  # type: ignore[method-assign]
+        world.services.engine.infer = slow  # type: ignore[method-assign,assignment]
         accepted = asyncio.create_task(world.call("POST", "/infer/a.b", {"inputs": "a"}))
         await seen.wait()
         draining = asyncio.create_task(drain(world.services))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import shutil
 from pathlib import Path
 
-from tests.hmi.api_world import World, corpus, rows, running
+import pytest
+
+from tests.hmi.api_world import World, corpus, made_folder, rows, running
 
 OPTIONS = {"epochs": 2, "module": {"rank": 2}, "max_length": 32}
 
@@ -16,22 +19,18 @@ async def succeeds(world: World, job: str) -> None:
     assert (ended["state"], ended["error"]) == ("succeeded", None)
 
 
-async def make_root(world: World, source: Path) -> None:
-    options = {"steps": 2, "upper_steps": 0}
-    spec = {"root": "tiny", "source": str(source), "alpha": 20, "options": options}
-    status, body, answer = await world.upload("/manage/roots", spec, {"text": corpus(400)})
-    assert (status, answer.headers["Location"]) == (202, f"/manage/jobs/{body['job']}")
-    await succeeds(world, body["job"])
-
-
-async def test_life(tmp_path: Path, tiny_source: Path) -> None:
-    async with running(tmp_path) as world:
-        await make_root(world, tiny_source)
+async def test_life(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = await asyncio.to_thread(made_folder, tmp_path_factory.getbasetemp(), tiny_source, capsys)
+    shutil.copytree(made, tmp_path / "d")
+    async with running(tmp_path / "d") as world:
         _, found, _ = await world.call("GET", "/manage/roots")
         assert [r["root"] for r in found["roots"]] == ["tiny"]
         await domain_life(world)
         key, other = await two_tenants(world)
-        await model_life(world, key, other)
+        await model_life(world, key)
+        await inference(world, key, other)
         await figures(world, key, other)
         await endings(world)
 
@@ -62,21 +61,36 @@ async def domain_life(world: World) -> None:
 
 
 async def two_tenants(world: World) -> tuple[str, str]:
-    keys = []
-    for name in ("acme", "zeta"):
-        status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name})
-        assert (status, made["tenant"]) == (201, name)
-        keys.append(made["key"])
-    return keys[0], keys[1]
+    _, made, _ = await world.call("POST", "/manage/tenants/acme/keys", {})
+    status, other, _ = await world.call("POST", "/manage/tenants", {"tenant": "zeta"})
+    assert (status, other["tenant"]) == (201, "zeta")
+    return made["key"], other["key"]
 
 
-async def model_life(world: World, key: str, other: str) -> None:
+async def model_life(world: World, key: str) -> None:
     spec = {"model": "acme.topic", "domain": "tiny/finance", "task": "classification", "options": OPTIONS}
-    status, body, _ = await world.upload("/manage/models", spec, {"data": rows()}, key=key)
-    assert status == 202, body
+    status, body, answer = await world.upload("/manage/models", spec, {"data": rows()}, key=key)
+    assert (status, answer.headers["Location"]) == (202, f"/manage/jobs/{body['job']}")
+    assert (await world.upload("/manage/models", spec, {"data": rows()}, key=key))[0] == 409
     await succeeds(world, body["job"])
+    assert (await world.call("DELETE", f"/manage/jobs/{body['job']}", key=key))[0] == 409
     status, shown, _ = await world.call("GET", "/manage/models/acme.topic", key=key)
     assert (status, shown["current"], sorted(shown["labels"])) == (200, 1, ["biology", "finance"])
+    _, body, _ = await world.upload("/manage/models/acme.topic/update", {}, {"data": rows()}, key=key)
+    assert (await world.call("DELETE", f"/manage/jobs/{body['job']}", key=key))[0] == 200
+    assert (await world.finish(body["job"]))["state"] == "cancelled"
+    status, back, _ = await world.call("POST", "/manage/models/acme.topic/rollback", {"version": 1}, key=key)
+    assert (status, back["current"], len(back["versions"])) == (200, 1, 1)
+    assert (await world.call("POST", "/manage/models/acme.topic/rollback", {"version": 2}, key=key))[0] == 404
+    _, page, _ = await world.call("GET", "/manage/models?limit=1", key=key)
+    _, rest, _ = await world.call("GET", f"/manage/models?limit=1&after={page['next']}", key=key)
+    assert [m["model"] for m in page["models"] + rest["models"]] == ["acme.m", "acme.topic"]
+    assert rest["next"] is None
+    _, some, _ = await world.call("GET", "/manage/models?domain=tiny.finance", key=key)
+    assert [m["model"] for m in some["models"]] == ["acme.topic"]
+
+
+async def inference(world: World, key: str, other: str) -> None:
     sent = {"inputs": ["the market falls", {"text": "a gene binds"}],
             "parameters": {"return": ["scores", "provenance"]}}  # fmt: skip
     status, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
@@ -84,17 +98,12 @@ async def model_life(world: World, key: str, other: str) -> None:
     assert abs(sum(answer["outputs"][0]["scores"].values()) - 1) < 1e-4
     assert answer["provenance"]
     assert all(name.endswith("_ms") for name in answer["timing"])
-    mixed = [{"model": "acme.topic", "inputs": "the market falls"}, {"model": "acme.topic", **sent}]
+    mixed = [{"model": "acme.m", "inputs": "the market falls"}, {"model": "acme.topic", **sent}]
     status, answers, _ = await world.call("POST", "/infer", mixed, key=key)
     assert (status, [len(a["outputs"]) for a in answers]) == (200, [1, 2])
-    assert answers[0]["outputs"][0]["label"] == answer["outputs"][0]["label"]
+    assert [a["model"] for a in answers] == ["acme.m", "acme.topic"]
+    assert answers[1]["outputs"][0]["label"] == answer["outputs"][0]["label"]
     await wrong_inputs(world, key, other)
-    status, body, _ = await world.upload("/manage/models/acme.topic/update", {"options": OPTIONS}, {"data": rows()})
-    await succeeds(world, body["job"])
-    _, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
-    assert answer["version"] == 2
-    status, back, _ = await world.call("POST", "/manage/models/acme.topic/rollback", {"version": 1}, key=key)
-    assert (status, back["current"], len(back["versions"])) == (200, 1, 2)
 
 
 async def wrong_inputs(world: World, key: str, other: str) -> None:
@@ -114,17 +123,17 @@ async def wrong_inputs(world: World, key: str, other: str) -> None:
     _, jobs, _ = await call("GET", "/manage/jobs", key=other)
     assert jobs["jobs"] == []
     _, jobs, _ = await call("GET", "/manage/jobs", key=key)
-    assert [j["target"] for j in jobs["jobs"]] == ["acme.topic"]
+    assert [j["target"] for j in jobs["jobs"]] == ["acme.topic", "acme.topic", "acme.m"]
     assert (await call("GET", f"/manage/jobs/{jobs['jobs'][0]['job']}", key=other))[0] == 404
 
 
 async def figures(world: World, key: str, other: str) -> None:
     _, use, _ = await world.call("GET", "/manage/tenants/acme/usage", key=key)
-    assert (use["models"], use["requests"] > 0, use["tokens"] > 0) == (1, True, True)
+    assert (use["models"], use["requests"] > 0, use["tokens"] > 0) == (2, True, True)
     _, none, _ = await world.call("GET", "/manage/tenants/zeta/usage", key=other)
     assert (none["models"], none["requests"]) == (0, 0)
     status, stats, _ = await world.call("GET", "/manage/stats")
-    assert (status, stats["counts"]["models"]) == (200, 1)
+    assert (status, stats["counts"]["models"]) == (200, 2)
     async with world.client.get("/metrics") as response:
         text = await response.text()
     assert 'hmi_tenant_requests_total{tenant="acme"}' in text
@@ -136,7 +145,7 @@ async def endings(world: World) -> None:
     status, body, _ = await world.call("DELETE", "/manage/domains/tiny.finance")
     assert (status, "acme.topic" in body["error"]["message"]) == (409, True)
     status, gone, _ = await world.call("DELETE", "/manage/tenants/acme")
-    assert (status, gone["removed"]["models"]) == (200, 1)
+    assert (status, gone["removed"]["models"]) == (200, 2)
     assert (await world.call("POST", "/infer/acme.topic", {"inputs": "a"}))[0] == 404
     assert (await world.call("DELETE", "/manage/domains/tiny.finance"))[0] == 200
     assert (await world.call("GET", "/manage/domains/tiny.finance"))[0] == 404

@@ -33,8 +33,12 @@ def test_folder_of_tenants(tmp_path: Path) -> None:
 def test_table_of_tenants(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     table = tmp_path / "plan.csv"
-    table.write_text("tenant,model,domain,task,data,options\n"
-                     'acme,intent,minilm,pair,rows.jsonl,"{""epochs"": 3}"\nzeta,spam,minilm,tagging,rows.jsonl,\n')  # fmt: skip
+    lines = [
+        "tenant,model,domain,task,data,options",
+        'acme,intent,minilm,pair,rows.jsonl,"{""epochs"": 3}"',
+        "zeta,spam,minilm,tagging,rows.jsonl,",
+    ]
+    table.write_text("\n".join(lines))
     first, second = read_onboarding(table)
     assert (first.id, first.task, first.data, first.options) == (
         "acme.intent", "pair", tmp_path / "rows.jsonl", {"epochs": 3},
@@ -68,9 +72,7 @@ def test_a_model_twice_is_refused(tmp_path: Path) -> None:
 
 def test_table_of_plots(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text\n")
-    (tmp_path / "plan.csv").write_text(
-        "domain,corpus,alpha,pretrain\nminilm/a,text.txt,20,yes\nminilm/b,text.txt,,\n"
-    )
+    (tmp_path / "plan.csv").write_text("domain,corpus,alpha,pretrain\nminilm/a,text.txt,20,yes\nminilm/b,text.txt,,\n")
     first, second = read_plots(tmp_path / "plan.csv", 50)
     assert (str(first.domain), first.alpha, first.pretrain) == ("minilm/a", 20, True)
     assert (second.alpha, second.pretrain) == (50, False)

@@ -52,9 +52,7 @@ async def update_domain(call: Call) -> Reply:
 
 async def rollback_domain(call: Call) -> Reply:
     body: RollbackDomain = call.body
-    row = await asyncio.to_thread(
-        call.services.manager.rollback_domain, str(call.domain()), body.version
-    )
+    row = await asyncio.to_thread(call.services.manager.rollback_domain, str(call.domain()), body.version)
     return Reply(domain_view(row))
 
 

@@ -40,8 +40,7 @@ async def infer_mixed(call: Call) -> Reply:
     results = iter(await _run(call, placed))
     sizes = [len(group) for group in groups]
     answers = [
-        _answer(model, [next(results) for _ in range(size)], call)
-        for model, size in zip(models, sizes, strict=True)
+        _answer(model, [next(results) for _ in range(size)], call) for model, size in zip(models, sizes, strict=True)
     ]
     return Reply(answers)
 

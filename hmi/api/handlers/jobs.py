@@ -79,11 +79,7 @@ def _view(call: Call) -> JobView:
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
-    found = [
-        job
-        for job in manager.jobs(tenant=tenant, state=query.state)
-        if query.kind in (None, job.kind)
-    ]
+    found = [job for job in manager.jobs(tenant=tenant, state=query.state) if query.kind in (None, job.kind)]
     found.reverse()  # newest first
     if query.after is not None:
         places = [i for i, job in enumerate(found) if job.job == query.after]

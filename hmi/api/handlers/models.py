@@ -50,9 +50,7 @@ async def update_model(call: Call) -> Reply:
 
 async def rollback_model(call: Call) -> Reply:
     body: RollbackModel = call.body
-    record = await asyncio.to_thread(
-        call.services.manager.rollback_model, str(call.model()), body.version
-    )
+    record = await asyncio.to_thread(call.services.manager.rollback_model, str(call.model()), body.version)
     return Reply(model_view(record))
 
 

@@ -19,7 +19,7 @@ from hmi.api.schemas_manage import (
 )
 from hmi.api.views import key_view, tenant_view
 from hmi.core import KeyRecord, Scope
-from hmi.errors import Forbidden, NotFound
+from hmi.errors import Conflict, Forbidden, NotFound
 
 DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
 
@@ -39,7 +39,12 @@ async def create_tenant(call: Call) -> Reply:
 
 async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
     """Only the hash of the first answer's key is stored: give a new one for it, and revoke the first."""
-    stored, key = await asyncio.to_thread(_replace_key, call, kept)
+    try:
+        stored, key = await asyncio.to_thread(_replace_key, call, kept)
+    except NotFound as error:
+        raise Conflict(
+            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new one"
+        ) from error
     return _created(kept["tenant"], stored.key_id, key)
 
 
