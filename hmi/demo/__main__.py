@@ -11,6 +11,8 @@ from hmi.demo.dataset import Amounts
 from hmi.demo.run import DemoOptions, run
 from hmi.errors import HmiError
 
+_LOG_WIDTH = 150
+
 
 @click.command()
 @click.option(
@@ -38,7 +40,9 @@ def main(
     """Real text, a dozen tenants over HTTP, and a table of what came of it."""
     amounts = Amounts(train=rows, seed=seed)
     options = DemoOptions(data.resolve(), text and text.resolve(), amounts, port, key, ci, baseline)
-    console = Console(soft_wrap=False)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_LOG_WIDTH)
     try:
         raise SystemExit(run(options, console))
     except HmiError as error:

@@ -24,6 +24,7 @@ _DESIGNS = {
 # Headings that more records than this carry (Humans, Female …): sharing one does not make two records alike.
 _COMMON_SHARE = 0.03
 _ABSTRACT_WORDS = 40
+_PAIR_WORDS = 14
 _SENTENCE_WORDS = range(6, 46)
 
 Candidates = dict[str, list[Row]]
@@ -56,6 +57,11 @@ def biomedical_tenants(old: list[Article], new: list[Article], amounts: Amounts)
 
 def usable(sentence: str) -> bool:
     return len(sentence.split()) in _SENTENCE_WORDS
+
+
+def _says_much(sentence: str) -> bool:
+    """A short sentence ("They all recovered.") could belong to any title."""
+    return len(sentence.split()) >= _PAIR_WORDS
 
 
 def _candidates(source: list[Article], rows_of: Callable[[Article], Iterator[Row]]) -> Candidates:
@@ -95,7 +101,7 @@ def _pairs(source: list[Article]) -> Candidates:
         for i, article in enumerate(members):
             rng = random.Random(article.pmid)
             other = article if i % 2 else _related(article, related, rng)
-            found = [s for s in sentences(other.abstract) if usable(s)] if other else []
+            found = [s for s in sentences(other.abstract) if usable(s) and _says_much(s)] if other else []
             if found:
                 label = "same" if other is article else "other"
                 title = article.title.strip("[]. ")

@@ -21,9 +21,9 @@ class Amounts:
 
     train: int = 400
     dev: int = 100
-    test: int = 200
-    root_bytes: int = 1_500_000
-    branch_bytes: int = 2_500_000
+    test: int = 300
+    root_bytes: int = 1_200_000
+    branch_bytes: int = 2_000_000
     seed: int = 0
 
     def rows(self, split: str) -> int:

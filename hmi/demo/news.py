@@ -56,19 +56,6 @@ _POSTINGS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
             "soc.religion.christian": "christianity",
         },
     ),
-    (
-        "noticeboard",
-        "board",
-        "which board a posting goes to",
-        {
-            "misc.forsale": "for-sale",
-            "comp.sys.mac.hardware": "computers",
-            "rec.autos": "cars",
-            "rec.sport.hockey": "sport",
-            "sci.med": "health",
-            "talk.politics.misc": "politics",
-        },
-    ),
 )
 _REPORTS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     (
@@ -82,12 +69,6 @@ _REPORTS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "commodity",
         "which commodity a report is about",
         {t: t for t in ("crude", "sugar", "coffee", "gold", "cocoa", "copper", "alum", "nat-gas")},
-    ),
-    (
-        "treasury",
-        "indicator",
-        "which market or indicator a report is about",
-        {t: t for t in ("money-fx", "interest", "trade", "money-supply", "gnp", "cpi")},
     ),
 )
 

@@ -47,7 +47,7 @@ def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
         return
     spec = {"root": ROOT_NAME, "source": DEFAULT_PACKAGE, "alpha": ALPHA}
     job = _started(client, ROOT_NAME) or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
-    follow(client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_summary(what, succeeded(what, view))))
+    follow(client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_root_summary(succeeded(what, view))))
 
 
 def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
@@ -62,7 +62,7 @@ def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
         spec = {"domain": domain, "alpha": ALPHA}
         job = _started(client, domain) or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
         jobs[job] = domain
-    follow(client, jobs, steps, lambda what, view: steps.say(_summary(what, succeeded(what, view))))
+    follow(client, jobs, steps, lambda what, view: steps.say(_branch_summary(what, succeeded(what, view))))
 
 
 def create_tenants(client: Client, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
@@ -121,9 +121,14 @@ def _started(client: Client, target: str) -> str | None:
     return None
 
 
-def _summary(what: str, result: Mapping[str, Any]) -> str:
-    shown = {k: v for k, v in result.items() if isinstance(v, (int, float, str)) and k not in ("domain", "root")}
-    return f"{what}: " + ", ".join(f"{k} {v}" for k, v in shown.items())
+def _root_summary(result: Mapping[str, Any]) -> str:
+    error = result.get("fidelity", {}).get("last_relative_error")
+    return f"{ROOT_NAME}: relative error of the last layer against its source model {error}"
+
+
+def _branch_summary(what: str, result: Mapping[str, Any]) -> str:
+    stored = f"{result['stored_trigrams']:,} trigrams and {result['stored_bigrams']:,} bigrams stored"
+    return f"{what}: {stored}, from {result['documents']:,} documents of {result['tokens']:,} tokens"
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ class Steps:
         self.say(f"done in {self.times[title]} s")
 
     def say(self, line: str) -> None:
-        self.console.print(f"      {line}", highlight=False, markup=False)
+        self.console.print(f"      {line}", highlight=False, markup=False, soft_wrap=True)
 
     def bar(self) -> Progress:
         columns = (TextColumn("      {task.description}"), BarColumn(24), MofNCompleteColumn())
@@ -46,6 +46,7 @@ class Steps:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
+            disable=not self.console.is_terminal,
         )
 
 

@@ -113,7 +113,8 @@ class JobRunner:
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it where another process has it. Blocks.
 
-        Ctrl-C cancels the job and waits for its end; a second one kills its process. Raises NotFound.
+        Ctrl-C cancels the job and waits for its end; a second one kills its process. Returns early, with the job
+        as it stands, if the runner is stopped meanwhile. Raises NotFound.
         """
         try:
             return self._follow(job, on_progress)
@@ -225,10 +226,10 @@ class JobRunner:
             if on_progress is not None and progress != shown:
                 on_progress(progress)
                 shown = progress
-            if record.state in ENDED:
+            if record.state in ENDED or self._stopping.is_set():
                 return record
             with self._lock:
-                if job not in self._children and not self._stopping.is_set():
+                if job not in self._children:
                     self._put_back(job, crashed=True)
                     if self._not_before.get(job, 0.0) <= time.monotonic():
                         self._spawn(job)

@@ -13,6 +13,7 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.options import ImportRootOptions
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.stores.plots import plot_errors
 
 
 class Roots:
@@ -57,7 +58,9 @@ class Roots:
     def drop_stray(self, name: str) -> bool:
         """Remove the PLOT of an import that failed before the root was published. Whether there was one."""
         with suppress(Conflict):  # an import is at work on it
-            if name in self._parts.plots.refs() and name not in {r.name for r in self._parts.registry.roots()}:
+            with plot_errors():
+                refs = self._parts.plots.refs()
+            if name in refs and name not in {r.name for r in self._parts.registry.roots()}:
                 self._domains.drop(DomainId((name,)))
                 return True
         return False

@@ -36,12 +36,12 @@ class Upkeep:
         parts = self._parts
         with plot_errors():
             refs = parts.plots.refs()
-        problems = [
-            f"root {r.name} has no PLOT: import it again" for r in parts.registry.roots() if r.name not in refs
-        ]
+        problems: list[str] = []
         for root in parts.registry.roots():
+            if root.name not in refs:
+                problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not (parts.layout.roots / root.name / root.version).is_dir():
-                problems.append(f"the files of root {root.name} are missing: restore roots/ from a backup")
+                problems.append(f"the files of root {root.name} are missing: restore <data>/roots from a backup")
         have, known = parts.adapters.names(), dict[str, bool]()
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"

@@ -20,18 +20,14 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Delta(Protocol):
-    """A tenant's low-rank change at a site of this layer; None where the module has none there."""
+    """Adds a tenant's low-rank change at a site of this layer: reads x, returns y with the change (maybe in place)."""
 
-    def __call__(self, site: str, x: Tensor) -> Tensor | None: ...
+    def __call__(self, site: str, x: Tensor, y: Tensor) -> Tensor: ...
 
 
-def no_delta(site: str, x: Tensor) -> Tensor | None:
+def no_delta(site: str, x: Tensor, y: Tensor) -> Tensor:
     """The layer as it is: no tenant module."""
-    return None
-
-
-def plus(y: Tensor, delta: Tensor | None) -> Tensor:
-    return y if delta is None else y + delta
+    return y
 
 
 class EncoderLayer(nn.Module):
@@ -77,15 +73,15 @@ class EncoderLayer(nn.Module):
             w, b = self.qkv.weight, self.qkv.bias
             q = F.linear(xq, w[: self.dim], b[: self.dim])
             k, v = F.linear(x, w[self.dim :], b[self.dim :]).split(self.dim, dim=-1)
-        q, k, v = plus(q, dq("q", xq)), plus(k, delta("k", x)), plus(v, delta("v", x))
+        q, k, v = dq("q", xq, q), delta("k", x, k), delta("v", x, v)
         return self.finish(xq, attend(q, k, v), dq, dropout)
 
     def finish(self, xq: Tensor, context: Tensor, delta: Delta, dropout: float = 0.0) -> Tensor:
         """Everything after attention, row by row: xq and context [..., dim] -> [..., dim]."""
-        a = plus(plus(self.o(context), delta("o", context)), delta("attn", xq))
+        a = delta("attn", xq, delta("o", context, self.o(context)))
         h = self.ln1(_drop(a, dropout) + xq)
-        g = F.gelu(plus(self.fi(h), delta("fi", h)))
-        f = plus(plus(self.fo(g), delta("fo", g)), delta("ffn", h))
+        g = F.gelu(delta("fi", h, self.fi(h)))
+        f = delta("ffn", h, delta("fo", g, self.fo(g)))
         out: Tensor = self.ln2(_drop(f, dropout) + h)
         return out
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.model.encoder import Embeddings, EncoderLayer, heads_first
+from hmi.model.encoder import Embeddings, EncoderLayer, heads_first, no_delta
 from hmi.model.shape import EncoderShape
 
 ROLES = 3
@@ -128,7 +128,7 @@ class LocalLower(nn.Module):
         h = self.shape.heads
         mask = F.pad(present, (0, 2), value=True)[:, None, None, :]
         y = F.scaled_dot_product_attention(heads_first(q, h), heads_first(k, h), heads_first(v, h), attn_mask=mask)
-        return layer.finish(x, y.transpose(1, 2).flatten(-2), lambda site, z: None)
+        return layer.finish(x, y.transpose(1, 2).flatten(-2), no_delta)
 
 
 def windows_of(ids: Tensor) -> Tensor:

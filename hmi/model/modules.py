@@ -51,6 +51,15 @@ class LowRank(nn.Module):
             return F.linear(h, self.up) * LORA_SCALE
         return F.linear(F.relu(h), self.up, self.up_bias)
 
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """y += this(x), in place and without a tensor between: for serving."""
+        h = F.linear(x, self.down, self.down_bias)
+        if self.down_bias is None:
+            y.addmm_(h, self.up.t(), alpha=LORA_SCALE)
+            return
+        assert self.up_bias is not None
+        y.addmm_(F.relu(h), self.up.t()).add_(self.up_bias)
+
 
 class TenantModule(nn.Module):
     """All of one tenant's changes to the upper layers, by `layer-site`."""
@@ -70,9 +79,9 @@ class TenantModule(nn.Module):
     def delta(self, layer: int) -> Delta:
         """This tenant's change for every row, for a batch that is all its own."""
 
-        def apply(site: str, x: Tensor) -> Tensor | None:
+        def apply(site: str, x: Tensor, y: Tensor) -> Tensor:
             low_rank = self.at(layer, site)
-            return None if low_rank is None else low_rank(x)
+            return y if low_rank is None else y + low_rank(x)
 
         return apply
 

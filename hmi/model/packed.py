@@ -79,20 +79,14 @@ def pick_rows(rows: Sequence[int]) -> Callable[[Tensor], Tensor]:
 
 
 def segment_delta(bounds: Sequence[tuple[int, int, TenantModule | None]], layer: int) -> Delta:
-    """Each tenant's change on its own rows. Rows of a tenant without a change at a site get zeros."""
+    """Each tenant's change on its own rows, in place; rows without a module stay as they are."""
 
-    def apply(site: str, x: Tensor) -> Tensor | None:
-        found = [(a, b, m.at(layer, site)) for a, b, m in bounds if m is not None]
-        low_ranks = [(a, b, low) for a, b, low in found if low is not None]
-        if not low_ranks:
-            return None
-        if len(low_ranks) == 1 and low_ranks[0][:2] == (0, len(x)):
-            whole: Tensor = low_ranks[0][2](x)
-            return whole
-        out = x.new_zeros(len(x), low_ranks[0][2].up.shape[0])
-        for a, b, low in low_ranks:
-            out[a:b] = low(x[a:b])
-        return out
+    def apply(site: str, x: Tensor, y: Tensor) -> Tensor:
+        for start, end, module in bounds:
+            low_rank = None if module is None else module.at(layer, site)
+            if low_rank is not None:
+                low_rank.add_to(y[start:end], x[start:end])
+        return y
 
     return apply
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import lmdb
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 
 FIRST_MAP = 16 << 20
+NEARLY_FULL = 1 << 20
 T = TypeVar("T")
 
 
@@ -59,7 +61,7 @@ class Ledger:
         self._folder, self._pid, self._users = folder, os.getpid(), 0
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
-        with _translated("opening the registry"):
+        with _translated("opening the registry", folder):
             self._env: Any = lmdb.open(
                 str(folder), map_size=max(first_map, _size(folder)), max_readers=512, writemap=False, readahead=False
             )
@@ -108,7 +110,7 @@ class Ledger:
         while True:
             with self._entered():
                 try:
-                    with _translated("using the registry"), self._env.begin(write=write) as raw:
+                    with _translated("using the registry", self._folder), self._env.begin(write=write) as raw:
                         return body(Txn(raw))
                 except lmdb.MapFullError:
                     size = 2 * self._env.info()["map_size"]
@@ -153,7 +155,7 @@ def _size(folder: Path) -> int:
 
 
 @contextmanager
-def _translated(doing: str) -> Iterator[None]:
+def _translated(doing: str, folder: Path) -> Iterator[None]:
     """LMDB's errors as ours; the two about the map's size pass."""
     try:
         yield
@@ -162,6 +164,14 @@ def _translated(doing: str) -> Iterator[None]:
     except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
         raise Damaged(f"the registry is damaged ({error}): restore <data>/registry from a backup") from error
     except lmdb.Error as error:
-        if "No space left" in str(error) or "quota" in str(error).lower():
+        if _is_full(str(error), folder):
             raise StorageFull(f"no room left while {doing}: free some space and try again") from error
-        raise Damaged(f"the disk failed while {doing} ({error}): check the disk and its permissions") from error
+        raise Damaged(
+            f"the disk failed while {doing} ({error}): check the disk and its permissions, then restart"
+        ) from error
+
+
+def _is_full(message: str, folder: Path) -> bool:
+    """LMDB calls the short write on a disk that gets full an input/output error, so the disk is asked, too."""
+    said = "No space left" in message or "quota" in message.lower()
+    return said or ("Input/output error" in message and shutil.disk_usage(folder).free < NEARLY_FULL)

@@ -1,0 +1,1 @@
+"""Measurements: medians of paired, interleaved runs, as a table and as JSON."""

@@ -1,0 +1,149 @@
+"""`hmi bench path`: what replacing the lower layers buys on this machine, on the default root, one thread."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hmi.bench.report import Row, median_ms, paired_ratio
+from hmi.core import ModuleSpec
+from hmi.jobs.build_plot import choose_ngrams
+from hmi.jobs.ngrams import count_ngrams, unpack
+from hmi.model.encoder import Encoder
+from hmi.model.locality import apply_locality, shipped_locality
+from hmi.model.lower import LocalLower
+from hmi.model.modules import TenantModule, new_module
+from hmi.model.packed import run_packed
+from hmi.model.root import Root, RootInfo, split_encoder
+from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.model.tokenizer import Tokenizer
+from plot_store import Reader, Schema, Store
+
+LENGTH = 128
+TEXTS = 64
+WORDS_OF_TEXT = 40_000
+
+
+Modules = list[TenantModule | None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The default root, the model it came from, a PLOT that covers the texts, and texts of LENGTH tokens."""
+
+    teacher: Encoder
+    root: Root
+    reader: Reader
+    texts: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+def run(runs: int, report: Callable[[str], None]) -> list[Row]:
+    """Measure; `report` is told what is being done."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        report("building a PLOT that covers the texts")
+        bench = _prepare(Path(folder))
+        with bench.reader, torch.inference_mode():
+            return _measure(bench, runs, report)
+
+
+def _measure(b: Bench, runs: int, report: Callable[[str], None]) -> list[Row]:
+    peer = "the source model in full, same torch, unpadded"
+    rows = []
+    for size in (1, 16):
+        report(f"half the layers, batch {size}")
+        bare = paired_ratio(_full(b, size), _ours(b, size, [None] * size), runs)
+        rows.append(Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer))
+        tenants = _tenants(b, size)
+        for cls_only, goal in ((False, 1.9), (True, 2.2)):
+            name = "cls" if cls_only else "all_rows"
+            value = paired_ratio(_full(b, size), _ours(b, size, tenants, cls_only=cls_only), runs)
+            rows.append(Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer))
+    report("16 tenants in one batch")
+    many = paired_ratio(_ours(b, 16, _tenants(b, 16)), _ours(b, 16, _tenants(b, 1) * 16), runs)
+    rows.append(Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16"))
+    report("look-up")
+    share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, _tenants(b, 16)), runs)
+    rows.append(Row("lookup_share_of_batch_16", round(share, 4), "of the time", 0.03, False, runs))
+    one = median_ms(_look_up(b, 1), runs * 20) * 1e3
+    rows.append(Row("lookup_one_text_of_128", round(one, 1), "µs", 60.0, False, runs * 20))
+    return rows
+
+
+def _prepare(folder: Path) -> Bench:
+    source = find_source(DEFAULT_PACKAGE)
+    teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
+    split = teacher.shape.layers // 2
+    parts = split_encoder(teacher, split, tokenizer.cls_id)
+    weights = shipped_locality(source.sha256, split)
+    assert weights is not None, "the default root's locality weights ship with the package"
+    apply_locality(weights, parts)
+    lower, upper, bias = parts
+    for part in parts:
+        part.eval().requires_grad_(False)
+    root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
+    ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
+    body = LENGTH - 2
+    texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
+    assert len(texts[-1]) == LENGTH, "too little text"
+    return Bench(teacher, root, _plot(folder, lower, texts), np.array(texts, np.int32))
+
+
+def _some_text() -> str:
+    """English prose that every installation has: the descriptions of the installed packages."""
+    words: list[str] = []
+    for package in importlib.metadata.distributions():
+        words += str(package.metadata.json.get("description", "")).split()
+        if len(words) > WORDS_OF_TEXT:
+            break
+    return " ".join(words)
+
+
+def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
+    store = Store.open(folder, create=True)
+    keys = choose_ngrams(count_ngrams(texts), 100)
+    with store.writer("bench", schema=Schema(dim=lower.shape.dim, vocab=lower.shape.vocab), build="bench") as writer:
+        for at in range(0, len(keys[3]), 1024):
+            ngrams = unpack(keys[3][at : at + 1024], 3)
+            with torch.inference_mode():
+                writer.add(3, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
+        writer.publish()
+    return store.reader("bench")
+
+
+def _tenants(b: Bench, count: int) -> Modules:
+    spec = ModuleSpec()
+    return [new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)]
+
+
+def _full(b: Bench, size: int) -> Callable[[], Tensor]:
+    ids = torch.from_numpy(b.texts[:size].astype(np.int64))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    return lambda: b.teacher(ids, mask)
+
+
+def _look_up(b: Bench, size: int) -> Callable[[], Tensor]:
+    tokens = b.texts[:size].reshape(-1).copy()
+    offsets = np.arange(size + 1, dtype=np.int64) * LENGTH
+    out = np.empty((len(tokens), b.root.dim), np.float32)
+    return lambda: torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
+
+
+def _ours(b: Bench, size: int, tenants: Modules, *, cls_only: bool = False) -> Callable[[], Tensor]:
+    look_up = _look_up(b, size)
+    positions = torch.arange(LENGTH).repeat(size)
+    types = torch.zeros_like(positions)
+    offsets = [i * LENGTH for i in range(size + 1)]
+
+    def work() -> Tensor:
+        x = look_up() + b.root.bias(positions, types)
+        return run_packed(b.root.upper, x, offsets, tenants, b.root.info.shape.heads, cls_only=cls_only)
+
+    return work

@@ -1,0 +1,122 @@
+"""What surrounds a job: its input, its progress, its errors, and what crashes leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plot_store
+from hmi.core import Progress
+from hmi.errors import Conflict, InvalidInput, NotFound, StorageFull
+from hmi.jobs.cleaning import clean
+from hmi.jobs.process import describe
+from tests.hmi.runner_lab import Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "data")
+    yield lab
+    for runner in lab.runners:
+        runner.stop()
+    lab.registry.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (OSError(28, "No space left on device"), "storage_full", "free some space"),
+        (plot_store.StoreFull("no space"), "storage_full", "no space"),
+        (plot_store.Conflict("somebody was first"), "conflict", "somebody was first"),
+        (plot_store.FormatTooNew("format 9: upgrade"), "damaged", "upgrade"),
+        (ZeroDivisionError("odd"), "internal", "ZeroDivisionError: odd"),
+    ],
+)
+def test_errors_are_described(error: Exception, kind: str, said: str) -> None:
+    logged: list[str] = []
+    found = describe(error, logged.append)
+    assert found["kind"] == kind
+    assert said in found["message"]
+    assert bool(logged) == (kind == "internal")
+
+
+def test_inputs_are_whole_or_the_job_is_not_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = lab.runner(workers=0)
+    with pytest.raises(InvalidInput, match="nothing-here"):
+        lab.submit(runner, "count", {"data": tmp_path / "nothing-here"}, steps=1)
+    with pytest.raises(InvalidInput):
+        lab.submit(runner, "count", {"data": tmp_path}, steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _full)
+        with pytest.raises(StorageFull):
+            lab.submit(runner, "count", {"data": b"rows"}, steps=1)
+    with pytest.raises(NotFound):
+        runner.submit("fine_tune", {}, "nobody", {"data": b"rows"})
+    first = lab.submit(runner, "count", {"data": b"rows"}, steps=1, model="acme.m")
+    with pytest.raises(Conflict, match=first):
+        lab.submit(runner, "count", {"data": b"rows"}, steps=1, model="acme.m")
+    assert [p.name for p in lab.layout.jobs.iterdir()] == [first]
+    assert [j.job for j in lab.registry.jobs()] == [first]
+
+
+def _full(_fd: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_an_upload_is_moved(lab: Lab) -> None:
+    lab.layout.incoming.mkdir()
+    upload = lab.layout.incoming / "data"
+    upload.write_text("rows")
+    job = lab.submit(lab.runner(workers=0), "count", {"data": upload}, steps=1)
+    assert not upload.exists()
+    assert lab.folder(job, "input/data").read_text() == "rows"
+
+
+def test_half_made_folders_go_and_others_stay(lab: Lab) -> None:
+    runner = lab.runner(workers=0)
+    queued = lab.submit(runner, "count", {"data": b"rows"}, steps=1)
+    for name in ("jhalf", "jyoung", "not.a.job"):
+        lab.folder(name).mkdir()
+    for name in (queued, "jhalf", "not.a.job"):
+        os.utime(lab.folder(name), (time.time() - 9999,) * 2)
+    assert clean(lab.registry, lab.layout) == ["jhalf"]
+    assert {p.name for p in lab.layout.jobs.iterdir()} == {queued, "jyoung", "not.a.job"}
+    assert lab.folder(queued, "input/data").exists()
+
+
+def test_damaged_progress_reads_as_none(lab: Lab) -> None:
+    runner = lab.runner(workers=0)
+    job = lab.submit(runner, "count", steps=1)
+    assert runner.read_progress(job) == Progress()
+    for text in ("", "{", '{"step": "x"}', "[1]", json.dumps({"later": 1})):
+        lab.folder(job, "progress.json").write_text(text)
+        assert runner.read_progress(job) == Progress()
+    with pytest.raises(NotFound):
+        runner.read_progress("../" + job)
+
+
+def test_the_supervisor_outlives_an_error(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+    runner = lab.runner()
+    original = runner.recover
+
+    def recover_badly() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise StorageFull("no room left: free some space")
+        original()
+
+    monkeypatch.setattr(runner, "recover", recover_badly)
+    job = lab.submit(runner, "count", steps=1)
+    lab.registry.update_job(job, lambda r: r.model_copy(update={"state": "running", "attempts": 5}))
+    runner.start()
+    record = lab.end_of(job)
+    assert failed.is_set()
+    assert (record.state, record.error["kind"]) == ("failed", "interrupted")
+    assert "5 times" in record.error["message"]
