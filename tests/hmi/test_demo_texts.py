@@ -66,7 +66,7 @@ def article(pmid: int, rng: random.Random, structured: bool) -> str:
     labels = ("BACKGROUND", "OBJECTIVE", "METHODS", "RESULTS", "CONCLUSIONS") if structured else (None,)
     kind = ("Case Reports", "Review", "Clinical Trial")[pmid % 3]
     parts = "".join(
-        f"<AbstractText{f' NlmCategory={label!r}' if label else ''}>Some zinc acid {prose(rng, 8)}. "
+        f"<AbstractText{f' NlmCategory={label!r}' if label else ''}>Some zinc acid {prose(rng, 14)}. "
         f"Then {prose(rng, 9)}.</AbstractText>"
         for label in labels
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,20 +170,6 @@ def test_one_live_job_for_a_target(registry: Registry) -> None:
     assert [j.job for j in registry.live_jobs()] == ["j3", "j4"]
     assert [j.job for j in registry.jobs()] == ["j1", "j3", "j4"]
     assert [j.job for j in registry.jobs(state="failed")] == ["j1"]
-
-
-def test_a_really_full_disk_loses_nothing_and_ends_when_there_is_room(small_disk: Path) -> None:
-    opened = Registry.open(small_disk / "registry")
-    stored = _store_until_full(opened)
-    assert stored > 5
-    assert opened.remember(f"k{stored}", "s") is None
-    opened.close()
-    reopened = Registry.open(small_disk / "registry")
-    assert all(reopened.remember(f"k{i}", "s") for i in range(stored))
-    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    reopened.store("more", "s", {"text": "x" * 20_000})
-    assert reopened.remember("more", "s") is not None
-    reopened.close()
 
 
 def test_answers_are_remembered_for_their_time(registry: Registry) -> None:
