@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hmi.core import Task
 from hmi.demo.folder import TenantFolder
 from hmi.demo.steps import Steps
 from hmi.jobs.fine_tune import Split, evaluate, targets_of
@@ -26,7 +27,7 @@ from hmi.jobs.rows import labels_of, read_rows
 from hmi.model.batching import length_grouped, pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
-from hmi.model.heads import Head, reads_cls_only
+from hmi.model.heads import Head, head_input, head_input_size
 from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
@@ -112,13 +113,13 @@ def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> Problem:
 
 
 class _Copy(nn.Module):
-    """An encoder of its own and a head."""
+    """An encoder of its own and a head of the tenants' own kind."""
 
-    def __init__(self, encoder: Encoder, labels: int, cls_only: bool) -> None:
+    def __init__(self, encoder: Encoder, labels: int, task: Task) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(encoder).requires_grad_(True)
-        self.head = Head(encoder.shape.dim, labels)
-        self._cls_only = cls_only
+        self.head = Head(head_input_size(task, encoder.shape.dim), labels)
+        self._task = task
 
     def forward(self, split: Split, rows: Sequence[int], dropout: float = 0.0) -> Tensor:
         """Logits [B, labels] of sequence tasks, [B, T, labels] of tagging."""
@@ -126,14 +127,14 @@ class _Copy(nn.Module):
         ids, types = pad_ids([e.ids for e in encoded]), pad_ids([e.types for e in encoded])
         mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(e) for e in encoded])[:, None]
         hidden = self.encoder(ids, mask, types, dropout=dropout)
-        logits: Tensor = self.head(hidden[:, 0] if self._cls_only else hidden, dropout)
+        logits: Tensor = self.head(head_input(self._task, hidden, types, mask), dropout)
         return logits
 
 
 def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
     """One learning rate: train, keep the epoch that is best on dev, look at test with that one."""
     torch.manual_seed(problem.options.seed)
-    model = _Copy(encoder, len(problem.labels), reads_cls_only(problem.tenant.task))
+    model = _Copy(encoder, len(problem.labels), problem.tenant.task)
     best, best_epoch, best_state = -1.0, 0, {k: v.clone() for k, v in model.state_dict().items()}
     for epoch in _epochs(problem, model, lr, steps):
         score = _score(problem, model, "dev")

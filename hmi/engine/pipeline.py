@@ -6,7 +6,7 @@ Pure functions of a batch; the engine decides when and on which thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hmi.engine.bundles import Bundle, Bundles, TaskPart
 from hmi.engine.queue import Item
 from hmi.engine.request import InferResult
 from hmi.model.batching import Encoded, pad_ids
-from hmi.model.heads import first_pieces, outside_tag, reads_cls_only
+from hmi.model.heads import first_pieces, head_input, outside_tag, reads_cls_only
 from hmi.model.packed import run_packed
 from plot_store import Hits
 
@@ -73,14 +73,16 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
     )
     answers = []
     for i, (item, part) in enumerate(zip(batch.items, parts, strict=True)):
-        rows = out[i] if cls_only else out[batch.offsets[i] : batch.offsets[i + 1]]
+        rows = out[i : i + 1] if cls_only else out[batch.offsets[i] : batch.offsets[i + 1]]
         with torch.inference_mode():
-            probabilities = torch.softmax(part.head(rows), -1)
-        answer = _answer(item, probabilities, batch.hits[i])
-        if item.request.embedding:
-            answer = replace(answer, embedding=(rows if cls_only else rows.mean(0)).tolist())
-        answers.append(answer)
+            probabilities = torch.softmax(part.head(_head_input(item, rows)), -1)
+        answers.append(_answer(item, probabilities, batch.hits[i]))
     return answers
+
+
+def _head_input(item: Item, rows: Tensor) -> Tensor:
+    types = torch.tensor([item.encoded.types])
+    return head_input(item.bundle.version.task, rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
 
 
 def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:

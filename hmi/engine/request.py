@@ -17,7 +17,6 @@ class InferRequest:
     text: Text
     exact: bool = False
     scores: bool = False
-    embedding: bool = False
     provenance: bool = False
     deadline: float | None = None
 
@@ -33,8 +32,6 @@ class InferResult:
     scores: dict[str, float] | None = None
     tags: list[str] | None = None
     tag_scores: list[float] | None = None
-    embedding: list[float] | None = None
-    """What the head reads: the last layer's [CLS] row, or for tagging the mean of all rows."""
     truncated: bool = False
     provenance: dict[str, Any] | None = None
     timing: dict[str, float] = field(default_factory=dict)

@@ -124,6 +124,7 @@ def _train(
     examples, held_out = (
         Examples(
             [len(e) for e in split.encoded],
+            [e.types for e in split.encoded],
             _looked_up(root, reader, split.encoded),
             targets_of(task, labels, split),
         )

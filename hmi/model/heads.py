@@ -1,4 +1,10 @@
-"""Heads: one linear map from [CLS] (sequence tasks) or from each word's first piece (tagging) to the labels."""
+"""Heads: one linear map to the labels, from [CLS] (classification), from [CLS] and a comparison of the two texts
+(pairs), or from each token (tagging; a word's answer is its first piece's).
+
+The comparison is |u - v| and u * v of the two texts' mean rows: the roots are sentence encoders, whose means say
+what a text is about, and a few hundred pairs do not teach three upper layers to compare through [CLS] alone
+(docs/design/0003-tenant-module.md).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,11 @@ from hmi.core import Task
 
 
 class Head(nn.Module):
-    """x [..., dim] -> logits [..., labels]."""
+    """x [..., size] -> logits [..., labels]."""
 
-    def __init__(self, dim: int, labels: int) -> None:
+    def __init__(self, size: int, labels: int) -> None:
         super().__init__()
-        self.out = nn.Linear(dim, labels)
+        self.out = nn.Linear(size, labels)
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
 
@@ -27,7 +33,36 @@ class Head(nn.Module):
 
 def reads_cls_only(task: Task) -> bool:
     """Whether the task needs the last layer for the [CLS] row alone."""
-    return task != "tagging"
+    return task == "classification"
+
+
+def head_input_size(task: Task, dim: int) -> int:
+    return 3 * dim if task == "pair" else dim
+
+
+def head_input(task: Task, rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+    """What a head reads of the last layer's rows [B, T, dim] ([B, 1, dim] if only [CLS] was computed).
+
+    types [B, T] are 0 in the first text and 1 in the second; mask [B, T] is true at tokens. Returns [B, dim] for
+    classification, [B, 3·dim] for pairs, the rows themselves for tagging.
+    """
+    if task == "classification":
+        return rows[:, 0]
+    return _compare(rows, types, mask) if task == "pair" else rows
+
+
+def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+    first = mask & (types == 0)
+    first[:, 0] = False  # [CLS] is read by itself
+    second = mask & (types == 1)
+    u, v = _mean(rows, first), _mean(rows, second)
+    return torch.cat([rows[:, 0], (u - v).abs(), u * v], dim=-1)
+
+
+def _mean(rows: Tensor, keep: Tensor) -> Tensor:
+    weights = keep[..., None].to(rows.dtype)
+    total: Tensor = (rows * weights).sum(1)
+    return total / weights.sum(1).clamp(min=1)
 
 
 def first_pieces(words: list[int | None]) -> dict[int, int]:
@@ -45,7 +80,7 @@ def outside_tag(labels: Sequence[str]) -> str:
 
 
 def head_from(weight: Tensor, bias: Tensor) -> Head:
-    """Rebuild a head from its tensors: weight [labels, dim], bias [labels]."""
+    """Rebuild a head from its tensors: weight [labels, size], bias [labels]."""
     head = Head(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         head.out.weight.copy_(weight)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec, Task
-from hmi.model.batching import length_grouped, pad_rows
+from hmi.model.batching import length_grouped, pad_ids, pad_rows
 from hmi.model.encoder import attend_padded
-from hmi.model.heads import Head, reads_cls_only
+from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
 from hmi.model.modules import new_module
 from hmi.model.root import Root
 
@@ -31,6 +31,8 @@ class Examples:
     """Tokenised rows behind a feature function. `targets[i]` is one label id, or one a token (IGNORE: not scored)."""
 
     lengths: list[int]
+    types: list[list[int]]
+    """Token types: which of a pair's texts each token is of."""
     features: Features
     targets: list[list[int]]
 
@@ -64,7 +66,7 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.root, self.plan, self.train = root, plan, train
         self.module = new_module(plan.module, root.info.shape, len(root.upper))
-        self.head = Head(root.dim, plan.labels)
+        self.head = Head(head_input_size(plan.task, root.dim), plan.labels)
         self.total = plan.epochs * -(-len(train) // plan.batch)
         groups = [
             {"params": list(self.module.parameters()), "lr": plan.lr},
@@ -86,12 +88,12 @@ class Trainer:
 
     @torch.inference_mode()
     def predict(self, examples: Examples) -> list[Tensor]:
-        """Logits of each row: [labels] for sequence tasks, [T_i, labels] for tagging."""
+        """Logits of each row: [labels] for classification and pairs, [T_i, labels] for tagging."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
             logits, mask = self._forward(examples, rows, 0.0)
             for i, row in enumerate(rows):
-                out[row] = logits[i] if reads_cls_only(self.plan.task) else logits[i, : int(mask[i].sum())]
+                out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
 
     def state(self) -> dict[str, Tensor]:
@@ -135,11 +137,11 @@ class Trainer:
         for i, layer in enumerate(self.root.upper):
             last = cls_only and i == len(self.root.upper) - 1
             x = layer(x, attend, self.module.delta(i), queries=_first_row if last else None, dropout=dropout)
-        logits = self.head(x[:, 0] if cls_only else x, dropout)
-        return logits, mask
+        x = head_input(self.plan.task, x, pad_ids([examples.types[i] for i in rows]), mask)
+        return self.head(x, dropout), mask
 
     def _targets(self, rows: list[int], logits: Tensor) -> Tensor:
-        if reads_cls_only(self.plan.task):
+        if self.plan.task != "tagging":
             return torch.tensor([self.train.targets[i][0] for i in rows])
         out = torch.full(logits.shape[:2], IGNORE)
         for i, row in enumerate(rows):

@@ -26,7 +26,7 @@ def examples(root: Root, seed: int, count: int = 60) -> Examples:
             out.append((lower(ids) + bias)[0])
         return out
 
-    return Examples([len(e) for e in encoded], features, [[i % 2] for i in range(count)])  # type: ignore[arg-type]
+    return Examples([len(e) for e in encoded], [e.types for e in encoded], features, [[i % 2] for i in range(count)])  # type: ignore[arg-type]
 
 
 PLAN = TrainPlan("classification", 2, ModuleSpec(rank=4), lr=1e-2, epochs=6, batch=8, seed=3)
