@@ -57,7 +57,7 @@ stress: setup ## the long form of the tests
 	$(BIN)/python -m pytest -m slow
 
 bench: setup ## measurements
-	$(BIN)/python -m hmi bench
+	$(BIN)/python -m hmi bench path
 
 format: setup ## write what check asks for
 	$(BIN)/ruff format .

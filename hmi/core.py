@@ -112,19 +112,6 @@ class RootRecord(Record):
     job: str
 
 
-class DomainRecord(Record):
-    """What the registry adds to a version of a PLOT: keyed by the PLOT version's id."""
-
-    domain: str
-    plot_version: str
-    root_version: str
-    lower: str | None = None
-    """Name of the further-pretrained lower layers in `lowers/`, None where the parent's serve."""
-    created: str
-    job: str
-    report: dict[str, Any] = Field(default_factory=dict)
-
-
 class KeyRecord(Record):
     """An access key, stored as its hash. `tenant` None = reaches every tenant (admin)."""
 

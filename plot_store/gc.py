@@ -1,8 +1,9 @@
 """Garbage collection by reachability, from metadata alone.
 
 Roots: the newest versions of each ref, those that the caller names, what readers of this process pin, builds in
-progress; and all their ancestors. First the records go, in one synced transaction, then the files: a crash between leaves orphans, never
-a record without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them.
+progress; and all their ancestors. First the records go, in one synced transaction, then the files: a crash between
+leaves orphans, never a record without its file. Readers of other processes keep their files mapped, so unlinking
+does not hurt them.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ COMMANDS = {
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
     "openapi": ("serve", "openapi"),
+    "bench": ("bench", "bench"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +20,6 @@ _DESIGNS = {
     "Randomized Controlled Trial": "trial",
     "Controlled Clinical Trial": "trial",
 }
-# Headings that more records than this carry (Humans, Female …): sharing one does not make two records alike.
-_COMMON_SHARE = 0.03
 _ABSTRACT_WORDS = 40
 _PAIR_WORDS = 14
 _SENTENCE_WORDS = range(6, 46)
@@ -51,7 +48,7 @@ def biomedical_tenants(old: list[Article], new: list[Article], amounts: Amounts)
         rows = build_rows(_candidates(source, rows_of), amounts, group=by_label)
         yield TenantText(tenant, model, "biomedical", "classification", about, rows)
     pairs = build_rows(_pairs(old), amounts, group=by_label)
-    about = "whether a sentence is from the abstract under a title, against a related article's"
+    about = "whether a sentence is from the abstract under a title, against another article's"
     yield TenantText("editor", "match", "biomedical", "pair", about, pairs)
 
 
@@ -93,34 +90,16 @@ def _design(article: Article) -> Iterator[Row]:
 
 
 def _pairs(source: list[Article]) -> Candidates:
-    """Half the titles with a sentence of their own abstract, half with one of an article on a like subject."""
+    """Half the titles with a sentence of their own abstract, half with one of another article."""
     out: Candidates = {"train": [], "dev": [], "test": []}
     for split, candidates in out.items():
         members = [a for a in source if article_split(a) == split and len(a.title.split()) >= 4]
-        related = _by_heading(members)
         for i, article in enumerate(members):
             rng = random.Random(article.pmid)
-            other = article if i % 2 else _related(article, related, rng)
-            found = [s for s in sentences(other.abstract) if usable(s) and _says_much(s)] if other else []
+            other = article if i % 2 else rng.choice(members)
+            found = [s for s in sentences(other.abstract) if usable(s) and _says_much(s)]
             if found:
                 label = "same" if other is article else "other"
                 title = article.title.strip("[]. ")
                 candidates.append({"text": title, "text_pair": rng.choice(found), "label": label})
     return out
-
-
-def _by_heading(members: list[Article]) -> dict[str, list[Article]]:
-    by_heading: dict[str, list[Article]] = defaultdict(list)
-    for article in members:
-        for heading in sorted(article.headings):
-            by_heading[heading].append(article)
-    most = max(2, int(_COMMON_SHARE * len(members)))
-    return {heading: found for heading, found in by_heading.items() if 1 < len(found) <= most}
-
-
-def _related(article: Article, by_heading: dict[str, list[Article]], rng: random.Random) -> Article | None:
-    shared = [h for h in sorted(article.headings) if h in by_heading]
-    if not shared:
-        return None
-    others = [a for a in by_heading[rng.choice(shared)] if a is not article]
-    return rng.choice(others) if others else None

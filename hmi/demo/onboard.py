@@ -15,7 +15,7 @@ from hmi.errors import Conflict
 from hmi.model.source import DEFAULT_PACKAGE
 
 ROOT_NAME = "minilm"
-ALPHA = 40.0
+ALPHA = 50.0
 """Percent of the corpus' trigrams stored: what is missed is filled from bigrams at next to no loss."""
 
 

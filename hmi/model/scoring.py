@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seqeval.metrics import f1_score, precision_score, recall_score
-
 
 def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     """Accuracy, macro F1 over the labels that occur in `gold`, and each label's F1 and support."""
@@ -28,6 +26,9 @@ def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str])
 
 def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
     """Entity-level precision, recall and F1 where tags are BIO (else every tag is its own class), and accuracy."""
+    # Imported here: seqeval brings scikit-learn, seconds that other tasks' jobs need not spend.
+    from seqeval.metrics import f1_score, precision_score, recall_score
+
     flat = [(g, p) for gs, ps in zip(gold, got, strict=True) for g, p in zip(gs, ps, strict=True)]
     accuracy = sum(g == p for g, p in flat) / max(1, len(flat))
     out: dict[str, Any] = {"rows": len(gold), "token_accuracy": round(accuracy, 4)}

@@ -207,9 +207,7 @@ async def test_a_cancelled_call_is_dropped_and_others_go_on(home: Home) -> None:
 def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home) -> None:
     manager: Manager = home.manager
     corpus = "\n".join(home.covered).encode()
-    job = home.run(
-        manager.create_domain("tiny/own", corpus, alpha=100, pretrain=True, options={"pretrain_steps": 12})
-    )
+    job = home.run(manager.create_domain("tiny/own", corpus, alpha=100, pretrain=True, options={"pretrain_steps": 12}))
     assert job.result is not None
     assert job.result["pretrained"]
     version = manager.plots.version("tiny/own")

@@ -76,7 +76,7 @@ def test_bad_rows_are_named(tmp_path: Path, task: str, rows: list[object], messa
 
 
 def test_a_row_that_is_not_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match="row 2 .* not JSON"):
+    with pytest.raises(InvalidData, match=r"row 2 .* not JSON"):
         read_rows(put(tmp_path, '{"text": "a", "label": "b"}\n{"text": \n'), "classification")
 
 

@@ -37,7 +37,7 @@ def test_a_folder_with_a_pickle_only_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = write_tiny_source(tmp_path / "m")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UnsupportedModel, match="no model.safetensors"):
+    with pytest.raises(UnsupportedModel, match=r"no model\.safetensors"):
         find_source(str(folder))
 
 

@@ -29,9 +29,7 @@ def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
         return 0 if trigram[i] == lower.cls_id else POSITION_BASE + i
 
     rows = [
-        e.word.weight[trigram[i]].double()
-        + e.position.weight[position(i)].double()
-        + e.token_type.weight[0].double()
+        e.word.weight[trigram[i]].double() + e.position.weight[position(i)].double() + e.token_type.weight[0].double()
         for i in at
     ]
     x = F.layer_norm(torch.stack(rows), (lower.shape.dim,), e.ln.weight.double(), e.ln.bias.double(), lower.shape.eps)
