@@ -1,0 +1,214 @@
+"""Killing the server (-9) while it builds a domain, fine-tunes a model and answers a load of requests.
+
+After each restart every published model must answer as before, nothing half-made may be visible, and every job must
+go on or have failed with a reason. Two rounds in `make test`, twenty in `make stress`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hmi.cli.client import Client
+from hmi.errors import HmiError
+from plot_store import Store
+from tests.e2e.conftest import mood_rows
+from tests.tiny import random_texts
+
+ENDED = ("succeeded", "failed", "cancelled")
+PROBES = random_texts(12, seed=99)
+READY_S = 90.0
+JOBS_S = 240.0
+
+
+@dataclass
+class Lab:
+    """A data folder with a server on it, and what each published model answered first."""
+
+    data: Path
+    work: Path
+    port: int
+    server: subprocess.Popen[bytes] | None = None
+    answers: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self.port}", timeout_s=20.0)
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]
+        with (self.work / "server.log").open("ab") as log:
+            self.server = subprocess.Popen(
+                [*command, "--job-workers", "2"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        until = time.monotonic() + READY_S
+        while True:
+            assert self.server.poll() is None, (self.work / "server.log").read_text()[-2000:]
+            assert time.monotonic() < until, "the server was not ready in time"
+            try:
+                self.client.request("GET", "/readyz")
+                return
+            except HmiError:
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        assert self.server is not None
+        self.server.send_signal(signal.SIGKILL)
+        self.server.wait()
+
+    def file(self, name: str, content: bytes) -> Path:
+        path = self.work / name
+        path.write_bytes(content)
+        return path
+
+    def ask(self, model: str) -> list[tuple[str, float]]:
+        body = {"inputs": PROBES}
+        outputs = self.client.request("POST", f"/infer/{model}", body)["outputs"]
+        return [(o["label"], round(o["score"], 4)) for o in outputs]
+
+    def finish(self, jobs: list[str]) -> list[dict[str, Any]]:
+        until = time.monotonic() + JOBS_S
+        while True:
+            views = [self.client.request("GET", f"/manage/jobs/{job}") for job in jobs]
+            if all(v["state"] in ENDED for v in views):
+                return views
+            assert time.monotonic() < until, f"jobs never ended: {views}"
+            time.sleep(0.2)
+
+    def models(self) -> list[str]:
+        return [m["model"] for m in self.client.request("GET", "/manage/models")["models"]]
+
+    def domains(self) -> list[str]:
+        return [d["domain"] for d in self.client.request("GET", "/manage/domains")["domains"]]
+
+    def check_published(self) -> None:
+        """Every model answers as it first did; a new one's answers become its record."""
+        found = self.models()
+        assert set(self.answers) <= set(found), "a published model is gone"
+        for model in found:
+            assert self.ask(model) == self.answers.setdefault(model, self.ask(model)), model
+
+
+@pytest.fixture(scope="module")
+def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[Lab]:
+    work = tmp_path_factory.mktemp("kill")
+    lab = Lab(work / "data", work, free_port)
+    lab.start()
+    text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
+    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
+    job = lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"]
+    assert lab.finish([job])[0]["state"] == "succeeded"
+    lab.client.request("POST", "/manage/tenants", {"tenant": "acme"})
+    assert lab.finish([fine_tune(lab, "acme.first", epochs=2)])[0]["state"] == "succeeded"
+    lab.check_published()
+    yield lab
+    lab.kill()
+
+
+@pytest.fixture(scope="module")
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def fine_tune(lab: Lab, model: str, epochs: int) -> str:
+    options = {"epochs": epochs, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
+    body = {"model": model, "domain": "tiny", "task": "classification", "options": options}
+    data = lab.file("rows", mood_rows(7, 160))
+    return str(lab.client.request("POST", "/manage/models", body, files={"data": data})["job"])
+
+
+def build(lab: Lab, domain: str) -> str:
+    corpus = lab.file("corpus", "\n".join(random_texts(6000, seed=len(domain), high=40)).encode())
+    body = {"domain": domain, "alpha": 100}
+    return str(lab.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"])
+
+
+@contextmanager
+def load(lab: Lab) -> Iterator[None]:
+    """Three threads that ask the first model until the block ends; a wrong answer is noted, a lost server is not."""
+    over = threading.Event()
+
+    def go() -> None:
+        while not over.is_set():
+            try:
+                got = lab.ask("acme.first")
+            except (HmiError, OSError):
+                time.sleep(0.05)
+                continue
+            if got != lab.answers["acme.first"]:
+                lab.wrong.append(str(got))
+
+    threads = [threading.Thread(target=go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def one_round(lab: Lab, number: int, rng: random.Random) -> None:
+    model, domain = f"acme.m{number}", f"tiny/d{number}"
+    with load(lab):
+        jobs = [build(lab, domain), fine_tune(lab, model, epochs=4)]
+        time.sleep(rng.uniform(0.1, 8.0))
+        lab.kill()
+    time.sleep(1.0)
+    assert not job_processes(lab.data), "a job outlived its server"
+    with Store.open(lab.data / "plots", read_only=True) as store:
+        assert store.verify().ok
+    lab.start()
+    lab.check_published()
+    for view in lab.finish(jobs):
+        assert view["state"] == "succeeded" or view["error"]["message"], view
+        if view["state"] == "succeeded":
+            assert (domain in lab.domains()) if view["kind"] == "build_plot" else (model in lab.models())
+    lab.check_published()
+    assert not lab.wrong, "an answer changed under load"
+
+
+def job_processes(data: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "hmi.jobs" in command and str(data) in command:
+            found.append(command)
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds job processes in /proc")
+def test_two_kills(lab: Lab) -> None:
+    rng = random.Random(0)
+    for number in range(2):
+        one_round(lab, number, rng)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds job processes in /proc")
+def test_twenty_kills(lab: Lab) -> None:
+    rng = random.Random(time.time_ns())
+    for number in range(20):
+        one_round(lab, 100 + number, rng)
+        print(f"round {number + 1} of 20 passed", flush=True)
