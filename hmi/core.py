@@ -76,10 +76,6 @@ class DomainId:
     def parent(self) -> DomainId | None:
         return DomainId(self.parts[:-1]) if len(self.parts) > 1 else None
 
-    @property
-    def dotted(self) -> str:
-        return ".".join(self.parts)
-
     def __str__(self) -> str:
         return "/".join(self.parts)
 

@@ -54,6 +54,14 @@ def _pieces(environment: Environment, reader: Reader) -> Iterator[Buffer]:
     yield packer.tail()
 
 
+def versions_of(path: Path) -> list[VersionInfo]:
+    """See `Store.archived`."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}: pass one that `export` wrote")
+    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+        return Unpacker(file).head()
+
+
 def import_archive(environment: Environment, path: Path, ref: str | None) -> VersionInfo:
     """See `Store.import_archive`."""
     if not path.is_file():

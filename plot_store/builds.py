@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
-from plot_store import names, version_tree
+from plot_store import names, promote, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.errors import Conflict, Invalid, NotFound
@@ -53,6 +53,21 @@ def open_build(
         return Opened(build, record, current, base_version)
 
     return environment.catalogue.write(body)
+
+
+def abandon(environment: Environment, build: str) -> bool:
+    """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment."""
+    names.check_build(build)
+
+    def body(txn: Txn) -> BuildRecord | None:
+        found = version_tree.get_build(txn, build)
+        txn.delete(version_tree.BUILD + build)
+        return found
+
+    record = environment.catalogue.write(body)
+    if record is not None:
+        promote.sweep(environment, [segment.name for segment in record.segments])
+    return record is not None
 
 
 def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:

@@ -61,6 +61,24 @@ class Reader:
         keys = layout.pack_keys(check_ngrams(order, ngrams, self.version.schema.vocab))
         return np.asarray(ops.find(table, order, keys)[0] != 0)
 
+    def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
+        """Which version of the chain a look-up takes each n-gram from, uint32 [m, order] -> int16 [m]; -1: none has it.
+
+        Raises Invalid, Closed.
+        """
+        table = self._open_table()
+        keys = layout.pack_keys(check_ngrams(order, ngrams, self.version.schema.vocab))
+        of_level = np.array([*(run.depth for run in table.runs), -1], np.int16)  # absent: level -1, the last
+        found: NDArray[np.int16] = of_level[ops.find(table, order, keys)[1]]
+        return found
+
+    def own(self, order: int) -> NDArray[np.uint32]:
+        """The n-grams that this version stores, ancestors left out: uint32 [m, order], ascending. Raises Closed."""
+        table = self._open_table()
+        runs = [run for run in table.runs if run.order == order and run.depth == 0]
+        keys = [layout.row_keys(rows) for run in runs for rows in run.segments]
+        return layout.unpack_keys(np.unique(np.concatenate(keys)) if keys else np.empty(0, np.uint64), order)
+
     def get(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[Floats, NDArray[np.int16]]:
         """The stored entries, uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]).
 

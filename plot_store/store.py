@@ -95,6 +95,10 @@ class Store:
         opened = builds.open_build(self._env(), ref, build, schema, parent, extend)
         return Writer(self._env(), opened, checked, segment_bytes)
 
+    def abandon(self, build: str) -> bool:
+        """End a build that no writer will resume, and remove its segments. Whether there was one."""
+        return builds.abandon(self._env(), build)
+
     def reader(self, ref_or_id: str) -> Reader:
         """A reader pinned to one version. Raises NotFound, Collected, Damaged, FormatTooNew, StoreIO."""
         return open_reader(self._env(), ref_or_id)
@@ -169,6 +173,11 @@ class Store:
         ref: another name for the version. Raises Damaged (nothing is left then), FormatTooNew, Conflict, StoreFull.
         """
         return archive.import_archive(self._env(), Path(path), ref)
+
+    @staticmethod
+    def archived(path: str | Path) -> list[VersionInfo]:
+        """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged, StoreIO."""
+        return archive.versions_of(Path(path))
 
     def info(self) -> StoreInfo:
         """Totals, counted now."""

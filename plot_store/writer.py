@@ -68,6 +68,11 @@ class Writer:
         self._keys: dict[str, layout.Keys] = {}  # of the segments cut by this process, for the index
         self._open = True
 
+    @property
+    def base(self) -> VersionInfo | None:
+        """The version that an extending build adds to, fixed when the build began."""
+        return self._base
+
     def resume_point(self, order: int) -> int:
         """How many n-grams of this order, counted as added, are durable in finished segments of this build."""
         check_order(order)

@@ -18,6 +18,8 @@ from aiohttp import web
 from hmi.core import KeyRecord, Scope
 from hmi.errors import Forbidden, InvalidInput, NotFound, Unauthorised
 
+PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
+"""Headers, beside X-Forwarded-*, that only a proxy adds."""
 ALL: frozenset[Scope] = frozenset({"infer", "manage", "admin"})
 
 
@@ -81,6 +83,14 @@ class Auth:
             raise Forbidden(f"this key may not do that: it needs the scope {scope!r}", scope=scope)
         return caller
 
+    def is_admin(self, request: web.BaseRequest) -> bool:
+        """Whether an administrator calls, for what answers anybody but shows them more."""
+        try:
+            self.caller(request, "admin")
+        except (Unauthorised, Forbidden):
+            return False
+        return True
+
     def _bearer(self, key: str) -> Caller:
         sha256 = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         record = self.keys.find_key(sha256)
@@ -91,6 +101,7 @@ class Auth:
     def _without_key(self, request: web.BaseRequest) -> Caller:
         if not self.open():
             raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
+        _refuse_proxies(request)
         _refuse_browsers(request)
         return ADMINISTRATOR
 
@@ -126,6 +137,17 @@ def _effective(record: KeyRecord) -> frozenset[Scope]:
     if record.tenant is not None:
         return scopes - {"admin"}
     return ALL if "admin" in scopes else scopes
+
+
+def _refuse_proxies(request: web.BaseRequest) -> None:
+    """A proxy on this machine makes the whole network's requests look local: they would all be the administrator's."""
+    names = [name.lower() for name in request.headers]
+    through = next((n for n in names if n in PROXIES or n.startswith("x-forwarded-")), None)
+    if through is not None:
+        raise Forbidden(
+            f"this request came through a proxy (header {through}), and the server cannot tell callers apart without "
+            "keys: make an admin key first: hmi key create --admin"
+        )
 
 
 def _refuse_browsers(request: web.BaseRequest) -> None:

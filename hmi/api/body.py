@@ -14,14 +14,13 @@ from aiohttp import ContentTypeError, web
 from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.errors import Malformed, UnsupportedMediaType, from_validation, over
+from hmi.api.loop import OFF_LOOP_BYTES, off_loop
 from hmi.api.route import Route
 from hmi.api.services import Services
 from hmi.api.uploads import Form
 from hmi.errors import InvalidInput
 
 MAX_JSON_BYTES = 32 << 20
-OFF_LOOP_BYTES = 1 << 18
-"""Larger bodies are parsed in a thread, so that they do not hold up the others."""
 
 
 @dataclass
@@ -32,6 +31,8 @@ class Received:
     files: Mapping[str, Path]
     form: Form | None
     digest: str
+    size: int = 0
+    """Bytes of the JSON body."""
 
     def discard(self) -> None:
         if self.form is not None:
@@ -46,26 +47,29 @@ def parse(model: Any, data: bytes) -> Any:
         raise from_validation(error) from error
 
 
-async def receive(route: Route, request: web.Request, services: Services) -> Received:
-    """Read what `route` expects. Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput."""
+async def receive(route: Route, request: web.Request, services: Services, tenant: str | None) -> Received:
+    """Read what `route` expects; `tenant` is the caller's, None reaches all.
+
+    Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound.
+    """
     if route.body is None:
         return Received(None, {}, None, "")
     if route.files and request.content_type == "multipart/form-data":
-        return await _multipart(route, request, services)
+        return await _multipart(route, request, services, tenant)
     if request.content_type != "application/json":
         wanted = "application/json" + (" or multipart/form-data" if route.files else "")
         raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
     data = await _read(request)
-    body = await asyncio.to_thread(parse, route.body, data) if len(data) > OFF_LOOP_BYTES else parse(route.body, data)
+    body = await off_loop(len(data) > OFF_LOOP_BYTES, parse, route.body, data)
     if not route.files:
-        return Received(body, {}, None, _digest(data))
+        return Received(body, {}, None, _digest(data), len(data))
     form = Form(services.uploads.new_folder())
     try:
-        files = await asyncio.to_thread(_named_files, route, body, services, form)
+        files = await asyncio.to_thread(_named_files, route, body, services, form, tenant)
     except BaseException:
         form.discard()
         raise
-    return Received(body, files, form, _digest(data))
+    return Received(body, files, form, _digest(data), len(data))
 
 
 def parse_query(route: Route, query: Mapping[str, str]) -> Any:
@@ -77,14 +81,14 @@ def parse_query(route: Route, query: Mapping[str, str]) -> Any:
         raise from_validation(error) from error
 
 
-async def _multipart(route: Route, request: web.Request, services: Services) -> Received:
+async def _multipart(route: Route, request: web.Request, services: Services, tenant: str | None) -> Received:
     form = await services.uploads.receive(request, tuple(route.files))
     try:
         body = parse(route.body, form.spec)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
-        named = await asyncio.to_thread(_named_files, route, body, services, form, given=form.files)
+        named = await asyncio.to_thread(_named_files, route, body, services, form, tenant, form.files)
     except BaseException:
         form.discard()
         raise
@@ -92,14 +96,19 @@ async def _multipart(route: Route, request: web.Request, services: Services) -> 
 
 
 def _named_files(
-    route: Route, body: Any, services: Services, form: Form, given: Mapping[str, Path] | None = None
+    route: Route,
+    body: Any,
+    services: Services,
+    form: Form,
+    tenant: str | None,
+    given: Mapping[str, Path] | None = None,
 ) -> dict[str, Path]:
     """The files of a request, uploaded or named by a path; raises InvalidInput where one is missing."""
     files = dict(given or {})
     for name, required in route.files.items():
         ref = getattr(body, name, None)
         if ref is not None:
-            files[name] = services.uploads.copy_below(ref.path, name, form.folder)
+            files[name] = services.uploads.copy_below(tenant, ref.path, name, form.folder)
         if required and name not in files:
             raise InvalidInput(
                 f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',

@@ -19,6 +19,7 @@ from hmi.api.body import parse_query, receive
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
+from hmi.api.loop import off_loop
 from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services
 from hmi.errors import HmiError, NotFound
@@ -26,6 +27,7 @@ from hmi.errors import HmiError, NotFound
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -93,26 +95,26 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
-    received = await receive(route, request, services)
+    received = await receive(route, request, services, caller.tenant)
     try:
-        call.body, call.files = received.body, received.files
+        call.body, call.files, call.size = received.body, received.files, received.size
         once = once_of(route, request, caller, received.digest)
         if once is None:
-            return _response(route, *_rendered(await route.handler(call)))
+            return await _response(route, *await _rendered(await route.handler(call)))
         async with alone(once, services):
             kept = await once.kept(services)
             if kept is not None:
                 return await _repeated(route, call, once, kept)
-            reply, body = _rendered(await route.handler(call))
+            reply, body = await _rendered(await route.handler(call))
             assert isinstance(reply, Reply)
             await once.keep(services, reply, body)
-            return _response(route, reply, body)
+            return await _response(route, reply, body)
     finally:
         received.discard()
 
 
-def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.StreamResponse, Any]:
-    return reply, _plain(reply.body) if isinstance(reply, Reply) else None
+async def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.StreamResponse, Any]:
+    return reply, await off_loop(reply.large, plain, reply.body) if isinstance(reply, Reply) else None
 
 
 async def _repeated(route: Route, call: Call, once: Once, kept: dict[str, Any]) -> web.StreamResponse:
@@ -121,23 +123,26 @@ async def _repeated(route: Route, call: Call, once: Once, kept: dict[str, Any]) 
     if kept["keep"] is not None:
         assert route.again is not None
         reply = await route.again(call, kept["keep"])
-        body = _plain(reply.body)
+        body = plain(reply.body)
         await once.keep(call.services, reply, body)
-    response = _response(route, reply, body)
+    response = await _response(route, reply, body)
     response.headers[REPLAYED] = "true"
     return response
 
 
-def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) -> web.StreamResponse:
+async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) -> web.StreamResponse:
     if isinstance(reply, web.StreamResponse):
         return reply
     headers = {"Location": reply.location} if reply.location else None
-    return _json(body, route.status, headers)
+    # Encoding in one piece keeps the interpreter's lock to its end, from whichever thread; in chunks it does not.
+    text = await off_loop(reply.large, _text_in_chunks if reply.large else _ENCODER.encode, body)
+    return _json(text, route.status, headers)
 
 
-def _plain(body: Any) -> Any:
+def plain(body: Any) -> Any:
+    """An answer's models as JSON values."""
     if isinstance(body, list):
-        return [_plain(item) for item in body]
+        return [plain(item) for item in body]
     assert isinstance(body, BaseModel)
     return body.model_dump(mode="json", by_alias=True)
 
@@ -145,7 +150,7 @@ def _plain(body: Any) -> Any:
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = _shape(request, error)
     request[OUTCOME] = shaped["error"]["kind"]
-    return _json(shaped, status, headers)
+    return _json(_ENCODER.encode(shaped), status, headers)
 
 
 def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
@@ -166,6 +171,9 @@ def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int,
     return body_of(shaped, request_id), status, headers_of(status)
 
 
-def _json(body: Any, status: int, headers: dict[str, str] | None) -> web.Response:
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _text_in_chunks(body: Any) -> str:
+    return "".join(_ENCODER.iterencode(body))
+
+
+def _json(text: str, status: int, headers: dict[str, str] | None) -> web.Response:
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")

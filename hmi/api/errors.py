@@ -104,9 +104,12 @@ def pointer(loc: Sequence[int | str]) -> str:
 
 def from_validation(error: ValidationError) -> HmiError:
     """400 for what is not JSON, 413 for what is over a limit, else 422 naming each field."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = error.errors(include_url=False, include_input=False)
     if problems and problems[0]["type"] == "json_invalid":
         return Malformed(f"the body is not JSON: {problems[0]['msg']}")
+    for problem in problems:
+        if problem["type"] == "too_long":
+            return over(pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request")
     fields = _merged(problems)
     field, message = next(iter(fields.items()))
     more = f" (and {len(fields) - 1} more fields)" if len(fields) > 1 else ""

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from hmi.api.app import build_services
 from hmi.api.auth import ADMINISTRATOR
 from hmi.api.body import parse, parse_query
+from hmi.api.dispatch import plain
 from hmi.api.expand import expand_into
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
@@ -96,7 +95,7 @@ def _check_files(route: Route, files: Mapping[str, Path]) -> None:
 async def _run(route: Route, call: Call) -> Any:
     reply = await route.handler(call)
     assert isinstance(reply, Reply)
-    return _plain(reply.body)
+    return plain(reply.body)
 
 
 async def _run_with_engine(route: Route, call: Call) -> Any:
@@ -105,10 +104,3 @@ async def _run_with_engine(route: Route, call: Call) -> Any:
         return await _run(route, call)
     finally:
         await call.services.engine.stop(drain=True)
-
-
-def _plain(body: Any) -> Any:
-    if isinstance(body, list):
-        return [_plain(item) for item in body]
-    assert isinstance(body, BaseModel)
-    return body.model_dump(mode="json", by_alias=True)

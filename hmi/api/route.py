@@ -36,6 +36,8 @@ class Call:
     body: Any = None
     query: Any = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    size: int = 0
+    """Bytes of the JSON body; 0 where it came without HTTP."""
 
     def model(self) -> ModelId:
         """The model in the path; raises NotFound where the caller does not reach its tenant."""
@@ -66,11 +68,12 @@ class Call:
 @dataclass(frozen=True)
 class Reply:
     """A JSON answer. `location` is where to follow a job; `keep` replaces the body that an
-    Idempotency-Key keeps, where the body itself must not be stored."""
+    Idempotency-Key keeps, where the body itself must not be stored; `large`: render it off the loop."""
 
     body: Any
     location: str | None = None
     keep: dict[str, Any] | None = None
+    large: bool = False
 
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]

@@ -106,12 +106,14 @@ MODELS = (
     ),
     Route(
         "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
-        body=CreateModel, files=DATA, creates=True, kinds=("conflict", "invalid_data"),
+        body=CreateModel, files=DATA, creates=True,
+        kinds=("conflict", "invalid_data", "quota_exceeded"),
     ),
     Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
     Route(
         "POST", f"{MODEL}/update", models.update_model, "Fine-tune a new version.", JobAccepted, "manage", 202,
-        body=UpdateModel, files=DATA, creates=True, kinds=("conflict", "invalid_data"),
+        body=UpdateModel, files=DATA, creates=True,
+        kinds=("conflict", "invalid_data", "quota_exceeded"),
     ),
     Route(
         "POST", f"{MODEL}/rollback", models.rollback_model, "Let an older version answer.",

@@ -9,6 +9,8 @@ from pydantic import Discriminator, Field, Tag
 from hmi.api.schemas import Answer, ModelName, Request
 
 Text = Annotated[str, Field(min_length=1)]
+MAX_WORDS = 10_000
+"""Of one input that is split already. The first wrong word ends the check: a list of all could be huge."""
 
 
 class TextInput(Request):
@@ -21,7 +23,7 @@ class TextInput(Request):
 class TokensInput(Request):
     """Words that are split already, for a model of the task `tagging`."""
 
-    tokens: list[Text] = Field(min_length=1)
+    tokens: list[Text] = Field(min_length=1, max_length=MAX_WORDS, fail_fast=True)
 
 
 def _item_kind(value: Any) -> str:
@@ -40,7 +42,7 @@ Item = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[TextInput, Tag("<object>")] | Annotated[TokensInput, Tag("<tokens>")],
     Discriminator(_item_kind),
 ]
-Items = Annotated[list[Item], Field(min_length=1)]
+Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Inputs = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[Items, Tag("<many>")],
     Discriminator(_inputs_kind),

@@ -14,7 +14,11 @@ from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOption
 class PathRef(Request):
     """A file that lies on the server already."""
 
-    path: str = Field(min_length=1, max_length=1024, description="Relative, below <data>/uploads.")
+    path: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Below <data>/uploads/<tenant>; below <data>/uploads for administrators.",
+    )
 
 
 class ImportRoot(Request):

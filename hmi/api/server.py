@@ -63,7 +63,7 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
 def greeting(services: Services, url: str) -> str:
     """What the operator must know at start: where, and who may do what."""
-    where = f"serving {services.settings.data} on {url}"
+    where = f"serving {services.settings.data} on {url} (Ctrl-C or SIGTERM stops it)"
     if services.auth.open():
         return (
             f"{where}, WITHOUT an administrator's key: loopback only, and every program on this machine "

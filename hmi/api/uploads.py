@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import stat
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp.multipart import MultipartReader
 
 from hmi.api.errors import Malformed, over
 from hmi.api.expand import expand_into
+from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 
 MAX_SPEC_BYTES = 1 << 20
@@ -96,28 +98,35 @@ class Uploads:
         raw.unlink()
         return target
 
-    def copy_below(self, relative: str, field: str, folder: Path) -> Path:
-        """Copy (and expand) a file that lies below `<data>/uploads` into `folder`, under the name `field`.
+    def copy_below(self, tenant: str | None, relative: str, field: str, folder: Path) -> Path:
+        """Copy (and expand) a file that the caller may name into `folder`, under the name `field`.
 
-        Raises InvalidInput for a path that leads out of the folder, also by a symbolic link, and
+        `relative` starts at `<data>/uploads/<tenant>`, at `<data>/uploads` itself for those who reach every
+        tenant (None). Raises InvalidInput for a path that leads out of there, also by a symbolic link, and
         NotFound for one that leads nowhere.
         """
-        base = self._below.resolve()
-        name = f"{field}.path"
-        if "\0" in relative or Path(relative).is_absolute() or ".." in Path(relative).parts:
-            raise InvalidInput("a path must lie below <data>/uploads and have no '..'", field=name)
-        try:
-            found = (base / relative).resolve(strict=True)
-        except (OSError, RuntimeError) as error:
-            raise NotFound(f"there is no file {relative!r} below <data>/uploads", field=name) from error
-        if not found.is_relative_to(base):
-            raise InvalidInput("a path must not lead out of <data>/uploads by a symbolic link", field=name)
-        if not found.is_file():
-            raise InvalidInput(f"{relative!r} is not a file: name one file", field=name)
+        found = self._found(tenant, relative, f"{field}.path")
         target = folder / field
         with found.open("rb") as file:
             expand_into(file, target, field, self._limit)
         return target
+
+    def _found(self, tenant: str | None, relative: str, field: str) -> Path:
+        where = "<data>/uploads" if tenant is None else f"<data>/uploads/{check_name(tenant, 'tenant')}"
+        base = (self._below if tenant is None else self._below / tenant).resolve()
+        if "\0" in relative or Path(relative).is_absolute() or ".." in Path(relative).parts:
+            raise InvalidInput(f"a path must lie below {where} and have no '..'", field=field)
+        try:
+            # Not strict: whether the target of a link that leads out exists is not to be told.
+            found = (base / relative).resolve()
+            if not found.is_relative_to(base):
+                raise InvalidInput(f"a path must not lead out of {where} by a symbolic link", field=field)
+            mode = found.stat().st_mode
+        except (OSError, RuntimeError) as error:
+            raise NotFound(f"there is no file {relative!r} below {where}: check the path", field=field) from error
+        if not stat.S_ISREG(mode):
+            raise InvalidInput(f"{relative!r} is not a file: name one file", field=field)
+        return found
 
 
 async def _reader(request: web.Request) -> MultipartReader:

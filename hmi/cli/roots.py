@@ -1,4 +1,4 @@
-"""`hmi root`: import, list, show."""
+"""`hmi root`: import, list, show, delete, export-locality."""
 
 from __future__ import annotations
 
@@ -86,3 +86,20 @@ def delete(session: Session, name: str, yes: bool) -> None:
     with session.calls() as calls:
         calls.request("DELETE", f"/manage/roots/{name}")
     notes.print(f"{name} is deleted")
+
+
+@root.command("export-locality")
+@click.argument("name")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--source", help="Where the source model lies, if it is not found by its recorded name.")
+@pass_session
+def export_locality(session: Session, name: str, file: Path, source: str | None) -> None:
+    """Write what the import of the root NAME changed in its source model to FILE: locality weights as they ship."""
+    from hmi.manager import roots
+    from hmi.stores.layout import Layout
+
+    with session.local() as local:
+        manager = local.services.manager
+        layout = Layout(manager.settings.data)
+        shipped, written = roots.export_locality(manager.registry, layout, name, file, source)
+    notes.print(f"{file} holds {size(written)}; in hmi/model/weights/{shipped} it makes later imports need no text")

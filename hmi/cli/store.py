@@ -11,7 +11,8 @@ from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_fields, print_json, size
 from hmi.cli.session import Session
-from hmi.errors import Damaged
+from hmi.core import DomainId
+from hmi.errors import Conflict, Damaged
 
 if TYPE_CHECKING:
     from hmi.manager import Manager
@@ -89,9 +90,29 @@ def export(session: Session, domain: str, archive: Path) -> None:
 def import_(session: Session, archive: Path, name: str | None, as_json: bool) -> None:
     """Take over an exported PLOT."""
     with session.local() as local:
-        version = local.services.manager.plots.import_archive(archive, ref=name)
+        manager = local.services.manager
+        name = None if name is None else str(DomainId.parse(name))
+        _check_roots(manager, archive, name)
+        version = manager.plots.import_archive(archive, ref=name)
     found = {"domain": version.ref, "version": version.id}
     print_json(found) if as_json else notes.print(f"{version.ref} is at version {version.id}")
+
+
+def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
+    """Raise Conflict unless every version of the archive stands on a root of this data folder.
+
+    A PLOT's rows mean something to the upper layers of the very import that computed them, and to no others.
+    """
+    roots = {root.name: root.version for root in manager.registry.roots()}
+    for at, version in enumerate(manager.plots.archived(archive)):
+        root = DomainId.parse(name if at == 0 and name is not None else version.ref).root
+        made_on = version.meta.get("root_version")
+        if made_on is None or roots.get(root) != made_on:
+            raise Conflict(
+                f"{version.ref} in {archive} was computed with version {made_on} of its root, which is not what this "
+                f"data folder has as root {root!r} ({roots.get(root, 'none')}): import it into the data folder that "
+                "it was exported from or a copy of that, or create the domain here from its corpus"
+            )
 
 
 def _damaged_artefacts(manager: Manager) -> list[str]:

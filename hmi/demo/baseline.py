@@ -27,7 +27,7 @@ from hmi.jobs.rows import labels_of, read_rows
 from hmi.model.batching import length_grouped, pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
-from hmi.model.heads import Head, head_input, head_input_size
+from hmi.model.heads import Head, head_input
 from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ class _Copy(nn.Module):
     def __init__(self, encoder: Encoder, labels: int, task: Task) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(encoder).requires_grad_(True)
-        self.head = Head(head_input_size(task, encoder.shape.dim), labels)
+        self.head = Head(encoder.shape.dim * (3 if task == "pair" else 1), labels)
         self._task = task
 
     def forward(self, split: Split, rows: Sequence[int], dropout: float = 0.0) -> Tensor:
@@ -127,8 +127,14 @@ class _Copy(nn.Module):
         ids, types = pad_ids([e.ids for e in encoded]), pad_ids([e.types for e in encoded])
         mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(e) for e in encoded])[:, None]
         hidden = self.encoder(ids, mask, types, dropout=dropout)
-        logits: Tensor = self.head(head_input(self._task, hidden, types, mask), dropout)
+        logits: Tensor = self.head(self._read(hidden, types, mask), dropout)
         return logits
+
+    def _read(self, hidden: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+        """The usual [CLS] row for classification; for pairs the tenants' own comparison, which is the stronger."""
+        if self._task == "classification":
+            return hidden[:, 0]
+        return head_input(self._task, hidden, hidden, types, mask)
 
 
 def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:

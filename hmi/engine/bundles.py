@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
+from hmi.engine.cache import IdleCache
 from hmi.model.heads import Head, head_from
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
@@ -19,8 +15,7 @@ from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
-K = TypeVar("K")
-V = TypeVar("V")
+IDLE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,10 @@ class Bundles:
     def __init__(self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore):
         self._data, self._registry, self._plots = data, registry, plots
         self._adapters, self._lowers = adapters, lowers
-        self._roots: dict[tuple[str, str], Root] = {}
-        self._readers: dict[str, Reader] = {}
-        self._exact: dict[str, LocalLower] = {}
-        self._lock = threading.Lock()
+        self._roots: IdleCache[tuple[str, str], Root] = IdleCache(16, IDLE_S)
+        # An open reader keeps its version from collection, so an unused one must not stay.
+        self._readers: IdleCache[str, Reader] = IdleCache(1024, IDLE_S)
+        self._exact: IdleCache[tuple[str, str, str | None], LocalLower] = IdleCache(2, IDLE_S)
 
     def resolve(self, model: ModelId) -> Bundle:
         """Pin the live version of `model`; raises NotFound."""
@@ -58,15 +53,16 @@ class Bundles:
         return Bundle(model, version, self.root(version.root, version.root_version), self.reader(version.plot_version))
 
     def root(self, name: str, version: str) -> Root:
-        key = (name, version)
-        return self._once(self._roots, key, lambda: load_root(self._data / "roots" / name / version))
+        return self._roots.get((name, version), lambda: load_root(self._data / "roots" / name / version))
 
     def reader(self, plot_version: str) -> Reader:
-        return self._once(self._readers, plot_version, lambda: self._plots.reader(plot_version))
+        return self._readers.get(plot_version, lambda: self._plots.reader(plot_version))
 
     def lower(self, bundle: Bundle) -> LocalLower:
         """The lower layers behind a bundle's PLOT: only the `exact` reference computes them."""
-        return self._once(self._exact, bundle.version.plot_version, lambda: self._load_lower(bundle))
+        name: str | None = bundle.reader.version.meta.get("lower")
+        key = (bundle.version.root, bundle.version.root_version, name)
+        return self._exact.get(key, lambda: self._load_lower(bundle.root, name))
 
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
@@ -76,25 +72,13 @@ class Bundles:
         return TaskPart(module, head), sum(v.numel() * 4 for v in state.values())
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
         self._readers.clear()
+        self._roots.clear()
+        self._exact.clear()
 
-    def _load_lower(self, bundle: Bundle) -> LocalLower:
-        root, name = bundle.root, self._plots.version(bundle.version.plot_version).meta.get("lower")
-        state: dict[str, Tensor] | None = self._lowers.get(name) if name else None
-        if state is not None:
-            return lower_from(state, root.info, root.tokenizer.cls_id)
+    def _load_lower(self, root: Root, name: str | None) -> LocalLower:
+        if name is not None:
+            return lower_from(self._lowers.get(name), root.info, root.tokenizer.cls_id)
         lower = load_root(self._data / "roots" / root.info.name / root.info.version, with_lower=True).lower
         assert lower is not None
         return lower
-
-    def _once(self, cache: dict[K, V], key: K, make: Callable[[], V]) -> V:
-        found = cache.get(key)
-        if found is None:
-            # One lock for all: loading is rare, and two threads must not load one root twice.
-            with self._lock:
-                found = cache.get(key)
-                if found is None:
-                    found = cache[key] = make()
-        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,13 +17,15 @@ from hmi.engine.bundles import Bundle, Bundles, TaskPart
 from hmi.engine.pipeline import Retrieved, compute, retrieve
 from hmi.engine.queue import BatchQueue, Item
 from hmi.engine.request import InferRequest, InferResult
-from hmi.errors import InvalidInput, Unavailable
+from hmi.errors import DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.stores.adapter_pool import AdapterPool
 
 log = logging.getLogger(__name__)
+MAX_PREPARING_CHARACTERS = 32 << 20
+"""Text that may wait to be tokenised; one call alone is always let in."""
 
 
 class Engine:
@@ -37,7 +39,10 @@ class Engine:
         self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         self._channel: asyncio.Queue[Retrieved] = asyncio.Queue(maxsize=1)
         metrics.watch_pool(self._pool)
-        self._threads = ThreadPoolExecutor(settings.streams + 2, thread_name_prefix="hmi-engine")
+        self._threads = ThreadPoolExecutor(settings.streams + 1, thread_name_prefix="hmi-engine")
+        # Apart: a flood of long texts to tokenise must not hold the threads that batches run on.
+        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
+        self._preparing = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._running = 0
         self._accepting = False
@@ -63,6 +68,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._threads.shutdown()
+        self._tokenising.shutdown()
         self._bundles.close()
 
     async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
@@ -73,18 +79,33 @@ class Engine:
         if not self._accepting:
             raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
         self._running += 1
+        deadline = min((r.deadline for r in requests if r.deadline is not None), default=None)
         try:
-            loop = asyncio.get_running_loop()
-            prepared = await loop.run_in_executor(self._threads, self._prepare, list(requests))
-            items = [Item(r, b, e, loop.create_future()) for r, b, e in prepared]
-            self._queue.put(items)
-            try:
-                return list(await asyncio.gather(*(i.future for i in items)))
-            finally:
-                for item in items:
-                    item.future.cancel()
+            # The loop's clock is time.monotonic(), as the deadline's is.
+            async with asyncio.timeout_at(deadline):
+                return await self._answer(requests)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed; the work was dropped") from error
         finally:
             self._running -= 1
+
+    async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+        loop = asyncio.get_running_loop()
+        characters = sum(len(part) for r in requests for part in ((r.text,) if isinstance(r.text, str) else r.text))
+        if self._preparing and self._preparing + characters > MAX_PREPARING_CHARACTERS:
+            raise Unavailable("overloaded: too much text is waiting; try again shortly", retry_after_s=1)
+        self._preparing += characters
+        try:
+            prepared = await loop.run_in_executor(self._tokenising, self._prepare, list(requests))
+        finally:
+            self._preparing -= characters
+        items = [Item(r, b, e, loop.create_future()) for r, b, e in prepared]
+        self._queue.put(items)
+        try:
+            return list(await asyncio.gather(*(i.future for i in items)))
+        finally:
+            for item in items:
+                item.future.cancel()
 
     def _prepare(self, requests: list[InferRequest]) -> list[tuple[InferRequest, Bundle, Encoded]]:
         """Pin bundles and tokenise, off the event loop."""
@@ -99,32 +120,47 @@ class Engine:
         return out
 
     async def _retrieve_forever(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             items = await self._queue.take(self._settings.max_batch_tokens)
-            begun = time.monotonic()
-            try:
-                batch = await loop.run_in_executor(self._threads, retrieve, self._bundles, items)
-            except Exception as error:
-                _fail(items, error)
-                continue
-            self._metrics.stage("retrieve", time.monotonic() - begun)
             self._metrics.queue_tokens(self._queue.tokens)
-            for hits in batch.hits:
-                self._metrics.plot_hits(hits)
-            await self._channel.put(batch)
+            try:
+                await self._channel.put(await self._retrieve(items))
+            except Exception as error:
+                await self._one_by_one(items, lambda i: i.bundle.version.plot_version, error)
 
     async def _compute_forever(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             batch = await self._channel.get()
-            begun = time.monotonic()
             try:
-                answers = await loop.run_in_executor(self._threads, self._compute, batch)
+                await self._finish(batch)
             except Exception as error:
-                _fail(batch.items, error)
-                continue
-            self._reply(batch, answers, begun)
+                await self._one_by_one(batch.items, lambda i: i.bundle.version.artefact, error)
+
+    async def _retrieve(self, items: list[Item]) -> Retrieved:
+        begun = time.monotonic()
+        batch = await asyncio.get_running_loop().run_in_executor(self._threads, retrieve, self._bundles, items)
+        self._metrics.stage("retrieve", time.monotonic() - begun)
+        for hits in batch.hits:
+            self._metrics.plot_hits(hits)
+        return batch
+
+    async def _finish(self, batch: Retrieved) -> None:
+        begun = time.monotonic()
+        answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, batch)
+        self._reply(batch, answers, begun)
+
+    async def _one_by_one(self, items: list[Item], part: Callable[[Item], str], error: Exception) -> None:
+        """After a failed batch: run each part's items alone, so that one damaged part fails nobody else's texts."""
+        groups: dict[str, list[Item]] = {}
+        for item in items:
+            groups.setdefault(part(item), []).append(item)
+        for group in groups.values():
+            try:
+                if len(groups) == 1:
+                    raise error
+                await self._finish(await self._retrieve(group))
+            except Exception as alone:
+                _fail(group, alone)
 
     def _compute(self, batch: Retrieved) -> list[InferResult]:
         names = [i.bundle.version.artefact for i in batch.items]
@@ -138,14 +174,11 @@ class Engine:
         ms_a_token = (now - begun) * 1e3 / batch.offsets[-1]
         for item, answer in zip(batch.items, answers, strict=True):
             tokens, tenant = len(item.encoded), item.request.model.tenant
-            self._metrics.stage("queue", begun - item.queued)
+            self._metrics.stage("queue", batch.begun - item.queued)
             self._metrics.usage.add(tenant, inputs=1, tokens=tokens, compute_ms=tokens * ms_a_token)
             if not item.future.done():
-                timing = {
-                    "queue_ms": round((begun - item.queued) * 1e3, 3),
-                    "compute_ms": round((now - begun) * 1e3, 3),
-                }
-                item.future.set_result(replace(answer, timing=timing))
+                timing = {"queue_ms": batch.begun - item.queued, "retrieve_ms": batch.took, "compute_ms": now - begun}
+                item.future.set_result(replace(answer, timing={k: round(v * 1e3, 3) for k, v in timing.items()}))
 
 
 def check_text(text: Text, bundle: Bundle, field: str) -> None:

@@ -5,6 +5,7 @@ Pure functions of a batch; the engine decides when and on which thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ class Retrieved:
     rows: Tensor
     offsets: list[int]
     hits: list[PlotHits]
+    begun: float
+    """`time.monotonic()` when retrieval began."""
+    took: float
+    """Seconds of retrieval."""
 
 
 @torch.inference_mode()
@@ -40,6 +45,7 @@ def retrieve(bundles: Bundles, items: list[Item]) -> Retrieved:
 
     Items are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
     """
+    begun = time.monotonic()
     items = sorted(items, key=lambda i: (i.bundle.version.plot_version, i.bundle.version.artefact))
     offsets = [0, *np.cumsum([len(i.encoded) for i in items]).tolist()]
     root = items[0].bundle.root
@@ -61,7 +67,7 @@ def retrieve(bundles: Bundles, items: list[Item]) -> Retrieved:
     positions = torch.cat([torch.arange(len(i.encoded)) for i in items])
     types = torch.tensor([t for i in items for t in i.encoded.types])
     rows += root.bias(positions, types)
-    return Retrieved(items, rows, offsets, hits)
+    return Retrieved(items, rows, offsets, hits, begun, time.monotonic() - begun)
 
 
 def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
@@ -73,7 +79,7 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
     )
     answers = []
     for i, (item, part) in enumerate(zip(batch.items, parts, strict=True)):
-        rows = out[i : i + 1] if cls_only else out[batch.offsets[i] : batch.offsets[i + 1]]
+        rows = out[i] if cls_only else out[batch.offsets[i] : batch.offsets[i + 1]]
         with torch.inference_mode():
             probabilities = torch.softmax(part.head(_head_input(item, rows)), -1)
         answers.append(_answer(item, probabilities, batch.hits[i]))
@@ -81,8 +87,11 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
 
 
 def _head_input(item: Item, rows: Tensor) -> Tensor:
+    task = item.bundle.version.task
+    if reads_cls_only(task):
+        return rows
     types = torch.tensor([item.encoded.types])
-    return head_input(item.bundle.version.task, rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
+    return head_input(task, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
 
 
 def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from hmi.engine.bundles import Bundle
@@ -12,6 +12,11 @@ from hmi.engine.request import InferRequest, InferResult
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.model.batching import Encoded
 from hmi.model.heads import reads_cls_only
+
+TENANT_SHARE = 4
+"""A tenant may fill one in so many parts of the queue, however much it sends."""
+EXACT_COST = 8
+"""The exact reference computes every trigram: its batches are smaller, so that nobody waits long behind one."""
 
 Group = tuple[str, str, bool, bool]
 """What a batch must share: root, its version, whether [CLS] alone is read, whether it is the exact reference."""
@@ -34,23 +39,38 @@ class Item:
 
 
 class BatchQueue:
-    """Waiting items by group and, inside a group, by tenant: each turn takes one item of each tenant."""
+    """Waiting items by group and, inside a group, by tenant. Groups take turns, and so do the tenants inside one."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity = capacity_tokens
-        self._waiting: dict[Group, OrderedDict[str, deque[Item]]] = {}
+        self._share = max(1, capacity_tokens // TENANT_SHARE)
+        self._waiting: OrderedDict[Group, OrderedDict[str, deque[Item]]] = OrderedDict()
+        self._tokens: Counter[str] = Counter()
         self._arrived = asyncio.Event()
-        self.tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that wait."""
+        return self._tokens.total()
 
     def put(self, items: list[Item]) -> None:
-        """Queue all of `items` or none; raises Unavailable when they would exceed the capacity."""
-        new = sum(len(i.encoded) for i in items)
-        if self.tokens and self.tokens + new > self._capacity:
-            raise Unavailable(f"overloaded: {self.tokens} tokens are waiting; try again shortly", retry_after_s=1)
+        """Queue all of `items` or none.
+
+        Raises Unavailable where a tenant's own tokens would exceed its share of the capacity, or all tenants'
+        together the whole. What one has beyond its share (one large call) is not counted against the others.
+        """
+        new: Counter[str] = Counter()
+        for item in items:
+            new[item.request.model.tenant] += len(item.encoded)
+        taken = sum(min(waiting, self._share) for waiting in self._tokens.values())
+        for tenant, tokens in new.items():
+            mine = self._tokens[tenant]
+            if (mine and mine + tokens > self._share) or (taken and taken + min(tokens, self._share) > self._capacity):
+                raise Unavailable(f"overloaded: {self.tokens} tokens are waiting; try again shortly", retry_after_s=1)
         for item in items:
             tenants = self._waiting.setdefault(item.group, OrderedDict())
             tenants.setdefault(item.request.model.tenant, deque()).append(item)
-        self.tokens += new
+        self._tokens.update(new)
         self._arrived.set()
 
     async def take(self, budget_tokens: int) -> list[Item]:
@@ -62,7 +82,11 @@ class BatchQueue:
             while not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
-            batch = self._cut(min(self._waiting, key=self._oldest), budget_tokens)
+            group = next(iter(self._waiting))
+            exact = group[3]
+            batch = self._cut(group, budget_tokens // EXACT_COST if exact else budget_tokens)
+            if group in self._waiting:
+                self._waiting.move_to_end(group)
             if batch:
                 return batch
 
@@ -74,10 +98,7 @@ class BatchQueue:
                     if not item.future.done():
                         item.future.set_exception(error)
         self._waiting.clear()
-        self.tokens = 0
-
-    def _oldest(self, group: Group) -> float:
-        return min(items[0].queued for items in self._waiting[group].values())
+        self._tokens.clear()
 
     def _cut(self, group: Group, budget: int) -> list[Item]:
         tenants, used = self._waiting[group], 0
@@ -87,7 +108,7 @@ class BatchQueue:
             if batch and used + len(items[0].encoded) > budget:
                 break
             item = items.popleft()
-            self.tokens -= len(item.encoded)
+            self._forget(tenant, len(item.encoded))
             if _wanted(item):
                 batch.append(item)
                 used += len(item.encoded)
@@ -98,6 +119,11 @@ class BatchQueue:
         if not tenants:
             del self._waiting[group]
         return batch
+
+    def _forget(self, tenant: str, tokens: int) -> None:
+        self._tokens[tenant] -= tokens
+        if not self._tokens[tenant]:
+            del self._tokens[tenant]
 
 
 def _wanted(item: Item) -> bool:

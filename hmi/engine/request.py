@@ -35,4 +35,4 @@ class InferResult:
     truncated: bool = False
     provenance: dict[str, Any] | None = None
     timing: dict[str, float] = field(default_factory=dict)
-    """queue_ms, retrieve_ms, compute_ms."""
+    """queue_ms, retrieve_ms and compute_ms: the last two are those of the text's batch."""

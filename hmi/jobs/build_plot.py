@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import Keys, NgramCounts, count_ngrams
 from hmi.jobs.options import BuildPlotOptions
-from hmi.jobs.plots import find_published, not_stored, write_version
+from hmi.jobs.plots import find_published, not_stored, stored, write_version
 from hmi.model.batching import Encoded
 from hmi.model.files import read_tensors, write_json, write_tensors
 from hmi.model.lower import LocalLower
@@ -24,6 +26,8 @@ from plot_store import VersionInfo
 
 TOKENISE_AT_ONCE = 256
 UNCUT = 1 << 30
+LONGEST_PIECE = 100_000
+NONE: Keys = np.empty(0, np.uint64)
 PRETRAIN_DOCUMENTS = 20_000
 
 
@@ -48,19 +52,23 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any], options: Bui
     if pretrained:
         lower_name = _pretrain(ctx, root, lower, corpus, options)
     counts = _count(ctx, root.tokenizer, corpus, documents)
-    alpha = float(spec["alpha"])
+    alpha, update = float(spec["alpha"]), spec["mode"] == "update"
     keys = choose_ngrams(counts, alpha, options.min_count)
-    if not pretrained:
-        with ctx.plots.reader(parent.id) as reader:
-            keys = {order: not_stored(reader, order, k) for order, k in keys.items()}
+    with ctx.plots.reader(parent.id) as reader:
+        if not pretrained:
+            keys = {order: not_stored(reader, order, k, lower_name) for order, k in keys.items()}
+        elif update:
+            # The new lower layers make every old row stale: what the domain covered is computed anew.
+            keys = {order: np.union1d(keys.get(order, NONE), stored(reader, order)) for order in (1, 2, 3)}
     report = _report(documents, counts, keys, alpha, pretrained)
     return write_version(
         ctx,
         str(domain),
         lower,
         keys,
-        parent=parent.id if spec["mode"] == "create" else None,
-        extend=spec["mode"] == "update" and not pretrained,
+        parent=None if update else parent.id,
+        onto=parent.id if update else None,
+        extend=update and not pretrained,
         meta={"root_version": root_record.version, "lower": lower_name, "alpha": alpha, "report": report},
     )
 
@@ -77,15 +85,29 @@ def choose_ngrams(counts: tuple[NgramCounts, NgramCounts], alpha: float, min_cou
 
 
 def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[list[int]]:
-    """The ids of each document, uncut."""
+    """The ids of each document, uncut; one of over LONGEST_PIECE characters comes as several."""
     batch: list[str] = []
     for document in read_documents(corpus):
-        batch.append(document)
-        if len(batch) == TOKENISE_AT_ONCE:
-            yield from (e.ids for e in tokenizer.encode(batch, UNCUT))
-            batch = []
+        for piece in pieces(document):
+            batch.append(piece)
+            if len(batch) == TOKENISE_AT_ONCE:
+                yield from (e.ids for e in tokenizer.encode(batch, UNCUT))
+                batch = []
     if batch:
         yield from (e.ids for e in tokenizer.encode(batch, UNCUT))
+
+
+def pieces(document: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
+    """A document split at whitespace into pieces of at most `longest` characters (mid-word where there is none)."""
+    start = 0
+    while len(document) - start > longest:
+        end = start + longest
+        while end > start and not document[end].isspace():
+            end -= 1
+        end = end if end > start else start + longest
+        yield document[start:end]
+        start = end
+    yield document[start:]
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
@@ -145,7 +167,8 @@ def _count(ctx: JobContext, tokenizer: Tokenizer, corpus: Path, documents: int) 
         for number, ids in enumerate(tokenised(tokenizer, corpus), 1):
             yield ids
             if number % TOKENISE_AT_ONCE == 0 or number == documents:
-                ctx.progress(number, documents, phase="counting n-grams")
+                # Long documents count as several.
+                ctx.progress(min(number, documents), documents, phase="counting n-grams")
 
     return count_ngrams(watched())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from contextlib import suppress
 
+from hmi.core import ENDED
 from hmi.errors import NotFound
+from hmi.jobs.discarding import strange_roots
 from hmi.jobs.folders import JobFolder
 from hmi.jobs.process import after_end
 from hmi.stores.layout import Layout, clear_leftovers
@@ -19,19 +23,29 @@ def clean(registry: Registry, layout: Layout, older_than_s: float = HOUR_S) -> l
     for folder in (layout.roots, layout.lowers, layout.adapters):
         removed += clear_leftovers(folder, older_than_s)
     removed += _strange_jobs(registry, layout, older_than_s)
+    for path in strange_roots(registry, layout):
+        # FileNotFoundError: another process was quicker.
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > older_than_s:
+                shutil.rmtree(path)
+                removed.append(f"{path.parent.name}/{path.name}")
     return removed
 
 
 def _strange_jobs(registry: Registry, layout: Layout, older_than_s: float) -> list[str]:
-    """Folders of jobs that were never queued (killed in between), or whose tenant was deleted."""
+    """Folders of jobs that were never queued (killed in between), whose tenant was deleted, or that ended untidied."""
     removed = []
     for path in layout.jobs.iterdir():
         # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker.
         with suppress(NotFound, FileNotFoundError):
             folder = JobFolder(layout.jobs, path.name)
-            if path.is_dir() and not registry.has_job(path.name) and folder.age_s() > older_than_s:
+            if path.is_dir() and _spent(registry, folder, path.name) and folder.age_s() > older_than_s:
                 with folder.try_lock() as free:
                     if free:
                         after_end(registry, folder, path.name)
                         removed.append(path.name)
     return removed
+
+
+def _spent(registry: Registry, folder: JobFolder, job: str) -> bool:
+    return not registry.has_job(job) or (folder.input.exists() and registry.job(job).state in ENDED)

@@ -54,7 +54,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     dev = Split(dev_rows, root.tokenizer.encode([r.text for r in dev_rows], max_length))
     with ctx.plots.reader(plot.id) as reader:
         state, metrics = _train(ctx, root, reader, task, labels, train, dev, options)
-    artefact, size = ctx.adapters.put({k: v.half() for k, v in state.items()}, {"task": task})
+    artefact, size = ctx.adapters.put(state, {"task": task})
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
@@ -116,7 +116,7 @@ def _train(
     dev: Split,
     options: FineTuneOptions,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Train epoch by epoch with a checkpoint after each; the epoch best on dev is kept."""
+    """Train epoch by epoch with a checkpoint after each; the epoch best on dev is kept, in fp16."""
     epochs = options.epochs or choose_epochs(len(train.rows), options.batch)
     plan = TrainPlan(
         task, len(labels), options.module, options.lr, epochs, options.batch, options.seed, options.dropout
@@ -143,7 +143,10 @@ def _train(
             best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
     truncated = sum(e.truncated for e in train.encoded)
-    return best_state, {**best, "epochs": epochs, "train_rows": len(train.rows), "truncated_rows": truncated}
+    published = trainer.publishable(best_state)
+    # The metrics of the weights that users get, not of the fp32 ones before rounding.
+    best |= evaluate(task, labels, dev, trainer.predict(held_out))
+    return published, {**best, "epochs": epochs, "train_rows": len(train.rows), "truncated_rows": truncated}
 
 
 def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:

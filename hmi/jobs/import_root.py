@@ -155,7 +155,7 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
         "stored_bigrams": len(keys[2]),
     }
     meta = {"root_version": root.info.version, "lower": None, "alpha": alpha, "report": report}
-    write_version(ctx, root.info.name, root.lower, keys, parent=None, extend=False, meta=meta)
+    write_version(ctx, root.info.name, root.lower, keys, parent=None, onto=None, extend=False, meta=meta)
 
 
 def _count(tokenizer: Tokenizer, texts: list[Path]) -> tuple[NgramCounts, NgramCounts]:

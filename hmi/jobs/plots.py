@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hmi.errors import Conflict
 from hmi.jobs.context import JobContext
-from hmi.jobs.ngrams import Keys, unpack
+from hmi.jobs.ngrams import Keys, pack, unpack
 from hmi.model.lower import LocalLower
-from plot_store import Reader, Schema, VersionInfo, Writer
+from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
 
 BATCH = 1024
 STORAGE: Final = "int8"
@@ -27,13 +28,15 @@ def write_version(
     keys: Mapping[int, Keys],
     *,
     parent: str | None,
+    onto: str | None,
     extend: bool,
     meta: dict[str, Any],
 ) -> VersionInfo:
     """Compute the rows of `keys` (by order) and publish them as the next version of `ref`.
 
+    `onto` is the version that an update was computed against: it must still be current, or Conflict is raised.
     Resumes from the last finished segment, and finds its own publication if it was killed just after it: `meta`
-    carries the job's id. Raises plot_store errors and JobCancelled.
+    carries the job's id. Raises Conflict, plot_store errors and JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
@@ -41,10 +44,12 @@ def write_version(
     schema = Schema(dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
     total = sum(map(len, keys.values()))
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
+        if extend and (writer.base is None or writer.base.id != onto):
+            raise Conflict(f"{ref} has moved from version {onto} since this update began: update it again")
         done = 0
         for order, wanted in sorted(keys.items()):
             done = _write_order(ctx, writer, lower, order, wanted, done, total)
-        return writer.publish(meta=meta)
+        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta)
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
@@ -83,9 +88,16 @@ def _compute(lower: LocalLower, order: int) -> Callable[[NDArray[np.uint32]], ND
     return compute
 
 
-def not_stored(reader: Reader, order: int, keys: Keys) -> Keys:
-    """Those of `keys` that no version of the reader's chain has: the rest is shared with the parents."""
+def not_stored(reader: Reader, order: int, keys: Keys, lower: str | None) -> Keys:
+    """Those of `keys` that a look-up would not find as the lower layers `lower` compute them; the rest is shared."""
     if not len(keys):
         return keys
-    kept: Keys = keys[~reader.contains(order, unpack(keys, order))]
+    # Depth -1 (absent) picks the last entry.
+    same = np.array([*(version.meta.get("lower") == lower for version in reader.chain), False])
+    kept: Keys = keys[~same[reader.depths(order, unpack(keys, order))]]
     return kept
+
+
+def stored(reader: Reader, order: int) -> Keys:
+    """The n-grams that the reader's own version stores, its parents' left out."""
+    return pack(reader.own(order))

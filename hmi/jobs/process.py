@@ -21,8 +21,9 @@ from hmi.core import ENDED, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
 from hmi.jobs.bodies import Body
 from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.discarding import discard
 from hmi.jobs.folders import JobFolder
-from hmi.stores.layout import open_layout
+from hmi.stores.layout import Layout, open_layout
 from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
 from plot_store import PlotStoreError
@@ -77,7 +78,11 @@ def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
     if not registry.has_job(job):
         folder.remove()
         registry.forget_gone(job)
-    elif registry.job(job).state in ENDED:
+        return
+    record = registry.job(job)
+    if record.state in ENDED:
+        # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input and tries again.
+        discard(registry, Layout(folder.path.parent.parent), record)
         folder.tidy()
 
 

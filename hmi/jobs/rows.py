@@ -134,6 +134,9 @@ def _tagging_row(raw: dict[str, Any]) -> Row:
     assert isinstance(tags, list)
     if len(tokens) != len(tags):
         raise ValueError(f"{len(tokens)} tokens but {len(tags)} tags")
+    characters = sum(map(len, tokens))
+    if characters > MAX_ROW_CHARACTERS:
+        raise ValueError(f"`tokens` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
     return Row(tokens, tuple(tags))
 
 

@@ -49,6 +49,8 @@ class JobRunner:
         self._children: dict[str, Child] = {}
         self._not_before: dict[str, float] = {}
         self._cancelled_at: dict[str, float] = {}
+        self._turns: dict[str | None, int] = {}
+        self._turn = 0
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -62,10 +64,13 @@ class JobRunner:
         spec: dict[str, Any],
         tenant: str | None = None,
         inputs: Mapping[str, Path | bytes] | None = None,
+        *,
+        tenant_limit: int | None = None,
     ) -> JobRecord:
         """Queue a job; its inputs are durable before it can be seen. Uploads are moved, other files copied.
 
-        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull.
+        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull,
+        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs).
         """
         inputs = inputs or {}
         job = new_job_id()
@@ -74,7 +79,7 @@ class JobRunner:
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
         try:
-            self._registry.add_job(record)
+            self._registry.add_job(record, tenant_limit)
         except BaseException:
             folder.remove()
             raise
@@ -188,12 +193,21 @@ class JobRunner:
         at = time.monotonic()
         with self._lock:
             self._not_before = {job: when for job, when in self._not_before.items() if when > at}
-        for record in self._registry.jobs(state="queued"):
+        queued = self._registry.jobs(state="queued")
+        while queued:
             with self._lock:
                 if len(self._children) >= self._workers or self._stopping.is_set():
                     return
+                record = self._next(queued)
+                queued.remove(record)
                 if record.job not in self._children and self._not_before.get(record.job, 0.0) <= at:
                     self._spawn(record.job)
+                    self._turn += 1
+                    self._turns[record.tenant] = self._turn
+
+    def _next(self, queued: list[JobRecord]) -> JobRecord:
+        """The oldest job of the tenant that has waited longest for its turn, so that one cannot hold up the others."""
+        return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
 
     def _spawn(self, job: str) -> bool:
         """Start a process for a job unless another process has it. Caller holds the lock."""
@@ -257,6 +271,8 @@ class JobRunner:
                     after_end(self._registry, folder, job)
 
     def _clean(self) -> None:
+        for job in self._registry.drop_ended_jobs():
+            self._tidy(job)
         clean(self._registry, self._layout)
         if self._housekeeping is not None:
             self._housekeeping()

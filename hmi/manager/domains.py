@@ -76,8 +76,7 @@ class Domains:
     ) -> JobRecord:
         branch = DomainId.parse(domain)
         current = self.current(branch)
-        if branch.parent is None:
-            raise InvalidInput(f"{domain!r} is a root, whose PLOT is fixed: create a branch of it", field="domain")
+        # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
         kept = current.meta.get("alpha") if alpha is None else alpha
         return self._submit(branch, "update", corpus, checked_alpha(50.0 if kept is None else kept), pretrain, options)
 

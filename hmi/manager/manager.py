@@ -124,7 +124,10 @@ class Manager:
         return self._tenants.create(name)
 
     def delete_tenant(self, name: str) -> dict[str, int]:
-        """Remove a tenant, its keys, models, jobs and their files; returns the counts. Raises NotFound."""
+        """Remove a tenant, its keys, models and jobs; returns the counts. Models' files go an hour later.
+
+        Raises NotFound.
+        """
         return self._tenants.delete(name)
 
     def create_key(self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES) -> tuple[KeyRecord, str]:
@@ -146,9 +149,14 @@ class Manager:
         data: Path | bytes,
         dev: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
+        job_limit: int | None = None,
     ) -> JobRecord:
-        """Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), StorageFull."""
-        return self._models.create(model, domain, task, data, dev, options)
+        """`job_limit`: how many queued and running jobs the tenant may have.
+
+        Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), QuotaExceeded,
+        StorageFull.
+        """
+        return self._models.create(model, domain, task, data, dev, options, job_limit)
 
     def update_model(
         self,
@@ -157,16 +165,18 @@ class Manager:
         data: Path | bytes,
         dev: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
+        job_limit: int | None = None,
     ) -> JobRecord:
-        """Raises InvalidInput, NotFound, Conflict (a job is at work on it), StorageFull."""
-        return self._models.update(model, data, dev, options)
+        """As `create_model`. Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded,
+        StorageFull."""
+        return self._models.update(model, data, dev, options, job_limit)
 
     def rollback_model(self, model: str, version: int) -> ModelRecord:
         """Raises NotFound."""
         return self._models.rollback(model, version)
 
     def delete_model(self, model: str) -> None:
-        """Remove a model, its artefacts, and stop its jobs. Raises NotFound."""
+        """Remove a model and stop its jobs; its files go an hour later. Raises NotFound."""
         self._models.delete(model)
 
     def models(

@@ -27,6 +27,7 @@ class Models:
         data: Path | bytes,
         dev: Path | bytes | None,
         options: Mapping[str, Any] | None,
+        job_limit: int | None,
     ) -> JobRecord:
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
         if task not in get_args(Task):
@@ -36,23 +37,29 @@ class Models:
         if self._exists(wanted):
             raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
         self._domains.current(branch)
-        return self._submit(wanted, str(branch), task, "create", data, dev, options)
+        return self._submit(wanted, str(branch), task, "create", data, dev, options, job_limit)
 
     def update(
-        self, model: str, data: Path | bytes, dev: Path | bytes | None, options: Mapping[str, Any] | None
+        self,
+        model: str,
+        data: Path | bytes,
+        dev: Path | bytes | None,
+        options: Mapping[str, Any] | None,
+        job_limit: int | None,
     ) -> JobRecord:
         """Fine-tune on; on the domain's current version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         self._domains.current(DomainId.parse(live.domain))
-        return self._submit(wanted, live.domain, live.task, "update", data, dev, options)
+        return self._submit(wanted, live.domain, live.task, "update", data, dev, options, job_limit)
 
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
 
     def delete(self, model: str) -> None:
-        removed = self._parts.registry.delete_model(ModelId.parse(model))
-        self._parts.drop_artefacts([removed])
+        wanted = ModelId.parse(model)
+        self._parts.spare_artefacts([self._parts.registry.model(wanted)])
+        self._parts.registry.delete_model(wanted)
 
     def _exists(self, model: ModelId) -> bool:
         try:
@@ -70,8 +77,9 @@ class Models:
         data: Path | bytes,
         dev: Path | bytes | None,
         options: Mapping[str, Any] | None,
+        job_limit: int | None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
         spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
         inputs = {"data": data} if dev is None else {"data": data, "dev": dev}
-        return self._parts.runner.submit("fine_tune", spec, tenant=model.tenant, inputs=inputs)
+        return self._parts.runner.submit("fine_tune", spec, model.tenant, inputs, tenant_limit=job_limit)

@@ -34,13 +34,16 @@ class Parts:
     lowers: AdapterStore
     runner: JobRunner
 
-    def drop_artefacts(self, models: Iterable[ModelRecord]) -> int:
-        """Free the artefacts of models that are gone, except what others use; returns how many went."""
-        gone = {v.artefact for m in models for v in m.versions}
-        # A running job may have stored the same content and not yet published it: the hourly collection comes later.
-        busy = any(j.kind == "fine_tune" for j in self.registry.live_jobs())
-        removed, _ = self.adapters.gc(self.used_artefacts(), HOUR_S if busy else 0.0, only=gone)
-        return len(removed)
+    def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
+        """Call before these models are deleted: requests in flight have pinned versions of them, and will read them.
+
+        The collection frees the artefacts once an hour has passed.
+        """
+        self.adapters.spare({v.artefact for m in models for v in m.versions})
+
+    def freed_artefacts(self, deleted: Iterable[ModelRecord]) -> int:
+        """How many artefacts nothing uses any more, now that these models are deleted."""
+        return len({v.artefact for m in deleted for v in m.versions} - self.used_artefacts())
 
     def used_artefacts(self) -> set[str]:
         return {v.artefact for m in self.registry.models() for v in m.versions}

@@ -13,7 +13,9 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.options import ImportRootOptions
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
+from hmi.stores.registry import Registry
 
 
 class Roots:
@@ -64,6 +66,22 @@ class Roots:
                 self._domains.drop(DomainId((name,)))
                 return True
         return False
+
+
+def export_locality(registry: Registry, layout: Layout, name: str, path: Path, source: str | None) -> tuple[str, int]:
+    """Write a root's locality weights to `path`; returns the name under which they would ship with HMI, and the bytes.
+
+    `source` says where the source model lies if it is not found by its recorded name. Raises NotFound, Conflict
+    (another source), UnsupportedModel, Damaged, StorageFull.
+    """
+    from hmi.model.locality import locality_name, save_difference  # torch, which other commands need not wait for
+    from hmi.model.root import load_root
+    from hmi.model.source import find_source
+
+    record = registry.root(name)
+    found = find_source(record.source["name"] if source is None else source)
+    root = load_root(layout.roots / name / record.version, with_lower=True, verify=True)
+    return locality_name(found.sha256, record.split), save_difference(path, root, found)
 
 
 def _resolved(source: str) -> str:

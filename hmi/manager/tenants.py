@@ -39,9 +39,11 @@ class Tenants:
 
     def delete(self, name: str) -> dict[str, int]:
         """Remove a tenant and all that is its own; returns how many of what."""
+        self._parts.registry.tenant(name)
+        self._parts.spare_artefacts(self._parts.registry.models(name))
         models, keys, jobs = self._parts.registry.delete_tenant(name)
         self._parts.runner.forget(jobs)
-        artefacts = self._parts.drop_artefacts(models)
+        artefacts = self._parts.freed_artefacts(models)
         return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}
 
 

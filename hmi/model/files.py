@@ -9,13 +9,12 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from hmi.errors import Damaged, StorageFull
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -38,11 +37,16 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    from safetensors.torch import save  # torch, which those who write other files need not wait for
+
     write_bytes(path, save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Load a safetensors file; raises Damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

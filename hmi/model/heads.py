@@ -1,9 +1,10 @@
-"""Heads: one linear map to the labels, from [CLS] (classification), from [CLS] and a comparison of the two texts
-(pairs), or from each token (tagging; a word's answer is its first piece's).
+"""Heads: one linear map to the labels, from what the task reads of the upper layers.
 
-The comparison is |u - v| and u * v of the two texts' mean rows: the roots are sentence encoders, whose means say
-what a text is about, and a few hundred pairs do not teach three upper layers to compare through [CLS] alone
-(docs/design/0003-tenant-module.md).
+Classification reads the last layer's [CLS] row and the mean of the rows that enter the last layer: all of them are
+computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what a text is about.
+Pairs read [CLS] and a comparison (|u - v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three
+upper layers to compare through [CLS] alone. Tagging reads every row; a word's answer is its first piece's.
+Measured in docs/design/0003-tenant-module.md.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ def reads_cls_only(task: Task) -> bool:
 
 
 def head_input_size(task: Task, dim: int) -> int:
-    return 3 * dim if task == "pair" else dim
+    return {"classification": 2, "pair": 3, "tagging": 1}[task] * dim
 
 
-def head_input(task: Task, rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+def head_input(task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
     """What a head reads of the last layer's rows [B, T, dim] ([B, 1, dim] if only [CLS] was computed).
 
-    types [B, T] are 0 in the first text and 1 in the second; mask [B, T] is true at tokens. Returns [B, dim] for
-    classification, [B, 3·dim] for pairs, the rows themselves for tagging.
+    `before` [B, T, dim] are the rows that entered the last layer, types [B, T] 0 in the first text and 1 in the
+    second, mask [B, T] true at tokens. Returns [B, 2·dim] for classification, [B, 3·dim] for pairs, `last` for tagging.
     """
     if task == "classification":
-        return rows[:, 0]
-    return _compare(rows, types, mask) if task == "pair" else rows
+        return torch.cat([last[:, 0], _mean(before, mask)], dim=-1)
+    return _compare(last, types, mask) if task == "pair" else last
 
 
 def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:

@@ -17,9 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from hmi.errors import Damaged
+from hmi.errors import Conflict, Damaged
 from hmi.model.files import write_bytes
 from hmi.model.lower import InputBias, LocalLower
+from hmi.model.root import Root, split_encoder
+from hmi.model.source import Source, load_encoder
 
 FORMAT = 1
 MAX_BYTES = 256 << 20
@@ -51,6 +53,20 @@ def save_locality(
     return len(packed)
 
 
+def save_difference(path: Path, root: Root, source: Source) -> int:
+    """Write the weights of a `root` loaded with its lower layers as a difference from its `source`; returns the bytes.
+
+    Raises Conflict where the source is no longer the one that the root was imported from, StorageFull.
+    """
+    assert root.lower is not None
+    info = root.info
+    if source.sha256 != info.source["sha256"]:
+        raise Conflict(f"{source.name} is not the source of root {info.name} any more: give back the weights it had")
+    start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id)
+    about: dict[str, object] = {"source_sha256": source.sha256, "split": info.split, "fidelity": info.fidelity}
+    return save_locality(path, (root.lower, root.upper, root.bias), start, about)
+
+
 def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> dict[str, object]:
     """Add the stored differences to freshly split `parts`, in place; returns `about`. Raises Damaged."""
     try:
@@ -64,10 +80,15 @@ def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias
     return about
 
 
+def locality_name(source_sha256: str, split: int) -> str:
+    """The file name of shipped locality weights."""
+    return f"{source_sha256[:16]}-split{split}.locality.zst"
+
+
 def shipped_locality(source_sha256: str, split: int) -> Path | None:
     """The locality weights that ship for this very source and split, if any."""
     folder = Path(str(resources.files("hmi.model"))) / "weights"
-    path = folder / f"{source_sha256[:16]}-split{split}.locality.zst"
+    path = folder / locality_name(source_sha256, split)
     return path if path.is_file() else None
 
 

@@ -104,16 +104,6 @@ def module_from(state: Mapping[str, Tensor]) -> TenantModule:
         raise Damaged(f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again") from error
 
 
-def parameter_count(spec: ModuleSpec, shape: EncoderShape, depth: int) -> int:
-    """Parameters of a module, without building it."""
-    biases = 1 if spec.kind == "parallel" else 0
-    per_layer = 0
-    for site in SITES[spec.kind]:
-        size_in, size_out = _sizes(site, shape)
-        per_layer += spec.rank * (size_in + size_out) + biases * (spec.rank + size_out)
-    return depth * per_layer
-
-
 def _fresh(spec: ModuleSpec, site: str, shape: EncoderShape) -> LowRank:
     size_in, size_out = _sizes(site, shape)
     down, up = torch.empty(spec.rank, size_in), torch.zeros(size_out, spec.rank)

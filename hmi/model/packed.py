@@ -48,8 +48,9 @@ def run_packed(
 ) -> Tensor:
     """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module.
 
-    Returns every row [tokens, dim], or with `cls_only` the first row of each text [texts, dim], for which the last
-    layer computes keys and values of all rows but one query a text (exact).
+    Returns every row [tokens, dim]; or with `cls_only` what classification reads, [texts, 2·dim]: each text's first
+    row, for which the last layer computes keys and values of all rows but one query a text (exact), and the mean of
+    the text's rows that entered the last layer.
     """
     segments = segments_of(modules)
     bounds = [(offsets[s.start], offsets[s.end], s.module) for s in segments]
@@ -61,14 +62,16 @@ def run_packed(
         if i < last or not cls_only:
             x = layer(x, attend, delta)
             continue
+        means = torch.stack([x[a:b].mean(0) for a, b in pairwise(offsets)])
         picked = segment_delta([(s.start, s.end, s.module) for s in segments], i)
-        x = layer(
+        first = layer(
             x,
             attend_first(offsets, heads),
             delta,
             queries=pick_rows(offsets[:-1]),
             query_delta=picked,
         )
+        x = torch.cat([first, means], dim=-1)
     return x
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Encoding
@@ -13,6 +13,12 @@ from hmi.model.batching import Encoded
 
 Text = str | tuple[str, str] | list[str]
 """A text, a pair of texts, or the words of a text to tag."""
+
+ROWS_AT_ONCE = 256
+CHARACTERS_AT_ONCE = 4 << 20
+CHARACTERS_A_TOKEN = 64
+LONGEST_WORD = 100
+"""WordPiece makes one [UNK] of any longer word: cutting a text spoils at most this many tokens at its end."""
 
 
 class Tokenizer:
@@ -32,15 +38,27 @@ class Tokenizer:
             raise UnsupportedModel("the tokenizer's [PAD] is not id 0, which a PLOT keeps for 'no neighbour'")
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
-        """Tokenise; a text of more than `max_length` tokens is cut there, its last token being [SEP]."""
-        singles = [i for i, t in enumerate(texts) if not isinstance(t, list)]
-        words = [i for i, t in enumerate(texts) if isinstance(t, list)]
+        """Tokenise; a text of more than `max_length` tokens is cut there, its last token being [SEP].
+
+        Memory is that of the result and of a few hundred texts: what lies far beyond the cut is not tokenised.
+        """
+        out: list[Encoded] = []
+        for some in _at_once([_shortened(t, max_length) for t in texts]):
+            out += self._encode_some(some, texts[len(out) : len(out) + len(some)], max_length)
+        return out
+
+    def _encode_some(self, short: Sequence[Text], whole: Sequence[Text], max_length: int) -> list[Encoded]:
+        singles = [i for i, t in enumerate(short) if not isinstance(t, list)]
+        words = [i for i, t in enumerate(short) if isinstance(t, list)]
         out: dict[int, Encoded] = {}
         for at, pretokenised in ((singles, False), (words, True)):
-            if at:
-                batch = self._fast.encode_batch([texts[i] for i in at], is_pretokenized=pretokenised)
-                out.update((i, self._cut(e, max_length)) for i, e in zip(at, batch, strict=True))
-        return [out[i] for i in range(len(texts))]
+            batch = self._fast.encode_batch([short[i] for i in at], is_pretokenized=pretokenised) if at else []
+            for i, e in zip(at, batch, strict=True):
+                if not _enough(e, short[i], whole[i], max_length):
+                    # Unusually few tokens for its length: only the whole text shows them all.
+                    e = self._fast.encode_batch([whole[i]], is_pretokenized=pretokenised)[0]
+                out[i] = self._cut(e, max_length)
+        return [out[i] for i in range(len(short))]
 
     @property
     def vocab_size(self) -> int:
@@ -59,6 +77,36 @@ class Tokenizer:
         if found is None:
             raise UnsupportedModel(f"the tokenizer has no {token} token", field="source")
         return int(found)
+
+
+def _shortened(text: Text, max_length: int) -> Text:
+    """The beginning of a text that holds its first `max_length` tokens, unless `_enough` says otherwise."""
+    if isinstance(text, list):
+        return text[:max_length]
+    most = CHARACTERS_A_TOKEN * max_length
+    return text[:most] if isinstance(text, str) else (text[0][:most], text[1][:most])
+
+
+def _enough(e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
+    """Whether a shortened text's first `max_length` tokens are those of the whole."""
+    if isinstance(short, list):
+        return len(short) == len(whole) or len(e.ids) > max_length
+    pairs = [(short, whole)] if isinstance(short, str) else zip(short, whole, strict=True)
+    cut = [i for i, (a, b) in enumerate(pairs) if len(a) < len(b)]
+    return all(e.type_ids.count(i) > max_length + LONGEST_WORD for i in cut)
+
+
+def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+    """Runs of texts of a bounded number and size; one text alone may be larger."""
+    start = size = 0
+    for i, text in enumerate(texts):
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        if i > start and (i - start == ROWS_AT_ONCE or size + length > CHARACTERS_AT_ONCE):
+            yield texts[start:i]
+            start, size = i, 0
+        size += length
+    if start < len(texts):
+        yield texts[start:]
 
 
 def _pair_cut(types: list[int], limit: int) -> list[int]:

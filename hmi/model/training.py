@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec, Task
+from hmi.errors import InvalidData
 from hmi.model.batching import length_grouped, pad_ids, pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
@@ -18,7 +20,7 @@ from hmi.model.modules import new_module
 from hmi.model.root import Root
 
 IGNORE = -100
-MIN_STEPS = 400
+MIN_STEPS = 200
 """Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 
@@ -101,6 +103,18 @@ class Trainer:
         module = {f"module.{k}": v.detach().clone() for k, v in self.module.state_dict().items()}
         return {**module, **{f"head.{k}": v.detach().clone() for k, v in self.head.state_dict().items()}}
 
+    def publishable(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """`state` in fp16, as it is published, and loaded here, so that `predict` shows what users will get.
+
+        Raises InvalidData where a number is not finite in fp16.
+        """
+        halved = {name: value.half() for name, value in state.items()}
+        for name, value in halved.items():
+            if not bool(torch.isfinite(value).all()):
+                raise diverged(f"{name} is not finite in 16 bits")
+        self.load({name: value.float() for name, value in halved.items()})
+        return halved
+
     def load(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`: continue from published or checkpointed tensors."""
         for prefix, part in (("module.", self.module), ("head.", self.head)):
@@ -124,20 +138,25 @@ class Trainer:
             group["lr"] = rate * _linear(step, self.total)
         logits, _ = self._forward(self.train, rows, self.plan.dropout)
         loss = F.cross_entropy(logits.flatten(0, -2), self._targets(rows, logits), ignore_index=IGNORE)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise diverged(f"the loss is {value} at step {step + 1}")
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([p for g in self.optimiser.param_groups for p in g["params"]], 1.0)
         self.optimiser.step()
-        return loss.item()
+        return value
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:
         x, mask = pad_rows(examples.features(rows))
         attend = attend_padded(mask, self.root.info.shape.heads)
         cls_only = reads_cls_only(self.plan.task)
+        before = x
         for i, layer in enumerate(self.root.upper):
+            before = x
             last = cls_only and i == len(self.root.upper) - 1
             x = layer(x, attend, self.module.delta(i), queries=_first_row if last else None, dropout=dropout)
-        x = head_input(self.plan.task, x, pad_ids([examples.types[i] for i in rows]), mask)
+        x = head_input(self.plan.task, x, before, pad_ids([examples.types[i] for i in rows]), mask)
         return self.head(x, dropout), mask
 
     def _targets(self, rows: list[int], logits: Tensor) -> Tensor:
@@ -147,6 +166,10 @@ class Trainer:
         for i, row in enumerate(rows):
             out[i, : len(self.train.targets[row])] = torch.tensor(self.train.targets[row])
         return out.flatten()
+
+
+def diverged(what: str) -> InvalidData:
+    return InvalidData(f"the training diverged ({what}): use a lower lr", field="options.lr")
 
 
 def _first_row(x: Tensor) -> Tensor:

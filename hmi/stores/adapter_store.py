@@ -83,17 +83,22 @@ class AdapterStore:
                 total += self._path(name).stat().st_size
         return total
 
-    def gc(
-        self, keep: Collection[str], min_age_s: float = 3600, *, only: Collection[str] | None = None
-    ) -> tuple[list[str], int]:
-        """Remove what is not in `keep` (and is in `only`, if given) and was last stored `min_age_s` ago or before.
+    def spare(self, names: Collection[str]) -> None:
+        """Count the age of these from now: whoever has just found one may still read it. Missing ones are left out."""
+        with self._lock(shared=True):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    os.utime(self._path(name))
+
+    def gc(self, keep: Collection[str], min_age_s: float = 3600) -> tuple[list[str], int]:
+        """Remove what is not in `keep` and was last stored or spared `min_age_s` ago or before.
 
         Returns (names, bytes). A job stores first and publishes later: `min_age_s` must outlast the time between.
         """
         removed, size = [], 0
         with self._lock(shared=False):
             before = time.time() - min_age_s
-            for name in sorted((self.names() if only is None else set(only) & self.names()) - set(keep)):
+            for name in sorted(self.names() - set(keep)):
                 path = self._path(name)
                 status = path.stat()
                 if status.st_mtime <= before:

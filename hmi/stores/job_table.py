@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 
 from hmi.core import ENDED, JobRecord, ModelId, now
-from hmi.errors import Conflict, NotFound
+from hmi.errors import Conflict, NotFound, QuotaExceeded
 from hmi.stores.ledger import Txn
 from hmi.stores.table import GONE, JOB, LIVE, Table
 
@@ -42,10 +43,18 @@ def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
         txn.put(LIVE + record.job, b"")
 
 
-def add_job(table: Table, txn: Txn, record: JobRecord) -> None:
-    """Put a new job; Conflict where another one is at work on the same root, domain or model."""
-    target = target_of(record)
-    for other in live_jobs(table, txn):
+def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
+    """Put a new job; Conflict where another one is at work on the same root, domain or model.
+
+    QuotaExceeded where its tenant has `tenant_limit` live ones already.
+    """
+    target, live = target_of(record), live_jobs(table, txn)
+    if tenant_limit is not None and sum(other.tenant == record.tenant for other in live) >= tenant_limit:
+        raise QuotaExceeded(
+            f"tenant {record.tenant} has {tenant_limit} jobs queued or running: wait for one to end, or cancel one",
+            limit=tenant_limit,
+        )
+    for other in live:
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
@@ -100,6 +109,17 @@ def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
     return dropped
 
 
+def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
+    """Jobs that ended before `month`, or before `day` with `keep` others that ended later."""
+    ended = sorted(((_end(r), r.job) for r in all_jobs(table, txn) if r.state in ENDED), reverse=True)
+    return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
+
+
+def drop_jobs(txn: Txn, jobs: list[str]) -> None:
+    for job in jobs:
+        txn.delete(JOB + job)
+
+
 def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
     """Live jobs that read or make this domain or one below it."""
     found = []
@@ -108,6 +128,10 @@ def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
         if used == domain or used.startswith(f"{domain}/"):
             found.append(record.job)
     return found
+
+
+def _end(record: JobRecord) -> datetime:
+    return datetime.fromisoformat(record.ended or record.created)
 
 
 def _age(record: JobRecord) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from hmi.stores.ledger import FIRST_MAP, Ledger, Txn
 from hmi.stores.table import GONE, JOB, MODEL, ONCE, ONCE_UNTIL, ROOT, TENANT, Table
 
 DAY_S = 86_400.0
+KEPT_JOBS = 1000
 T = TypeVar("T")
 
 
@@ -168,10 +170,6 @@ class Registry:
         """Remove a model and ask its jobs to stop; returns what it was. Raises NotFound."""
         return self._ledger.write(lambda t: model_table.delete_model(self._table, t, model))
 
-    def models_on(self, domain: str) -> list[ModelRecord]:
-        """Models of which any kept version was fine-tuned on this domain."""
-        return [m for m in self.models() if any(v.domain == domain for v in m.versions)]
-
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
@@ -191,13 +189,14 @@ class Registry:
     def put_job(self, record: JobRecord) -> None:
         self._ledger.write(lambda t: job_table.put_job(self._table, t, record))
 
-    def add_job(self, record: JobRecord) -> None:
-        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant)."""
+    def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
+        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant);
+        QuotaExceeded where the tenant has `tenant_limit` live jobs."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
-            job_table.add_job(self._table, txn, record)
+            job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._ledger.write(body)
 
@@ -207,6 +206,18 @@ class Registry:
 
     def has_job(self, job: str) -> bool:
         return self._ledger.read(lambda t: t.get(JOB + job) is not None)
+
+    def drop_ended_jobs(self, keep: int = KEPT_JOBS) -> list[str]:
+        """Forget jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago; returns them.
+
+        Not sooner: clients follow their jobs, and a repeated request answers with its job for a day.
+        """
+        today = datetime.now(UTC)
+        day, month = today - timedelta(days=1), today - timedelta(days=30)
+        old = self._ledger.read(lambda t: job_table.old_jobs(self._table, t, keep, day, month))
+        if old:
+            self._ledger.write(lambda t: job_table.drop_jobs(t, old))
+        return old
 
     def forget_gone(self, job: str) -> None:
         """Drop the mark of a deleted tenant's job, once its process has ended."""

@@ -65,10 +65,10 @@ def test_paths_stay_below_uploads(tmp_path: Path) -> None:
     (below / "link").symlink_to(secret)
     (below / "up").symlink_to(tmp_path)
     folder = uploads.new_folder()
-    assert uploads.copy_below("acme/rows.jsonl", "data", folder).read_bytes() == TEXT
+    assert uploads.copy_below(None, "acme/rows.jsonl", "data", folder).read_bytes() == TEXT
     for bad in ("../../secret", "acme/../../../secret", str(secret), "link", "up/secret", "acme", "a\0b"):
         with pytest.raises(InvalidInput) as caught:
-            uploads.copy_below(bad, "data", folder)
+            uploads.copy_below(None, bad, "data", folder)
         assert caught.value.details["field"] == "data.path"
     with pytest.raises(NotFound):
-        uploads.copy_below("acme/other.jsonl", "data", folder)
+        uploads.copy_below(None, "acme/other.jsonl", "data", folder)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hmi.core import ModuleSpec
 from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
-from hmi.model.modules import TenantModule, module_from, new_module, parameter_count
+from hmi.model.modules import TenantModule, module_from, new_module
 from hmi.model.packed import run_packed, segments_of
 from hmi.model.root import Root
 
@@ -29,10 +29,12 @@ def trained(root: Root, kind: str, rank: int, seed: int) -> TenantModule:
 def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) -> Tensor:
     """One text, padded form, all rows in every layer: the reference."""
     rows, mask = pad_rows([x])
+    before = rows
     for i, layer in enumerate(root.upper):
+        before = rows
         attend = attend_padded(mask, root.info.shape.heads)
         rows = layer(rows, attend) if module is None else layer(rows, attend, module.delta(i))
-    return rows[0, 0] if cls_only else rows[0]
+    return torch.cat([rows[0, 0], before[0].mean(0)]) if cls_only else rows[0]
 
 
 @pytest.mark.parametrize("cls_only", [True, False])
@@ -74,14 +76,11 @@ def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("lora", 5), ("parallel", 3)])
-def test_a_module_survives_storage_and_counts_its_parameters(tiny_root: Root, kind: str, rank: int) -> None:
+def test_a_module_survives_storage(tiny_root: Root, kind: str, rank: int) -> None:
     module = trained(tiny_root, kind, rank, 3)
     again = module_from(module.state_dict())
     for name, value in module.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
-    spec = ModuleSpec(kind=kind, rank=rank)  # type: ignore[arg-type]
-    count = parameter_count(spec, tiny_root.info.shape, len(tiny_root.upper))
-    assert count == sum(p.numel() for p in module.parameters())
 
 
 def test_segments_join_neighbours_only(tiny_root: Root) -> None:

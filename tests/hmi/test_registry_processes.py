@@ -174,7 +174,7 @@ def test_nothing_can_come_to_depend_on_a_domain_while_it_is_deleted(registry: Re
 
     assert registry.while_unused("tiny/news", act) == (["acme.mood"], ["j2"])
     thread.join()
-    assert [m.name for m in registry.models_on("tiny/news")] == ["late", "mood"]
+    assert [m.name for m in registry.models()] == ["late", "mood"]
 
 
 def _store_until_full(registry: Registry) -> int:

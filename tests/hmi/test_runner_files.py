@@ -7,15 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import plot_store
-from hmi.core import Progress
+from hmi.core import Progress, TenantRecord, now
 from hmi.errors import Conflict, InvalidInput, NotFound, StorageFull
 from hmi.jobs.cleaning import clean
 from hmi.jobs.process import describe
+from hmi.manager.tenants import new_key
 from tests.hmi.runner_lab import Lab
 
 
@@ -120,3 +122,33 @@ def test_the_supervisor_outlives_an_error(lab: Lab, monkeypatch: pytest.MonkeyPa
     assert failed.is_set()
     assert (record.state, record.error["kind"]) == ("failed", "interrupted")
     assert "5 times" in record.error["message"]
+
+
+def test_tenants_take_turns(lab: Lab) -> None:
+    lab.registry.create_tenant(TenantRecord(tenant="beta", created=now()), new_key("beta", ("infer",))[0])
+    runner = lab.runner()
+    for tenant in ("acme", "acme", "acme", "beta", None, "beta"):
+        runner.submit("fine_tune", {"do": "count", "steps": 1}, tenant)
+    runner.start()
+    ids = [record.job for record in lab.registry.jobs()]
+    started = sorted((lab.end_of(job) for job in ids), key=lambda record: record.started or "")
+    assert [record.tenant for record in started] == ["acme", "beta", None, "acme", "beta", "acme"]
+
+
+def test_old_jobs_are_forgotten_with_their_folders(lab: Lab) -> None:
+    runner = lab.runner(workers=0)
+    ages = {0: 0, 1: 2, 2: 3, 3: 29, 4: 31}
+    jobs = {}
+    for name, days in ages.items():
+        jobs[name] = lab.submit(runner, "count", steps=1)
+        ended = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+        lab.registry.update_job(jobs[name], lambda r, e=ended: r.model_copy(update={"state": "failed", "ended": e}))
+    live = lab.submit(runner, "count", steps=1)
+    assert lab.registry.drop_ended_jobs(keep=2) == [jobs[2], jobs[3], jobs[4]]
+    assert [r.job for r in lab.registry.jobs()] == [jobs[0], jobs[1], live]
+    ended = (datetime.now(UTC) - timedelta(days=31)).isoformat()
+    lab.registry.update_job(jobs[1], lambda r: r.model_copy(update={"ended": ended}))
+    runner._clean()
+    assert not lab.folder(jobs[1]).exists()
+    assert lab.folder(jobs[0]).exists()
+    assert lab.folder(live).exists()

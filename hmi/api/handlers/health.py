@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
+from hmi.api.scrape import totals
 from hmi.errors import Unavailable
 
 
@@ -25,5 +27,9 @@ async def readyz(call: Call) -> Reply:
 
 
 async def metrics(call: Call) -> web.StreamResponse:
-    text = await asyncio.to_thread(call.services.metrics.render)
+    """Tenants' series for administrators only; for others their sum."""
+    assert call.request is not None
+    services = call.services
+    render = services.metrics.render if services.auth.is_admin(call.request) else partial(totals, services.metrics)
+    text = await asyncio.to_thread(render)
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from hmi.api.errors import over
+from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.route import Call, Reply
 from hmi.api.schemas_infer import InferAnswer, InferBody, MixedItem, Output, TokensInput
 from hmi.config import Settings
@@ -25,24 +27,31 @@ async def infer(call: Call) -> Reply:
     """POST /infer/{model}"""
     body: InferBody = call.body
     model = call.model()
-    placed = _requests(model, body, call, "")
-    return Reply(_answer(model, await _run(call, placed), call))
+    placed = await off_loop(call.size > OFF_LOOP_BYTES, _requests, model, body, call, "")
+    results = await _run(call, placed)
+    large = _is_large(results)
+    return Reply(await off_loop(large, _answer, model, results, call), large=large)
 
 
 async def infer_mixed(call: Call) -> Reply:
     """POST /infer: all requests at once, so that the engine batches them together. All or none."""
     items: list[MixedItem] = call.body
     models = [_reached(call, item, place) for place, item in enumerate(items)]
-    pairs = zip(models, items, strict=True)
-    groups = [_requests(model, item, call, f"[{place}].") for place, (model, item) in enumerate(pairs)]
-    placed = [p for group in groups for p in group]
-    _check_count(call.services.settings, len(placed), "body")
-    results = iter(await _run(call, placed))
-    sizes = [len(group) for group in groups]
-    answers = [
-        _answer(model, [next(results) for _ in range(size)], call) for model, size in zip(models, sizes, strict=True)
-    ]
-    return Reply(answers)
+    sizes = [1 if isinstance(item.inputs, str) else len(item.inputs) for item in items]
+    _check_count(call.services.settings, sum(sizes), "body")
+
+    def requests() -> list[Placed]:
+        groups = zip(models, items, strict=True)
+        return [p for i, (model, item) in enumerate(groups) for p in _requests(model, item, call, f"[{i}].")]
+
+    results = await _run(call, await off_loop(call.size > OFF_LOOP_BYTES, requests))
+    large = _is_large(results)
+
+    def answers() -> list[InferAnswer]:
+        rest = iter(results)
+        return [_answer(m, list(islice(rest, size)), call) for m, size in zip(models, sizes, strict=True)]
+
+    return Reply(await off_loop(large, answers), large=large)
 
 
 def _reached(call: Call, item: MixedItem, place: int) -> ModelId:
@@ -84,9 +93,7 @@ def _text(item: Any, field: str, limit: int) -> Raw:
     if isinstance(item, str):
         return _checked(item, field, limit)
     if isinstance(item, TokensInput):
-        if sum(len(token.encode()) for token in item.tokens) > limit:
-            raise over(f"{field}.tokens", limit, "bytes", "send shorter texts")
-        return [_checked(token, f"{field}.tokens[{i}]", limit) for i, token in enumerate(item.tokens)]
+        return _checked_tokens(item.tokens, f"{field}.tokens", limit)
     text = _checked(item.text, f"{field}.text", limit)
     if item.text_pair is None:
         return text
@@ -99,6 +106,19 @@ def _checked(text: str, field: str, limit: int) -> str:
     if not text.strip():
         raise InvalidInput(f"{field} is blank: send some text", field=field)
     return text
+
+
+def _checked_tokens(tokens: list[str], field: str, limit: int) -> list[str]:
+    if sum(len(token.encode()) for token in tokens) > limit:
+        raise over(field, limit, "bytes", "send shorter texts")
+    if not all(map(str.strip, tokens)):
+        blank = f"{field}[{next(i for i, token in enumerate(tokens) if not token.strip())}]"
+        raise InvalidInput(f"{blank} is blank: send some text", field=blank)
+    return tokens
+
+
+def _is_large(results: Sequence[InferResult]) -> bool:
+    return sum(1 + len(r.scores or ()) + len(r.tags or ()) for r in results) > OFF_LOOP_VALUES
 
 
 async def _run(call: Call, placed: Sequence[Placed]) -> Sequence[InferResult]:

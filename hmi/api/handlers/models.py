@@ -10,6 +10,9 @@ from hmi.api.schemas_manage import CreateModel, ModelList, ModelQuery, ModelView
 from hmi.api.views import model_view
 from hmi.core import DomainId, JobRecord, ModelId
 
+TENANT_JOBS = 100
+"""Queued and running jobs that a tenant may have."""
+
 
 async def create_model(call: Call) -> Reply:
     body: CreateModel = call.body
@@ -23,6 +26,7 @@ async def create_model(call: Call) -> Reply:
         data=call.files["data"],
         dev=call.files.get("dev"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
+        job_limit=_job_limit(call),
     )
     return accepted(job)
 
@@ -44,6 +48,7 @@ async def update_model(call: Call) -> Reply:
         data=call.files["data"],
         dev=call.files.get("dev"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
+        job_limit=_job_limit(call),
     )
     return accepted(job)
 
@@ -61,6 +66,11 @@ async def delete_model(call: Call) -> Reply:
 
 def accepted(job: JobRecord) -> Reply:
     return Reply(JobAccepted(job=job.job), location=f"/manage/jobs/{job.job}")
+
+
+def _job_limit(call: Call) -> int | None:
+    """A tenant's key may not fill the queue; an administrator's may."""
+    return None if call.caller.tenant is None else TENANT_JOBS
 
 
 def _view(call: Call) -> ModelView:

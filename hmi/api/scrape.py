@@ -1,0 +1,38 @@
+"""Metrics for those who may not know which tenants there are: their series are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from hmi.metrics import Metrics
+
+
+def totals(metrics: Metrics) -> bytes:
+    """As `Metrics.render`, without the label `tenant`."""
+    registry = CollectorRegistry()
+    registry.register(_Totals(metrics.registry))
+    return generate_latest(registry)
+
+
+class _Totals(Collector):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            yield _summed(metric) if any("tenant" in s.labels for s in metric.samples) else metric
+
+
+def _summed(metric: Metric) -> Metric:
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in metric.samples:
+        key = sample.name, tuple((k, v) for k, v in sample.labels.items() if k != "tenant")
+        found[key] = found.get(key, 0.0) + sample.value
+    result = Metric(metric.name, metric.documentation, metric.type)
+    for (name, labels), value in found.items():
+        result.add_sample(name, dict(labels), value)
+    return result

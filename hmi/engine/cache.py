@@ -1,0 +1,49 @@
+"""A small cache of costly things that lets go of what was not used for a while."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class IdleCache(Generic[K, V]):
+    """Keeps at most `most` values, each until `idle_s` after its last use. Thread-safe.
+
+    A dropped value lives on with whoever holds it, and is freed with its last holder: nothing is closed under a
+    request in flight.
+    """
+
+    def __init__(self, most: int, idle_s: float) -> None:
+        self._most, self._idle_s = most, idle_s
+        self._values: OrderedDict[K, tuple[V, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of `key`, made if it is not there. Two threads never make one value twice."""
+        with self._lock:
+            found = self._values.pop(key, None)
+            value = make() if found is None else found[0]
+            self._values[key] = (value, time.monotonic())
+            self._drop()
+            return value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _drop(self) -> None:
+        oldest_kept = time.monotonic() - self._idle_s
+        while len(self._values) > 1:
+            key, (_, used) = next(iter(self._values.items()))
+            if len(self._values) <= self._most and used >= oldest_kept:
+                return
+            del self._values[key]

@@ -1,0 +1,49 @@
+"""What a job that did not succeed leaves in the shared stores: a half-built PLOT, the files of an unpublished root."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from hmi.core import JobRecord
+from hmi.stores.layout import Layout
+from hmi.stores.plots import open_plots, plot_errors
+from hmi.stores.registry import Registry
+
+
+def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
+    """Free what a failed or cancelled job wrote and never published. Caller holds its lock. Again: nothing.
+
+    Raises HmiError where the PLOT store fails.
+    """
+    if record.kind not in ("build_plot", "import_root") or record.state not in ("failed", "cancelled"):
+        return
+    if layout.plots.exists():
+        store = open_plots(layout.plots)
+        try:
+            with plot_errors():
+                store.abandon(record.job)
+        finally:
+            store.close()
+    if record.kind == "import_root" and not _published(registry, record.job):
+        _remove_root(layout.roots / record.spec["name"], record.job)
+
+
+def strange_roots(registry: Registry, layout: Layout) -> list[Path]:
+    """Root folders that neither the registry nor a live job names: their job was killed, and its record forgotten."""
+    # Jobs first: one that ends meanwhile has published its root before, so the roots read next have it.
+    known = {job.job for job in registry.live_jobs()} | {root.version for root in registry.roots()}
+    return [path for path in sorted(layout.roots.glob("*/*")) if path.is_dir() and path.name not in known]
+
+
+def _published(registry: Registry, job: str) -> bool:
+    return any(root.version == job for root in registry.roots())
+
+
+def _remove_root(folder: Path, version: str) -> None:
+    # The folder of the name stays: another import of that name may be about to write into it.
+    for path in (folder / version, *folder.glob(f".{version}.*.tmp")):
+        # Another process may be doing the same.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
