@@ -143,4 +143,6 @@ def _plain(problem: ErrorDetails) -> str:
         return "is not a field of this request: remove it"
     if problem["type"] == "missing":
         return "is missing: add it"
+    if problem["type"] in ("string_too_short", "too_short"):
+        return "is empty: give some"
     return problem["msg"].removeprefix("Value error, ")
