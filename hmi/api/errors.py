@@ -144,5 +144,5 @@ def _plain(problem: ErrorDetails) -> str:
     if problem["type"] == "missing":
         return "is missing: add it"
     if problem["type"] in ("string_too_short", "too_short"):
-        return "is empty: give some"
+        return "is empty: give at least one character or item"
     return problem["msg"].removeprefix("Value error, ")
