@@ -76,7 +76,7 @@ MixedBody = Annotated[list[MixedItem], Field(min_length=1, max_length=1024)]
 
 
 class Output(Answer):
-    """The answer to one input; fields that the task does not have are left out."""
+    """The answer to one input; fields that the task does not have, or that were not asked for, are null."""
 
     label: str | None = None
     score: float | None = None
