@@ -167,7 +167,9 @@ def test_two_runners_on_one_folder_run_each_job_once(lab: Lab) -> None:
 
 
 FOREGROUND = """
-import sys
+import signal, sys
+# A shell starts background jobs with SIGINT ignored, and so does whatever runs these tests in one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from hmi.config import Settings
 from hmi.jobs.runner import JobRunner
