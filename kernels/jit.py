@@ -1,8 +1,10 @@
-"""numba, with types that mypy can follow, and the three machine instructions the kernels need."""
+"""numba, with types that mypy can follow, and the few machine instructions the kernels need."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -16,17 +18,61 @@ carray: Any = cast(Any, numba).carray
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _stamp() -> str:
+    """A hash of all of this package's sources."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+STAMP = _stamp()
+
+
+def _jit(function: F, **options: Any) -> F:
+    dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+    # numba compares the date of the function's own file only: a helper in another file, compiled into it, could change
+    # and the old machine code be run. There is no public way to say so.
+    dispatcher._cache._cache_file._source_stamp = STAMP
+    return cast(F, dispatcher)
+
+
 def compiled(function: F) -> F:
     """A kernel: one thread, the GIL released, the machine code cached beside the source.
 
     fastmath stays off: sums are then the same bits in every batch and equal to the numpy reference.
     """
-    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return _jit(function)
 
 
 def inlined(function: F) -> F:
-    """A helper of a kernel that the compiler must inline."""
-    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function))
+    """A helper of a kernel that the compiler must inline; not to be called from Python."""
+    return _jit(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _load(result: Any, width: Any) -> Any:
+    """An intrinsic that reads one number at an int64 address."""
+
+    def typed(typingctx: Any, addr: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], width.as_pointer()), align=1)
+
+        return result(types.int64), codegen
+
+    return intrinsic(typed)
+
+
+def _store(kind: Any, width: Any) -> Any:
+    """An intrinsic that writes one number at an int64 address."""
+
+    def typed(typingctx: Any, addr: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[1], builder.inttoptr(args[0], width.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, kind), codegen
+
+    return intrinsic(typed)
 
 
 def _prefetch(typingctx: Any, addr: Any) -> Any:
@@ -55,6 +101,81 @@ def _as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
+def _match8(typingctx: Any, addr: Any, mark: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector, eight, word = ir.VectorType(ir.IntType(64), 8), ir.IntType(8), ir.IntType(64)
+        slots = builder.load(builder.inttoptr(args[0], vector.as_pointer()), align=64)
+        lone = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], ir.IntType(32)(0))
+        marks = builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8))
+        same = builder.icmp_unsigned("==", builder.lshr(slots, ir.Constant(vector, [32] * 8)), marks)
+        free = builder.icmp_unsigned("==", slots, ir.Constant(vector, [(1 << 64) - 1] * 8))
+        low = builder.zext(builder.bitcast(same, eight), word)
+        return builder.or_(low, builder.shl(builder.zext(builder.bitcast(free, eight), word), word(8)))
+
+    return types.uint64(types.int64, types.uint64), codegen
+
+
+def _lowest_bit(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(0))
+
+    return types.int64(types.uint64), codegen
+
+
+def _sum_block(typingctx: Any, out: Any, vectors: Any, scales: Any) -> Any:
+    wide, floats, small = 64, ir.VectorType(ir.FloatType(), 64), ir.VectorType(ir.IntType(8), 64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def scaled(term: int) -> Any:
+            at = builder.inttoptr(builder.extract_value(args[1], term), small.as_pointer())
+            lone = builder.insert_element(
+                ir.Constant(floats, ir.Undefined), builder.extract_value(args[2], term), ir.IntType(32)(0)
+            )
+            scale = builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), wide), [0] * wide))
+            product = builder.fmul(builder.sitofp(builder.load(at, align=1), floats), scale)
+            halved = vectors.count == 4 and term < 2
+            return builder.fmul(product, ir.Constant(floats, [0.5] * wide)) if halved else product
+
+        total = scaled(0)
+        for term in range(1, vectors.count):
+            total = builder.fadd(total, scaled(term))
+        builder.store(total, builder.inttoptr(args[0], floats.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    count = vectors.count
+    tuple_of: Any = types.UniTuple
+    return types.void(types.int64, tuple_of(types.int64, count), tuple_of(types.float32, count)), codegen
+
+
 prefetch: Any = intrinsic(_prefetch)  # int64 address -> nothing; a hint, harmless on any address
 pointer: Any = intrinsic(_pointer)  # int64 address -> void*, for numba.carray
 as_float: Any = intrinsic(_as_float)  # the float32 with these 32 bits
+load_i64: Any = _load(types.int64, ir.IntType(64))
+load_u64: Any = _load(types.uint64, ir.IntType(64))
+load_u8: Any = _load(types.uint8, ir.IntType(8))
+load_i32: Any = _load(types.int32, ir.IntType(32))
+load_f32: Any = _load(types.float32, ir.FloatType())
+store_i64: Any = _store(types.int64, ir.IntType(64))
+store_i16: Any = _store(types.int16, ir.IntType(16))
+store_i8: Any = _store(types.int8, ir.IntType(8))
+store_u8: Any = _store(types.uint8, ir.IntType(8))
+store_f32: Any = _store(types.float32, ir.FloatType())
+# the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it is free
+match8: Any = intrinsic(_match8)
+lowest_bit: Any = intrinsic(_lowest_bit)  # the place of the lowest bit set, 64 for none
+# (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left to right;
+# of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop would be compiled
+# with a test for overlap in front of it.
+sum_block: Any = intrinsic(_sum_block)
+
+
+@inlined
+def get(record: Any, field: Any) -> Any:
+    """A field of a record: int64 words at an address. Records are plain memory, since numba counts its arrays'
+    references atomically whenever they are handed on."""
+    return load_i64(record + 8 * field)
+
+
+@inlined
+def put(record: Any, field: Any, value: Any) -> Any:
+    store_i64(record + 8 * field, value)

@@ -1,12 +1,16 @@
 """How one n-gram entry lies in memory: the contract between the store's files and the kernels.
 
-An entry ("row") of order k is `ROW_HEADER` bytes followed by `ROLES[k]` vectors of `dim` numbers:
+Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n holds one vector for each placement s = 0..n-k of
+the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
 
-    offset 0   u64   packed key (see `pack_keys`); beside the scales, so checking it costs no cache miss
-    offset 8   f32 * roles   one scale per vector (1.0 for the float types)
-    offset 32  the vectors, one after another, int8 | fp16 | fp32
+    0           u64 * words   packed key (see `pack_keys`); beside the scales, so that comparing it costs no cache miss
+    8 * words   f32 * roles   one scale per vector (1.0 for the float types)
+    header - 8  u64           the row's check (see `row_checks`); 0 in rows of format 1
+    header      the vectors, one after another, int8 | fp16 | fp32
 
-Rows are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian.
+Header and row are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian.
+For n = 3 the roles are: trigram left, centre, right; bigram left of x and centre of y in (x, y, .), centre of x and
+right of y in (., x, y); unigram left, centre, right.
 """
 
 from __future__ import annotations
@@ -16,58 +20,106 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-ROW_HEADER: Final = 32
+MAX_N: Final = 5
 ROW_ALIGN: Final = 16
-SCALES_AT: Final = 8
-ORDERS: Final = (3, 2, 1)
-# 3: left, centre, right.  2: left of x, centre of y, centre of x, right of y.  1: left, centre, right.
-ROLES: Final = {3: 3, 2: 4, 1: 3}
 ID_LIMIT: Final = 1 << 20  # token ids are below this
 FIELD_BITS: Final = 21
-TAG_SHIFT: Final = 62  # the order, in the two bits no id can reach: keys of different orders never coincide
+WORD_IDS: Final = 3  # ids in one word of a key
+TAG_SHIFT: Final = 62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
+CHECK_FACTOR: Final = 0x9E3779B97F4A7C15
 DTYPES: Final = {"int8": 0, "fp16": 1, "fp32": 2}
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("i1"), 1: np.dtype("<f2"), 2: np.dtype("<f4")}
 EMPTY_SLOT: Final = 0xFFFFFFFFFFFFFFFF
 
-Keys = NDArray[np.uint64]
+Keys = NDArray[np.uint64]  # [m, words]
 Bytes = NDArray[np.uint8]
 
 
-def stride(order: int, dim: int, dtype: int) -> int:
+def before(n: int) -> int:
+    """Tokens of a window that stand before its centre; the centre is position before(n)."""
+    return (n - 1) // 2
+
+
+def roles(n: int, order: int) -> int:
+    """Vectors of one row."""
+    assert 1 <= order <= n <= MAX_N
+    return order * (n - order + 1)
+
+
+def words(order: int) -> int:
+    """u64 words of a key."""
+    return 1 if order <= WORD_IDS else 2
+
+
+def _up(value: int) -> int:
+    return -(-value // ROW_ALIGN) * ROW_ALIGN
+
+
+def scales_at(order: int) -> int:
+    """Offset of the scales in a row."""
+    return 8 * words(order)
+
+
+def header_bytes(n: int, order: int) -> int:
+    """Bytes of a row before its vectors; the check is the last 8 of them."""
+    return _up(scales_at(order) + 4 * roles(n, order) + 8)
+
+
+def stride(n: int, order: int, dim: int, dtype: int) -> int:
     """Bytes of one row."""
-    raw = ROW_HEADER + ROLES[order] * dim * NUMPY_TYPES[dtype].itemsize
-    return -(-raw // ROW_ALIGN) * ROW_ALIGN
+    return _up(header_bytes(n, order) + roles(n, order) * dim * NUMPY_TYPES[dtype].itemsize)
 
 
 def pack_keys(ngrams: NDArray[np.uint32]) -> Keys:
-    """uint32 [m, order] of ids below `ID_LIMIT` -> uint64 [m]; the first id is the most significant."""
-    order = ngrams.shape[1]
-    keys = np.full(ngrams.shape[0], order << TAG_SHIFT, np.uint64)
+    """uint32 [m, order] of ids below `ID_LIMIT` -> uint64 [m, words].
+
+    Word 0 holds the last three ids (the last one lowest) and, up to order 3, the order as a tag; word 1 the ids before.
+    """
+    m, order = ngrams.shape
+    keys = np.zeros((m, words(order)), np.uint64)
+    keys[:, 0] = order << TAG_SHIFT if order <= WORD_IDS else 0
     for column in range(order):
-        keys |= ngrams[:, column].astype(np.uint64) << np.uint64(FIELD_BITS * (order - 1 - column))
+        word, place = divmod(order - 1 - column, WORD_IDS)
+        keys[:, word] |= ngrams[:, column].astype(np.uint64) << np.uint64(FIELD_BITS * place)
     return keys
 
 
 def unpack_keys(keys: Keys, order: int) -> NDArray[np.uint32]:
-    """uint64 [m] -> uint32 [m, order]; the inverse of `pack_keys`."""
-    columns = [(keys >> np.uint64(FIELD_BITS * (order - 1 - c))) & np.uint64(ID_LIMIT - 1) for c in range(order)]
-    return np.stack(columns, axis=1).astype(np.uint32)
+    """uint64 [m, words] -> uint32 [m, order]; the inverse of `pack_keys`."""
+    ngrams = np.empty((keys.shape[0], order), np.uint32)
+    for column in range(order):
+        word, place = divmod(order - 1 - column, WORD_IDS)
+        ngrams[:, column] = (keys[:, word] >> np.uint64(FIELD_BITS * place)) & np.uint64(ID_LIMIT - 1)
+    return ngrams
 
 
-def row_keys(rows: Bytes) -> Keys:
-    """The packed keys of uint8 [m, stride] rows, as uint64 [m] (a copy, native order)."""
-    return np.ascontiguousarray(rows[:, :SCALES_AT]).view("<u8")[:, 0].astype(np.uint64)
+def row_keys(rows: Bytes, order: int) -> Keys:
+    """The packed keys of uint8 [m, stride] rows, as uint64 [m, words] (a copy, native order)."""
+    return np.ascontiguousarray(rows[:, : scales_at(order)]).view("<u8").astype(np.uint64)
 
 
-def row_scales(rows: Bytes, order: int) -> NDArray[np.float32]:
+def row_scales(rows: Bytes, n: int, order: int) -> NDArray[np.float32]:
     """The scales of uint8 [m, stride] rows, float32 [m, roles] (a copy)."""
-    end = SCALES_AT + 4 * ROLES[order]
-    return np.ascontiguousarray(rows[:, SCALES_AT:end]).view("<f4").astype(np.float32)
+    start = scales_at(order)
+    return np.ascontiguousarray(rows[:, start : start + 4 * roles(n, order)]).view("<f4").astype(np.float32)
 
 
-def decode(rows: Bytes, order: int, dim: int, dtype: int) -> NDArray[np.float32]:
+def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
+    """What the check of uint8 [m, stride] rows must be, uint64 [m]: the slow, plain meaning.
+
+    stride + the sum over the row's u64 words w_j of w_j * CHECK_FACTOR * (2 j + 1), the check itself taken as 0, modulo
+    2**64. Every factor is odd, so damage inside one word always shows.
+    """
+    row_words = np.ascontiguousarray(rows).view("<u8").astype(np.uint64)
+    row_words[:, header_bytes(n, order) // 8 - 1] = 0
+    odd = np.arange(row_words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    total = (row_words * (odd * np.uint64(CHECK_FACTOR))).sum(axis=1, dtype=np.uint64)
+    return np.asarray(total + np.uint64(rows.shape[1]), np.uint64)
+
+
+def decode(rows: Bytes, n: int, order: int, dim: int, dtype: int) -> NDArray[np.float32]:
     """uint8 [m, stride] rows -> float32 [m, roles, dim]; the plain numpy meaning of a stored row."""
-    kind = NUMPY_TYPES[dtype]
-    body = np.ascontiguousarray(rows[:, ROW_HEADER : ROW_HEADER + ROLES[order] * dim * kind.itemsize])
-    vectors: NDArray[np.float32] = body.view(kind).astype(np.float32).reshape(rows.shape[0], ROLES[order], dim)
-    return np.asarray(vectors * row_scales(rows, order)[:, :, None], np.float32)
+    kind, count, start = NUMPY_TYPES[dtype], roles(n, order), header_bytes(n, order)
+    body = np.ascontiguousarray(rows[:, start : start + count * dim * kind.itemsize])
+    vectors: NDArray[np.float32] = body.view(kind).astype(np.float32).reshape(rows.shape[0], count, dim)
+    return np.asarray(vectors * row_scales(rows, n, order)[:, :, None], np.float32)

@@ -1,83 +1,46 @@
-"""Public kernels: typed wrappers that check, allocate and then call the compiled bodies (CPU only so far)."""
+"""Public kernels: typed wrappers that check, allocate and then call the compiled bodies (CPU)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import cpu, cpu_index, cpu_rows
+from kernels import cpu, cpu_any, cpu_build, cpu_index, cpu_rows
 from kernels.layout import (
     DTYPES,
     EMPTY_SLOT,
+    ID_LIMIT,
     NUMPY_TYPES,
-    ORDERS,
-    ROLES,
-    ROW_HEADER,
-    SCALES_AT,
     Bytes,
     Keys,
+    header_bytes,
     pack_keys,
+    roles,
+    scales_at,
     stride,
+    words,
 )
+from kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
+
+__all__ = [
+    "DamagedRow",
+    "IndexRun",
+    "LevelTable",
+    "RowsView",
+    "build_direct",
+    "build_index",
+    "candidates",
+    "check_rows",
+    "encode",
+    "find",
+    "level_table",
+    "lookup",
+]
 
 LOAD = 0.75
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class IndexRun:
-    """One index over some segments of one version: the unit that the kernels probe."""
-
-    order: int
-    depth: int  # of the version in its chain, 0 = nearest
-    dtype: int  # code of the rows' storage type
-    slots: Keys  # uint64 [cap]
-    shift: int  # a row id is (ordinal << shift) | row
-    segments: tuple[Bytes, ...]  # uint8 [count, stride], by ordinal
-
-
-@dataclass(frozen=True)
-class LevelTable:
-    """Pointers to all the index runs of a chain, in order of trial. Keeps what it points at alive."""
-
-    dim: int
-    levels: NDArray[np.int64]
-    segs: NDArray[np.int64]
-    bounds: NDArray[np.int64]  # trigram levels are bounds[0]:bounds[1], bigram bounds[1]:bounds[2], unigram the rest
-    runs: tuple[IndexRun, ...]
-    zeros: NDArray[np.int8]
-
-
-def level_table(runs: Sequence[IndexRun], dim: int) -> LevelTable:
-    """runs: nearest version first, newest run of a version first; any mix of orders."""
-    ordered = [run for order in ORDERS for run in runs if run.order == order]
-    levels = np.zeros((len(ordered), cpu_index.LEVEL_COLUMNS), np.int64)
-    segs: list[tuple[int, int, int]] = []
-    for i, run in enumerate(ordered):
-        assert run.slots.dtype == np.uint64
-        assert run.slots.flags.c_contiguous
-        assert run.slots.size > 0
-        levels[i] = (
-            run.slots.ctypes.data,
-            run.slots.size,
-            len(segs),
-            len(run.segments),
-            run.shift,
-            run.dtype,
-            run.depth,
-        )
-        for rows in run.segments:
-            assert rows.dtype == np.uint8
-            assert rows.flags.c_contiguous
-            assert rows.shape[1] == stride(run.order, dim, run.dtype)
-            segs.append((rows.ctypes.data, rows.shape[0], rows.shape[1]))
-    counts = [sum(run.order == order for run in ordered) for order in ORDERS]
-    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    table = np.array(segs, np.int64).reshape(-1, cpu_index.SEGMENT_COLUMNS)
-    return LevelTable(dim, levels, table, bounds, tuple(ordered), np.zeros(dim, np.int8))
 
 
 def lookup(
@@ -85,72 +48,169 @@ def lookup(
     tokens: NDArray[np.int32],
     offsets: NDArray[np.int64],
     vocab: int,
-    out: Floats,
+    out: Floats | NDArray[np.uint16],
     order: NDArray[np.int8],
     depth: NDArray[np.int16],
 ) -> None:
-    """Aggregate a ragged batch into out float32 [total, dim], order int8 [total] and depth int16 [total].
+    """Aggregate a ragged batch into out [total, dim], order int8 [total] and depth int16 [total].
 
-    Raises ValueError when offsets are not rising from 0 to len(tokens) or an id is outside 0..vocab-1.
+    out is float32, or uint16 for the bits of bfloat16 (the float32 sum rounded to nearest, half to even).
+    Raises ValueError when offsets are not rising from 0 to len(tokens) or an id is outside 0..vocab-1, and DamagedRow
+    when a row is not what was written; the outputs are then unspecified.
     """
     assert out.shape == (tokens.size, table.dim)
+    assert out.dtype in (np.float32, np.uint16)
+    assert out.flags.c_contiguous
     assert order.shape == depth.shape == tokens.shape
-    state = cpu.lookup(
-        table.levels, table.segs, table.bounds, table.dim, vocab, tokens, offsets,
-        table.zeros.ctypes.data, out, order, depth,
-    )  # fmt: skip
-    if state == cpu.BAD_OFFSETS:
+    _check_batch(tokens, offsets, vocab)
+    half, goal = out.dtype == np.uint16, out.ctypes.data
+    levels, segs, bounds, headers, zeros = table.addresses
+    room = np.empty(cpu.ROOM + table.dim, np.int64)
+    if table.plain:
+        state = cpu.lookup(
+            levels,
+            segs,
+            bounds,
+            headers,
+            zeros,
+            table.dim,
+            table.mixed,
+            tokens,
+            offsets,
+            goal,
+            half,
+            order,
+            depth,
+            room,
+        )
+    else:
+        state = cpu_any.lookup(
+            levels, segs, headers, table.steps, table.turns, table.dim, tokens, offsets, goal, half, order, depth, room
+        )
+    if state == cpu_index.DAMAGED:
+        raise _damaged(table, room)
+
+
+def _check_batch(tokens: NDArray[np.int32], offsets: NDArray[np.int64], vocab: int) -> None:
+    state = cpu_any.checked(tokens, offsets, vocab)
+    if state == cpu_any.BAD_OFFSETS:
         raise ValueError(f"offsets must rise from 0 to the number of tokens ({tokens.size})")
-    if state == cpu.BAD_TOKEN:
+    if state == cpu_any.BAD_TOKEN:
         raise ValueError(f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary")
 
 
-def find(table: LevelTable, order: int, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(address int64 [m], level int64 [m]) of each key along the chain; address 0 and level -1 where absent."""
-    at = ORDERS.index(order)
-    addr, lev = np.zeros(keys.size, np.int64), np.full(keys.size, -1, np.int64)
-    cpu_index.resolve(table.levels, table.segs, table.bounds[at], table.bounds[at + 1], keys, keys.size, addr, lev)
-    return addr, lev
+def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
+    """Which row an entry of `found` is."""
+    level = table.levels[_number(table, found[cpu_index.LEVEL])].tolist()
+    first, row_bytes = level[cpu_index.SEG0], level[cpu_index.STRIDE]
+    for segment in range(first, first + level[cpu_index.NSEG]):
+        row, rest = divmod(int(found[cpu_index.ROW] - table.segs[segment, cpu_index.BASE]), row_bytes)
+        if 0 <= row < table.segs[segment, cpu_index.COUNT] and rest == 0:
+            return DamagedRow(segment, row)
+    raise AssertionError("a damaged row lies in no segment")
+
+
+def _number(table: LevelTable, level: Ints) -> Ints:
+    """The numbers of levels that the kernels tell by address."""
+    return (level - table.addresses[0]) // table.levels.strides[0]
+
+
+def find(table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bool = True) -> tuple[Ints, Ints]:
+    """(address int64 [m], level int64 [m]) of each n-gram, uint32 [m, order], in its nearest version; 0 and -1 where
+    absent. `check` says whether rows are checked on first use; without it only their keys are read. Raises DamagedRow.
+    """
+    keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
+    levels, segs, _, headers, _ = table.addresses
+    lo, hi = table.bounds[table.n - order], table.bounds[table.n - order + 1]
+    cpu_index.seek(levels, segs, lo, hi, keys, len(keys), words(order), found)
+    bad = cpu_index.confirm(levels, segs, headers, lo, hi, keys, len(keys), words(order), found, check)
+    if bad >= 0:
+        raise _damaged(table, found[bad])
+    addresses = found[:, cpu_index.ROW].copy()
+    return addresses, np.where(addresses != 0, _number(table, found[:, cpu_index.LEVEL]), -1)
+
+
+def _for_kernel(keys: Keys) -> Keys:
+    """uint64 [m, words] -> [m, 2], the second word 0 where there is none."""
+    return keys if keys.shape[1] == 2 else np.pad(keys, ((0, 0), (0, 1)))
+
+
+def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> Ints:
+    """Addresses, int64 [k], of the rows that a look-up of this batch would touch, told from the indexes alone.
+
+    Reads no row: a fingerprint that lies (one in 2**32) adds or hides an address, which costs time only. Raises
+    ValueError as `lookup` does.
+    """
+    _check_batch(tokens, offsets, ID_LIMIT)
+    levels, segs, *_ = table.addresses
+    rows: Ints = cpu_any.candidates(levels, segs, table.steps, table.turns, tokens, offsets)
+    return rows
 
 
 def build_index(segment_keys: Sequence[Keys]) -> tuple[Keys, int, int]:
-    """(slots uint64 [cap], shift, distinct keys) over segments, oldest first; of equal keys the newest wins.
+    """(slots uint64 [cap], shift, distinct keys) over segments' keys uint64 [m, words], oldest segment first.
 
-    Raises ValueError when the rows do not fit in the 32 bits of a row id.
+    Of equal keys the newest wins. Raises ValueError when the rows do not fit in the 32 bits of a row id.
     """
-    counts = [keys.size for keys in segment_keys]
-    shift = max(max(counts, default=1) - 1, 1).bit_length()
-    if len(counts) << shift >= 1 << 32:
-        raise ValueError("more rows than one index can number: use larger segments or several indexes")
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    keys = np.concatenate(segment_keys) if segment_keys else np.zeros(0, np.uint64)
-    slots = np.full(max(8, int(keys.size / LOAD) + 1), EMPTY_SLOT, np.uint64)
-    distinct = int(cpu_index.build(keys, starts, np.int64(shift), slots))
+    shift, starts = _numbering(segment_keys)
+    keys = np.concatenate(segment_keys) if segment_keys else np.zeros((0, 1), np.uint64)
+    slots = np.full(max(8, int(len(keys) / LOAD) + 1), EMPTY_SLOT, np.uint64)
+    distinct = int(cpu_build.build(keys, starts, np.int64(shift), slots))
     return slots, shift, distinct
 
 
-def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int) -> Bytes:
-    """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type.
+def build_direct(segment_keys: Sequence[Keys], vocab: int) -> tuple[Keys, int, int]:
+    """The same for unigrams, as an array with a slot for each of 0..vocab-1."""
+    shift, _ = _numbering(segment_keys)
+    slots = np.full(vocab, EMPTY_SLOT, np.uint64)
+    distinct = 0
+    for ordinal, keys in enumerate(segment_keys):
+        ids = np.arange(len(keys), dtype=np.uint64) + np.uint64(ordinal << shift)
+        tokens = (keys[:, 0] & np.uint64(ID_LIMIT - 1)).astype(np.int64)
+        assert tokens.size == 0 or int(tokens.max()) < vocab
+        distinct += int(cpu_build.build_direct(tokens, ids, slots))
+    return slots, shift, distinct
+
+
+def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
+    """(shift of a row id's ordinal, where each segment begins)."""
+    counts = [len(keys) for keys in segment_keys]
+    shift = max(max(counts, default=1) - 1, 1).bit_length()
+    if len(counts) << shift >= 1 << 32:
+        raise ValueError("more rows than one index can number: use larger segments or several indexes")
+    return shift, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int) -> Bytes:
+    """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with checks.
 
     Raises ValueError when a number is not finite in that type.
     """
     m, order = ngrams.shape
-    assert vectors.shape[:2] == (m, ROLES[order])
+    count, dim = roles(n, order), vectors.shape[2]
+    assert vectors.shape[:2] == (m, count)
     assert dtype in DTYPES.values()
-    dim = vectors.shape[2]
-    rows = np.zeros((m, stride(order, dim, dtype)), np.uint8)
-    rows[:, :SCALES_AT] = pack_keys(ngrams).astype("<u8").view(np.uint8).reshape(m, SCALES_AT)
+    header, scales = header_bytes(n, order), scales_at(order)
+    rows = np.zeros((m, stride(n, order, dim, dtype)), np.uint8)
+    rows[:, :scales] = pack_keys(ngrams).astype("<u8").view(np.uint8)
     if dtype == DTYPES["int8"]:
         solid = np.ascontiguousarray(vectors)
-        finite = bool(cpu_rows.encode_int8(solid, solid.view(np.uint32), rows))
+        finite = bool(cpu_rows.encode_int8(solid, solid.view(np.uint32), scales, header, rows))
     else:
         with np.errstate(over="ignore"):
             cast = vectors.astype(NUMPY_TYPES[dtype])
         finite = bool(np.isfinite(cast).all())
-        body = ROLES[order] * dim * cast.itemsize
-        rows[:, ROW_HEADER : ROW_HEADER + body] = np.ascontiguousarray(cast).view(np.uint8).reshape(m, body)
-        ones = np.ones((m, ROLES[order]), "<f4").view(np.uint8)
-        rows[:, SCALES_AT : SCALES_AT + 4 * ROLES[order]] = ones
+        body = count * dim * cast.itemsize
+        rows[:, header : header + body] = np.ascontiguousarray(cast).view(np.uint8).reshape(m, body)
+        rows[:, scales : scales + 4 * count] = np.ones((m, count), "<f4").view(np.uint8)
     if not finite:
         raise ValueError("a representation is infinite, NaN or too large for its storage type")
+    cpu_rows.seal_rows(rows.view(np.uint64), header)
     return rows
+
+
+def check_rows(rows: Bytes, n: int, order: int) -> NDArray[np.bool_]:
+    """Which of uint8 [m, stride] rows (of format 2) pass their check, bool [m]."""
+    sound = np.empty(len(rows), np.bool_)
+    cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), sound)
+    return sound

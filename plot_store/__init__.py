@@ -10,6 +10,11 @@ with Store.open(path, create=True) as store:
 
 from __future__ import annotations
 
+from plot_store.backoff import Backoff
+from plot_store.counted import CountedNgrams
+from plot_store.counting import NgramCounter
+from plot_store.device import DeviceReader
+from plot_store.diff import DiffReport, OrderDiff
 from plot_store.errors import (
     Closed,
     Collected,
@@ -25,13 +30,18 @@ from plot_store.errors import (
     StoreFull,
     StoreIO,
 )
+from plot_store.limits import Limits
+from plot_store.misses import MissSketch
 from plot_store.nouns import Damage, GcReport, Hits, Schema, SegmentInfo, StoreInfo, VerifyReport, VersionInfo
+from plot_store.pins import Lease, LeaseInfo, Pin
 from plot_store.reader import Reader
 from plot_store.store import Store
 from plot_store.writer import ANY, AS_OPENED, Writer
 
 __all__ = [
-    "ANY", "AS_OPENED", "Closed", "Collected", "Conflict", "Damage", "Damaged", "Forked", "FormatTooNew", "GcReport",
-    "Hits", "InUse", "Invalid", "NotFound", "PlotStoreError", "ReadOnly", "Reader", "Schema", "SegmentInfo", "Store",
-    "StoreFull", "StoreIO", "StoreInfo", "VerifyReport", "VersionInfo", "Writer",
+    "ANY", "AS_OPENED", "Backoff", "Closed", "Collected", "Conflict", "CountedNgrams", "Damage", "Damaged",
+    "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse", "Invalid", "Lease",
+    "LeaseInfo", "Limits", "MissSketch", "NgramCounter", "NotFound", "OrderDiff", "Pin", "PlotStoreError", "ReadOnly",
+    "Reader", "Schema", "SegmentInfo", "Store", "StoreFull", "StoreIO", "StoreInfo", "VerifyReport", "VersionInfo",
+    "Writer",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -12,43 +11,48 @@ from pathlib import Path
 
 import xxhash
 
-from plot_store import check, names, promote, records, version_tree
+from plot_store import check, files, names, promote, records, version_tree
+from plot_store import format as fmt
 from plot_store.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Conflict, Damaged, Invalid, NotFound, StoreFull
-from plot_store.files import Buffer, guarded, remove, sync_folder, write_temporary
-from plot_store.nouns import SegmentInfo, VersionInfo
+from plot_store.errors import Conflict, Damaged, Invalid, NotFound
+from plot_store.files import Buffer, guarded, remove, write_temporary
+from plot_store.mapping import read_ahead
+from plot_store.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reader import Reader, open_reader
 from plot_store.records import BuildRecord, RefRecord
 from plot_store.segment import Draft
 
 
-def export(environment: Environment, ref_or_id: str, path: Path) -> None:
+def export(environment: Environment, ref_or_id: str, path: Path, progress: Progress | None = None) -> None:
     """See `Store.export`. Raises NotFound, Damaged (a segment is), StoreFull, StoreIO."""
     with open_reader(environment, ref_or_id) as reader:
-        draft = write_temporary(path.absolute().parent, _pieces(environment, reader))
+        draft = write_temporary(path.absolute().parent, _pieces(environment, reader, progress))
         with guarded(f"naming the export {path}"):
             try:
                 os.replace(draft, path)
             finally:
                 remove(draft)
-            sync_folder(path.absolute().parent)
+            files.sync_folder(path.absolute().parent)
 
 
-def _pieces(environment: Environment, reader: Reader) -> Iterator[Buffer]:
+def _pieces(environment: Environment, reader: Reader, progress: Progress | None) -> Iterator[Buffer]:
     packer = Packer()
     versions = list(reader.chain)
+    count = _Counter(versions, progress)
     yield packer.head(versions)
     for info, version in segments_of(versions):
         segment = environment.segments.get(info, version.schema)
         if segment is None:
             raise Damaged(f"segment {info.name} is missing: build the version again")
         whole = xxhash.xxh3_128()
+        read_ahead(segment.raw)
         for start in range(0, info.bytes, CHUNK):
             raw = segment.raw[start : start + CHUNK].tobytes()
             whole.update(raw)
             yield packer.chunk(raw)
+            count.add(len(raw))
         if whole.hexdigest() != info.digest:
             raise Damaged(f"segment {info.name} is damaged, so nothing was exported: build the version again")
     yield packer.tail()
@@ -62,7 +66,23 @@ def versions_of(path: Path) -> list[VersionInfo]:
         return Unpacker(file).head()
 
 
-def import_archive(environment: Environment, path: Path, ref: str | None) -> VersionInfo:
+class _Counter:
+    """Tells how far an export or import is."""
+
+    def __init__(self, versions: list[VersionInfo], progress: Progress | None) -> None:
+        self._total = sum(info.bytes for info, _ in segments_of(versions))
+        self._done = 0
+        self._progress = progress
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def import_archive(
+    environment: Environment, path: Path, ref: str | None, progress: Progress | None = None
+) -> VersionInfo:
     """See `Store.import_archive`."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
@@ -75,10 +95,11 @@ def import_archive(environment: Environment, path: Path, ref: str | None) -> Ver
         if present is not None:
             return present
         _check_room(environment, versions)
+        count = _Counter(versions, progress)
         lease = _Lease(environment, versions[0])
         try:
-            for info, _ in segments_of(versions):
-                lease.take(info, unpacker)
+            for info, version in segments_of(versions):
+                lease.take(info, version, unpacker, count)
             unpacker.tail()
             for version in versions:
                 damages = check.check_version(environment, version, {})
@@ -117,11 +138,14 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
 
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
-    need = sum(info.bytes for info, _ in segments_of(versions) if not (environment.folder / info.name).exists())
-    with guarded("measuring free space"):
-        free = shutil.disk_usage(environment.folder).free
-    if need > free:
-        raise StoreFull(f"the export needs {need} bytes and {free} are free: free disk space, then import again")
+    """Before any work: a manifest that claims petabytes ends here. Raises StoreFull."""
+    need = sum(info.bytes for info, _ in segments_of(versions) if not _is_there(environment, info))
+    environment.check_room(need, "the import")
+
+
+def _is_there(environment: Environment, info: SegmentInfo) -> bool:
+    file = environment.folder / info.name
+    return file.exists() and file.stat().st_size == info.bytes
 
 
 def _publish(txn: Txn, versions: list[VersionInfo], build: str) -> VersionInfo:
@@ -149,34 +173,40 @@ class _Lease:
         self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
         environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
 
-    def take(self, info: SegmentInfo, unpacker: Unpacker) -> None:
+    def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
         """Read one segment from the archive; keep the store's own file of that name if there is one."""
         grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
         if self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
-            for _ in unpacker.chunks(info):
-                pass
+            for chunk in unpacker.chunks(info):
+                count.add(len(chunk))
         else:
-            self._write(info, unpacker, grown)
+            self._write(info, version, unpacker, count, grown)
         self._record = grown
 
     def _share(self, txn: Txn, info: SegmentInfo, grown: BuildRecord) -> bool:
         """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
-        file = self._environment.folder / info.name
-        if not file.exists() or file.stat().st_size != info.bytes:
+        if not _is_there(self._environment, info):
             return False
-        sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
+        files.sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
         version_tree.put_build(txn, self.build, grown)
         return True
 
-    def _write(self, info: SegmentInfo, unpacker: Unpacker, grown: BuildRecord) -> None:
+    def _write(
+        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter, grown: BuildRecord
+    ) -> None:
         whole = xxhash.xxh3_128()
 
-        def counted() -> Iterator[bytes]:
+        def checked() -> Iterator[bytes]:
+            first = True
             for chunk in unpacker.chunks(info):
+                if first:
+                    _check_head(chunk, info, version)
+                first = False
                 whole.update(chunk)
+                count.add(len(chunk))
                 yield chunk
 
-        draft = Draft(write_temporary(self._environment.folder, counted()), info)
+        draft = Draft(write_temporary(self._environment.folder, checked()), info)
         try:
             if whole.hexdigest() != info.digest:
                 raise Damaged(f"segment {info.name} is not what its name says: export it again")
@@ -193,3 +223,13 @@ class _Lease:
         """Give the lease back; segments that no version took over go."""
         self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
         promote.sweep(self._environment, [info.name for info in self._record.segments])
+
+
+def _check_head(chunk: bytes, info: SegmentInfo, version: VersionInfo) -> None:
+    """Refuse a segment by its first bytes if it is not what the manifest says. Raises Damaged, FormatTooNew."""
+    layout, schema = fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), version.schema
+    told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
+    found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
+             layout.dtype)  # fmt: skip
+    if told != found:
+        raise Damaged(f"segment {info.name} is not what the export's manifest says: export it again")

@@ -25,10 +25,10 @@ from plot_store.nouns import SegmentInfo, VersionInfo
 from plot_store.version_tree import MAX_DEPTH
 
 MAGIC: Final = b"PLOTARC\0"
-FORMAT: Final = 1
+FORMAT: Final = 2  # 2: segments and schemas of format 2; the frame is that of 1
 CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
-MAX_MANIFEST: Final = 1 << 28
+MAX_MANIFEST: Final = 1 << 27
 LEVEL: Final = 3
 _HEAD: Final = struct.Struct("<8sH6xQQ")
 _CHUNK: Final = struct.Struct("<IIQ")
@@ -123,11 +123,15 @@ class Unpacker:
         raise Damaged(f"a chunk of segment {name} has another size than it says: {_CURE}")
 
     def _read(self, size: int) -> bytes:
-        piece = self._file.read(size)
-        if len(piece) != size:
-            raise Damaged(f"the export ends too early: {_CURE}")
-        self._whole.update(piece)
-        return piece
+        """So many bytes; what is allocated is bounded by what is there, not by what is claimed."""
+        parts: list[bytes] = []
+        while size:
+            parts.append(self._file.read(min(MAX_PACKED, size)))
+            if not parts[-1]:
+                raise Damaged(f"the export ends too early: {_CURE}")
+            self._whole.update(parts[-1])
+            size -= len(parts[-1])
+        return b"".join(parts)
 
 
 def _checked_chain(listed: Any) -> list[VersionInfo]:

@@ -48,25 +48,44 @@ def open_build(
         base_version = version_tree.get_version(txn, found.base) if found.base is not None else None
         _check_schema(schema, ancestor, base_version)
         kept = _present(environment, found.segments)
-        record = replace(found, owner=uuid.uuid4().hex, segments=kept, touched=time.time())
+        sealed = found.sealed if found.sealed is not None and _all_present(environment, found.sealed) else None
+        record = replace(found, owner=uuid.uuid4().hex, segments=kept, sealed=sealed, touched=time.time())
         version_tree.put_build(txn, build, record)
         return Opened(build, record, current, base_version)
 
     return environment.catalogue.write(body)
 
 
-def abandon(environment: Environment, build: str) -> bool:
-    """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment."""
+def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
+    """The same build with these segments, which the store has, and no others. Raises Conflict, StoreFull, StoreIO."""
+    record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
+
+    def body(txn: Txn) -> None:
+        still_ours(txn, opened.build, record)
+        version_tree.put_build(txn, opened.build, record)
+
+    environment.catalogue.write(body)
+    promote.sweep(environment, opened.record.names - record.names)
+    return replace(opened, record=record)
+
+
+def abandon(environment: Environment, build: str, owner: str | None = None) -> bool:
+    """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment.
+
+    owner: only if this writer holds it.
+    """
     names.check_build(build)
 
     def body(txn: Txn) -> BuildRecord | None:
         found = version_tree.get_build(txn, build)
+        if found is None or (owner is not None and found.owner != owner):
+            return None
         txn.delete(version_tree.BUILD + build)
         return found
 
     record = environment.catalogue.write(body)
     if record is not None:
-        promote.sweep(environment, [segment.name for segment in record.segments])
+        promote.sweep(environment, record.names)
     return record is not None
 
 
@@ -126,9 +145,13 @@ def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tup
     lost: set[int] = set()
     kept: list[SegmentInfo] = []
     for info in segments:
-        path = environment.folder / info.name
-        if not path.exists() or path.stat().st_size != info.bytes:
+        if not _all_present(environment, (info,)):
             lost.add(info.order)
         if info.order not in lost:
             kept.append(info)
     return tuple(kept)
+
+
+def _all_present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> bool:
+    paths = [(environment.folder / info.name, info.bytes) for info in segments]
+    return all(path.exists() and path.stat().st_size == size for path, size in paths)

@@ -1,38 +1,31 @@
-"""The LMDB catalogue: short transactions over checksummed JSON records. The only file that knows lmdb.
+"""The LMDB catalogue: short transactions over checksummed JSON records. Only this file and `lmdb_errors` know lmdb.
 
-Keys: "format", "ref/<ref>", "version/<id>", "build/<id>", "collected/<id>". A value is an xxh3-64 of key and
-JSON, then the JSON: LMDB itself notices few damages. Writers are serialised across processes by LMDB's lock, which
-the store also uses to make "rename and register" and "check and unlink" exclude each other.
+Keys: see docs/plot-format.md. A value is an xxh3-64 of key and JSON, then the JSON: LMDB itself notices few damages.
+Writers are serialised across processes by LMDB's lock, which the store also uses to make "rename and register" and
+"check and unlink" exclude each other.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 import xxhash
 
-from plot_store import records
-from plot_store.errors import (
-    Closed,
-    Damaged,
-    Forked,
-    FormatTooNew,
-    NotFound,
-    PlotStoreError,
-    ReadOnly,
-    StoreFull,
-    StoreIO,
-)
+from plot_store import files, records
+from plot_store.errors import Closed, Damaged, Forked, FormatTooNew, NotFound, ReadOnly, StoreIO
+from plot_store.lmdb_errors import Grow, translated
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 FIRST_MAP: Final = 1 << 26
 _LONGEST_PAUSE_S: Final = 30.0
 _SUM: Final = 8
@@ -49,6 +42,11 @@ class Txn:
         """The record's JSON value, None if absent. Raises Damaged."""
         value = self._raw.get(key.encode())
         return None if value is None else _open_value(key.encode(), value)
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a record; it is not read."""
+        with self._raw.cursor() as cursor:
+            return bool(cursor.set_key(key.encode()))
 
     def put(self, key: str, value: Any) -> None:
         body = records.dump(value)
@@ -86,6 +84,35 @@ def _open_value(key: bytes, value: bytes) -> Any:
     return json.loads(body)
 
 
+def make(folder: Path) -> None:
+    """Make an empty catalogue where there is none, all at once: whatever fails, no half of one stays in its place.
+
+    Raises OSError, StoreFull, StoreIO.
+    """
+    if (folder / "data.mdb").exists():
+        return
+    draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{files.TEMPORARY}")
+    try:
+        draft.mkdir()
+        Catalogue(draft, create=True, read_only=False).close()
+        files.sync_folder(draft)
+        _rename_folder(draft, folder)
+        files.sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _rename_folder(draft: Path, folder: Path) -> None:
+    """Nothing happens where another process was first. Raises OSError, StoreIO."""
+    try:
+        os.replace(draft, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not (folder / "data.mdb").exists():
+            raise StoreIO(f"{folder} holds something that is no catalogue: move it away, then open again") from error
+
+
 class Catalogue:
     """The environment of one store in this process. Raises Forked when used after a fork."""
 
@@ -95,13 +122,13 @@ class Catalogue:
         self._active = 0
         self._resizing = False
         self._read_only = read_only
+        self._folder = folder
         if not create and not (folder / "data.mdb").exists():
             raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
-        with _translated("opening the catalogue"):
+        with translated("opening the catalogue", folder):
             self._env: Any = lmdb.open(
-                str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only,
-                max_readers=512, writemap=False, readahead=False,
-            )  # fmt: skip
+                str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only, **open_options()
+            )
         try:
             self._check_format(create and not read_only)
         except BaseException:
@@ -110,7 +137,8 @@ class Catalogue:
 
     def _check_format(self, create: bool) -> None:
         found = self.read(lambda txn: txn.get("format"))
-        if found is None and create:
+        older = found is not None and found["format"] < FORMAT and not self._read_only
+        if (found is None and create) or older:
             found = self.write(_stamp)
         if found is None:
             raise Damaged("the catalogue has no format record: restore the store from an export or a backup")
@@ -136,9 +164,9 @@ class Catalogue:
         while True:
             self._enter()
             try:
-                with _translated("using the catalogue"), self._env.begin(write=write) as raw:
+                with translated("using the catalogue", self._folder), self._env.begin(write=write) as raw:
                     return body(Txn(raw))
-            except _Grow as grow:
+            except Grow as grow:
                 ours = grow.ours
             finally:
                 self._leave()
@@ -213,10 +241,16 @@ class Catalogue:
                 self._env = None
 
 
+def open_options() -> dict[str, Any]:
+    """How LMDB is opened: every commit is synced, nothing is written through the map."""
+    return {"sync": True, "metasync": True, "writemap": False, "readahead": False, "max_readers": 512}
+
+
 def _stamp(txn: Txn) -> dict[str, Any]:
-    found = txn.get("format")
-    if found is None:
-        found = {"format": FORMAT, "created": time.time()}
+    """Record this release's format: what is written from now on, an older release must refuse, not misread."""
+    found = txn.get("format") or {"format": 0, "created": time.time()}
+    if found["format"] < FORMAT:
+        found = {**found, "format": FORMAT}
         txn.put("format", found)
     assert isinstance(found, dict)
     return found
@@ -227,33 +261,3 @@ def _size(folder: Path) -> int:
         return os.stat(folder / "data.mdb").st_size
     except FileNotFoundError:
         return 0
-
-
-class _Grow(Exception):
-    """The map must change size; ours = it is full, else another process has grown it."""
-
-    def __init__(self, ours: bool) -> None:
-        super().__init__()
-        self.ours = ours
-
-
-@contextlib.contextmanager
-def _translated(doing: str) -> Iterator[None]:
-    """LMDB's errors as the store's."""
-    try:
-        yield
-    except PlotStoreError:
-        raise
-    except lmdb.MapFullError as error:
-        raise _Grow(True) from error
-    except lmdb.MapResizedError as error:
-        raise _Grow(False) from error
-    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
-        raise Damaged(f"the catalogue is damaged ({error}): restore the store from an export or a backup") from error
-    except lmdb.Error as error:
-        text = str(error)
-        if "No space left" in text or "quota" in text.lower():
-            raise StoreFull(f"no space left while {doing}: free disk space, then run it again") from error
-        raise StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits") from error
-    except json.JSONDecodeError as error:
-        raise Damaged(f"a catalogue record is not JSON ({error}): restore the store from an export") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import xxhash
@@ -15,15 +15,17 @@ from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.errors import Damaged, NotFound, PlotStoreError
 from plot_store.files import guarded
+from plot_store.mapped import index_run
 from plot_store.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
-from plot_store.reader import index_run
 from plot_store.segment import Segment
 
 _SHOWN = 8
+_AT_ONCE = 1 << 16  # rows looked up together
+Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes when the segment begins
 
 
-def verify(environment: Environment, ref: str | None) -> VerifyReport:
-    """See `Store.verify`."""
+def verify(environment: Environment, ref: str | None, watch: Watch | None = None) -> VerifyReport:
+    """See `Store.verify`. `watch` sees the reading go on, and may take its time."""
     damages: list[Damage] = []
     if ref is None:
         damages += [Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)]
@@ -33,7 +35,7 @@ def verify(environment: Environment, ref: str | None) -> VerifyReport:
     try:
         seen: dict[str, SegmentInfo] = {}
         for version in versions:
-            damages += check_version(environment, version, seen)
+            damages += check_version(environment, version, seen, watch)
     finally:
         for version in versions:
             environment.unpin(version.id)
@@ -65,7 +67,9 @@ def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionI
     return list(found.values())
 
 
-def check_version(environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo]) -> list[Damage]:
+def check_version(
+    environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo], watch: Watch | None = None
+) -> list[Damage]:
     """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second look."""
     damages: list[Damage] = []
     opened: dict[str, Segment] = {}
@@ -74,7 +78,7 @@ def check_version(environment: Environment, version: VersionInfo, seen: dict[str
         seen[info.name] = info
         try:
             if info.name in fresh:
-                _check_bytes(environment, info)
+                _check_bytes(environment, info, watch or _nobody)
             segment = environment.segments.get(info, version.schema)
             if segment is None:
                 raise Damaged("the file is missing")
@@ -100,10 +104,15 @@ def _uncovered(opened: dict[str, Segment], version: VersionInfo) -> list[Damage]
     return [Damage(name, "no readable index covers it") for name in lost]
 
 
-def _check_bytes(environment: Environment, info: SegmentInfo) -> None:
+def _nobody(segment: str, read: int) -> None:
+    """Watches nothing."""
+
+
+def _check_bytes(environment: Environment, info: SegmentInfo, watch: Watch) -> None:
     """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a signal."""
     whole = xxhash.xxh3_128()
     sums: list[int] = []
+    watch(info.name, 0)
     with guarded(f"reading segment {info.name}"):
         try:
             file = open(environment.folder / info.name, "rb")  # noqa: SIM115 (closed by the `with` below)
@@ -121,6 +130,7 @@ def _check_bytes(environment: Environment, info: SegmentInfo) -> None:
                 block = file.read(min(fmt.BLOCK, parsed.checks_at - start))
                 sums.append(xxhash.xxh3_64_intdigest(block))
                 whole.update(block)
+                watch(info.name, len(block))
             tail = file.read()
             whole.update(tail)
     expected = fmt.untable(tail, info.name)
@@ -132,33 +142,39 @@ def _check_bytes(environment: Environment, info: SegmentInfo) -> None:
 
 
 def _check_rows(segment: Segment, schema: Schema) -> None:
-    """Keys that pack real n-grams, scales that are finite and not negative."""
+    """Keys that pack real n-grams, scales that are finite and not negative, and each row's own check."""
     order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
     for start in range(0, segment.info.count, step):
         rows = segment.rows[start : start + step]
-        keys = layout.row_keys(rows)
+        keys = layout.row_keys(rows, order)
         ids = layout.unpack_keys(keys, order)
         if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
             raise Damaged(f"rows from {start} on hold keys that are no n-grams")
-        scales = layout.row_scales(rows, order)
+        scales = layout.row_scales(rows, schema.n, order)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise Damaged(f"rows from {start} on hold impossible scales")
+        if segment.layout.format > 1 and not (sound := ops.check_rows(rows, schema.n, order)).all():
+            raise Damaged(f"rows {_few(start + np.flatnonzero(~sound))} do not match their checks")
 
 
 def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
     """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in it."""
     run = index_run(opened, info, version, 0)
-    used = int((run.slots != np.uint64(layout.EMPTY_SLOT)).sum())
+    pieces = np.array_split(run.slots, -(-run.slots.nbytes // fmt.BLOCK))
+    used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
     if used != info.count:
         raise Damaged(f"the index holds {used} n-grams, the manifest says {info.count}")
-    table = ops.level_table([run], version.schema.dim)
+    table = ops.level_table([run], version.schema.n, version.schema.dim)
     newest = 0
-    for ordinal, rows in enumerate(run.segments):
-        found, _ = ops.find(table, info.order, layout.row_keys(rows))
-        if not (found != 0).all():
-            raise Damaged(f"the index misses {int((found == 0).sum())} rows of its segment {ordinal}")
-        here = rows.ctypes.data + np.arange(rows.shape[0]) * rows.shape[1]
-        newest += int((found == here).sum())
+    for ordinal, view in enumerate(run.segments):
+        base, (count, stride) = view.rows.ctypes.data, view.rows.shape
+        for start in range(0, count, _AT_ONCE):
+            rows = view.rows[start : start + _AT_ONCE]
+            ngrams = layout.unpack_keys(layout.row_keys(rows, info.order), info.order)
+            found, _ = ops.find(table, info.order, ngrams, check=False)
+            if not found.all():
+                raise Damaged(f"the index misses {int((found == 0).sum())} rows of its segment {ordinal}")
+            newest += int((found == base + (start + np.arange(len(rows))) * stride).sum())
     if newest != info.count:
         raise Damaged(f"{info.count - newest} entries of the index point at other rows than they should")
 

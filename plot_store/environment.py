@@ -8,9 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from plot_store import files, limits
 from plot_store.catalogue import Catalogue
+from plot_store.catalogue import make as make_catalogue
 from plot_store.errors import InUse
-from plot_store.files import guarded, sync_folder
+from plot_store.files import guarded
+from plot_store.limits import Limits
 from plot_store.segment import SegmentCache
 
 CATALOGUE: Final = "catalogue"
@@ -28,14 +31,20 @@ class Environment:
         self.pid = os.getpid()
         self.users = 0
         self.folder = path / SEGMENTS
+        self.limits = Limits()
         if create and not read_only:
             with guarded(f"creating the store at {path}"):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (path / CATALOGUE).mkdir(exist_ok=True)
-                sync_folder(path)
-        self.catalogue = Catalogue(path / CATALOGUE, create=create and not read_only, read_only=read_only)
+                files.make_folder(self.folder)
+                make_catalogue(path / CATALOGUE)
+                for folder in (path, path.parent):  # a process that made ours may have been killed before its sync
+                    files.sync_folder(folder)
+        self.catalogue = Catalogue(path / CATALOGUE, create=False, read_only=read_only)
         self.segments = SegmentCache(self.folder)
         self._pins = _PINS.setdefault(str(path), Counter())
+
+    def check_room(self, need: int, doing: str) -> None:
+        """StoreFull when `need` further bytes would pass a limit or do not fit. Raises StoreIO too."""
+        limits.check_room(self.path, self.limits, need, doing)
 
     def pin(self, version_id: str) -> None:
         """Keep gc in this process away from a version; counted."""
@@ -58,8 +67,11 @@ _OPEN: dict[str, Environment] = {}
 _LOCK = threading.Lock()
 
 
-def acquire(path: Path, *, create: bool, read_only: bool) -> Environment:
-    """The process's environment of a path. Raises NotFound, InUse, Damaged, FormatTooNew, StoreIO."""
+def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None = None) -> Environment:
+    """The process's environment of a path; limits, if given, hold for all of it.
+
+    Raises NotFound, InUse, Damaged, FormatTooNew, StoreFull, StoreIO.
+    """
     key = os.path.realpath(path)
     with _LOCK:
         found = _OPEN.get(key)
@@ -70,6 +82,8 @@ def acquire(path: Path, *, create: bool, read_only: bool) -> Environment:
             raise InUse(f"{path} is already open read-only in this process: close that store first")
         if found is None:
             found = _OPEN[key] = Environment(Path(key), create=create, read_only=read_only)
+        if limits is not None:
+            found.limits = limits
         found.users += 1
         return found
 

@@ -7,23 +7,28 @@
 
 Little-endian throughout. `parse` accepts exactly the files that `layout_of` would write: every size and offset is
 derived again from the few independent fields and must agree, since kernels follow raw pointers into the file.
+
+Format 2 added: windows of any width n, a check in every row, the direct index. Format 1 is still read.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import xxhash
 
-from kernels.layout import DTYPES, ORDERS, ROLES, stride
+from kernels.layout import DTYPES, MAX_N, roles, stride
 from plot_store.errors import Damaged, FormatTooNew
+from plot_store.nouns import MAX_DIM, Schema
 
 MAGIC: Final = b"PLOTSEG\0"
-FORMAT: Final = 1
+FORMAT: Final = 2
 ROWS: Final = 1
 INDEX: Final = 2
+DIRECT: Final = 3  # an index of unigrams with a slot for each token of the vocabulary
 BLOCK: Final = 1 << 20
 PAGE: Final = 4096
 HEADER_BYTES: Final = 256
@@ -31,7 +36,8 @@ COVER_BYTES: Final = 24
 MAX_COVERS: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8sHBBBBBxIIIIQQQQQQIIQ")
 _SUM: Final = struct.Struct("<Q")
-_KINDS: Final = {ROWS: "rows", INDEX: "index"}
+_KINDS: Final = {ROWS: "rows", INDEX: "index", DIRECT: "index"}
+_CURE: Final = "restore it with an import of an export, or build the version again"
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Layout:
     shift: int = 0  # index: a row id is (ordinal << shift) | row
     cap: int = 0  # index: slots
     covers: int = 0  # index: rows segments covered
+    n: int = 3
+    format: int = FORMAT
     stride: int = 0
     data_at: int = 0
     data_bytes: int = 0
@@ -59,13 +67,18 @@ class Layout:
         return _KINDS[self.kind]
 
 
+def rows_layout(schema: Schema, order: int, count: int) -> Layout:
+    """The layout of a rows segment, not yet derived."""
+    return Layout(ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n)
+
+
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
 def layout_of(base: Layout) -> Layout:
     """The layout with its derived sizes and offsets filled in."""
-    row = stride(base.order, base.dim, base.dtype)
+    row = stride(base.n, base.order, base.dim, base.dtype)
     data_at = _up(HEADER_BYTES + COVER_BYTES * base.covers, PAGE)
     data_bytes = base.count * row if base.kind == ROWS else base.cap * 8
     checks_at = _up(data_at + data_bytes, 8)
@@ -84,9 +97,9 @@ def layout_of(base: Layout) -> Layout:
 def header(layout: Layout) -> bytes:
     """The 256 bytes of a derived layout."""
     fields = _HEADER.pack(
-        MAGIC, FORMAT, layout.kind, layout.order, ROLES[layout.order], layout.dtype, 3, layout.dim, layout.stride,
-        layout.vocab, layout.shift, layout.count, layout.cap, layout.covers, layout.data_at, layout.data_bytes,
-        layout.checks_at, BLOCK, 0, layout.file_bytes,
+        MAGIC, layout.format, layout.kind, layout.order, roles(layout.n, layout.order), layout.dtype, layout.n,
+        layout.dim, layout.stride, layout.vocab, layout.shift, layout.count, layout.cap, layout.covers, layout.data_at,
+        layout.data_bytes, layout.checks_at, BLOCK, 0, layout.file_bytes,
     )  # fmt: skip
     body = fields.ljust(HEADER_BYTES - _SUM.size, b"\0")
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
@@ -94,28 +107,41 @@ def header(layout: Layout) -> bytes:
 
 def parse(raw: bytes, name: str) -> Layout:
     """The layout of a file that begins with these bytes. Raises Damaged or FormatTooNew; `name` is for messages."""
-    cure = "restore it with an import of an export, or build the version again"
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
-        raise Damaged(f"segment {name} does not begin like one: {cure}")
-    (_, version, kind, order, roles, dtype, n, dim, row, vocab, shift, count, cap, covers, data_at, data_bytes,
+        raise Damaged(f"segment {name} does not begin like one: {_CURE}")
+    (_, version, kind, order, vectors, dtype, n, dim, row, vocab, shift, count, cap, covers, data_at, data_bytes,
      checks_at, block, _, file_bytes) = _HEADER.unpack_from(raw)  # fmt: skip
     if version > FORMAT:
         raise FormatTooNew(
             f"segment {name} has format {version}, this release reads up to {FORMAT}: upgrade the release"
         )
-    if _SUM.unpack(raw[-_SUM.size :])[0] != xxhash.xxh3_64_intdigest(raw[: -_SUM.size]):
-        raise Damaged(f"segment {name} has a damaged header: {cure}")
-    sane = kind in _KINDS and order in ORDERS and dtype in DTYPES.values() and n == 3 and block == BLOCK
-    if not sane or roles != ROLES[order] or not 0 < dim <= 1 << 16 or covers > MAX_COVERS:
-        raise Damaged(f"segment {name} has an impossible header: {cure}")
-    if count >= 1 << 40 or cap >= 1 << 33 or shift > 32 or (kind == INDEX) != (cap > 0):
-        raise Damaged(f"segment {name} has impossible counts: {cure}")
-    layout = layout_of(Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers))
+    if _SUM.unpack_from(raw, HEADER_BYTES - _SUM.size)[0] != xxhash.xxh3_64_intdigest(raw[: HEADER_BYTES - _SUM.size]):
+        raise Damaged(f"segment {name} has a damaged header: {_CURE}")
+    base = Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version)
+    if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
+        raise Damaged(f"segment {name} has an impossible header: {_CURE}")
+    layout = layout_of(base)
     told = (row, data_at, data_bytes, checks_at, file_bytes)
     derived = (layout.stride, layout.data_at, layout.data_bytes, layout.checks_at, layout.file_bytes)
     if told != derived:
-        raise Damaged(f"segment {name} has a header that contradicts itself: {cure}")
+        raise Damaged(f"segment {name} has a header that contradicts itself: {_CURE}")
     return layout
+
+
+def _possible(base: Layout) -> bool:
+    """Whether the independent fields are ones that a writer of that format can have written."""
+    if base.format == 1:
+        known = base.kind in (ROWS, INDEX) and base.n == 3
+    else:
+        known = base.format == FORMAT and base.kind in _KINDS and 1 <= base.n <= MAX_N
+    if not known or not 1 <= base.order <= base.n or base.dtype not in DTYPES.values():
+        return False
+    if not 0 < base.dim <= MAX_DIM or base.covers > MAX_COVERS or base.count >= 1 << 40 or base.shift > 32:
+        return False
+    if base.kind == ROWS:
+        return base.cap == base.shift == base.covers == 0
+    slots = base.cap == base.vocab and base.order == 1 if base.kind == DIRECT else 0 < base.cap < 1 << 33
+    return slots and base.cap > 0 and base.count <= base.cap
 
 
 def pack_covers(covers: list[tuple[str, int]]) -> bytes:
@@ -123,10 +149,10 @@ def pack_covers(covers: list[tuple[str, int]]) -> bytes:
     return b"".join(bytes.fromhex(digest) + _SUM.pack(rows) for digest, rows in covers)
 
 
-def unpack_covers(raw: bytes) -> list[tuple[str, int]]:
-    """The inverse of `pack_covers`."""
-    starts = range(0, len(raw), COVER_BYTES)
-    return [(raw[i : i + 16].hex(), _SUM.unpack_from(raw, i + 16)[0]) for i in starts]
+def unpack_covers(raw: bytes) -> Iterator[tuple[str, int]]:
+    """The inverse of `pack_covers`, one by one: how many there are is the file's claim."""
+    for start in range(0, len(raw), COVER_BYTES):
+        yield raw[start : start + 16].hex(), _SUM.unpack_from(raw, start + 16)[0]
 
 
 def table(sums: list[int]) -> bytes:

@@ -1,9 +1,9 @@
-"""Garbage collection by reachability, from metadata alone.
+"""Garbage collection by reachability, from small records alone.
 
-Roots: the newest versions of each ref, those that the caller names, what readers of this process pin, builds in
-progress; and all their ancestors. First the records go, in one synced transaction, then the files: a crash between
-leaves orphans, never a record without its file. Readers of other processes keep their files mapped, so unlinking
-does not hurt them.
+Roots: each ref's current version and its newest or youngest ones, tags, pins, leases, builds in progress, what readers
+of this process hold, what the caller names; and all their ancestors. First the records go, in one synced transaction,
+then the files: a crash between leaves orphans, never a record without its file. Readers of other processes keep their
+files mapped, so unlinking does not hurt them; to keep a version itself from another process, pin or lease it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,30 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
-from plot_store import names, promote, version_tree
+from plot_store import names, pins, promote, tags, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.files import TEMPORARY
 from plot_store.nouns import GcReport, SegmentInfo
 from plot_store.records import RefRecord
-from plot_store.version_tree import BUILD, COLLECTED, REF, VERSION
+from plot_store.version_tree import BUILD, REF, VERSION
+
+DAY_S = 86400.0
+Reasons = dict[str, list[str]]  # why a version stays, by its id
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What stays beyond what is in use, and from which age on leftovers count as abandoned."""
+
+    keep_versions: int
+    keep_days: float
+    orphan_age_s: float
+    build_age_s: float
+    keep: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -28,40 +43,37 @@ class _Dead:
 
     versions: tuple[str, ...]
     builds: tuple[str, ...]
+    leases: tuple[str, ...]  # keys of expired ones
     segments: dict[str, SegmentInfo]  # by name
     refs: dict[str, RefRecord]  # those whose list gets shorter, as it will be
+    kept: dict[str, tuple[str, ...]]
 
 
-def collect(
-    environment: Environment,
-    *,
-    dry_run: bool,
-    orphan_age_s: float,
-    build_age_s: float,
-    keep_versions: int,
-    keep: frozenset[str] = frozenset(),
-) -> GcReport:
+@dataclass
+class _Builds:
+    """What the builds in progress hold, and the abandoned ones' segments."""
+
+    dead: list[str] = field(default_factory=list)
+    segments: dict[str, SegmentInfo] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+
+
+def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcReport:
     """One collection. Raises StoreIO, Damaged."""
     now = time.time()
 
     def find(txn: Txn) -> _Dead:
-        return _unreachable(txn, environment.pins() | keep, keep_versions, now - build_age_s)
+        return _unreachable(txn, environment.pins(), policy, now)
 
     def drop(txn: Txn) -> _Dead:
         dead = find(txn)
-        for ref, record in dead.refs.items():
-            version_tree.put_ref(txn, ref, record)
-        for version_id in dead.versions:
-            txn.put(COLLECTED + version_id, {"at": now})
-            txn.delete(VERSION + version_id)
-        for build in dead.builds:
-            txn.delete(BUILD + build)
+        drop_records(txn, dead, now)
         return dead
 
     dead = environment.catalogue.read(find) if dry_run else environment.catalogue.write(drop)
-    orphans = _orphans(environment, dead, now - orphan_age_s)
+    orphans = _orphans(environment, dead, now - policy.orphan_age_s)
     sizes = {**orphans, **{name: info.bytes for name, info in dead.segments.items()}}
-    gone = sorted(sizes) if dry_run else promote.sweep(environment, sorted(sizes))
+    gone = sorted(sizes) if dry_run else unlink_files(environment, sorted(sizes))
     return GcReport(
         dry_run,
         dead.versions,
@@ -69,38 +81,103 @@ def collect(
         tuple(name for name in gone if name not in dead.segments),
         dead.builds,
         sum(sizes[name] for name in gone),
+        dead.kept,
     )
 
 
-def _unreachable(txn: Txn, pins: set[str], keep_versions: int, oldest_build: float) -> _Dead:
-    roots = set(pins)
+def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
+    """The first step: nothing in the catalogue names what goes."""
+    for ref, record in dead.refs.items():
+        version_tree.put_ref(txn, ref, record)
+    for version_id in dead.versions:
+        version_tree.drop_version(txn, version_id, now)
+    for build in dead.builds:
+        txn.delete(BUILD + build)
+    for key in dead.leases:
+        txn.delete(key)
+
+
+def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
+    """The second step: the files go, unless a record names them by now; which went."""
+    return promote.sweep(environment, gone) if gone else []
+
+
+def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+    reasons: Reasons = defaultdict(list)
+    _held_by_name(txn, reasons, now)
+    shorter = _retained(txn, reasons, policy, now)
+    for version_id in in_use:
+        reasons[version_id].append("a reader of this process")
+    for version_id in policy.keep:
+        reasons[version_id].append("named by the caller")
+    builds = _builds(txn, reasons, now - policy.build_age_s)
+    live = version_tree.closure(txn, reasons)
+    for version_id, node in live.items():
+        if node.parent in live:
+            reasons[node.parent].append(f"the ground of {version_id}")
+    dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
+    segments = dict(builds.segments)
+    for version_id in dead_versions:
+        segments.update({s.name: s for s in version_tree.get_version(txn, version_id).segments})
+    if segments:
+        held = builds.held.union(*(version_tree.segment_names(txn, v) for v in live))
+        segments = {name: info for name, info in segments.items() if name not in held}
+    kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
+    expired = tuple(pins.expired(txn, now))
+    return _Dead(dead_versions, tuple(builds.dead), expired, segments, shorter, kept)
+
+
+def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
+    for tag, version_id in tags.listed(txn).items():
+        reasons[version_id].append(f"tag {tag}")
+    for pin in pins.pins(txn):
+        reasons[pin.version].append(f"pinned by {pin.owner}")
+    for lease in pins.leases(txn, now):
+        reasons[lease.version].append(f"leased by {lease.owner}")
+
+
+def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
+    """Adds each ref's retained versions; returns the records of the refs whose lists get shorter.
+
+    What is held by name stays in its ref's list too.
+    """
     shorter: dict[str, RefRecord] = {}
     for ref in txn.keys(REF):
         record = version_tree.get_ref(txn, ref)
         assert record is not None
-        kept = tuple(v for i, v in enumerate(record.versions) if i < keep_versions or v == record.current)
-        roots.update(kept)
-        if kept != record.versions:
-            shorter[ref] = RefRecord(record.current, kept)
-    dead_builds: list[str] = []
-    segments: dict[str, SegmentInfo] = {}
-    held: set[str] = set()
+        kept: list[str] = []
+        for place, version_id in enumerate(record.versions):
+            why = []
+            if version_id == record.current:
+                why.append(f"current of {ref}")
+            if place < policy.keep_versions:
+                why.append(f"one of the newest {policy.keep_versions} of {ref}")
+            if policy.keep_days and version_tree.get_node(txn, version_id).at > now - policy.keep_days * DAY_S:
+                why.append(f"younger than {policy.keep_days:g} days")
+            if why:
+                reasons[version_id] += why
+            if version_id in reasons:
+                kept.append(version_id)
+        if len(kept) < len(record.versions):
+            shorter[ref] = RefRecord(record.current, tuple(kept))
+    return shorter
+
+
+def _builds(txn: Txn, reasons: Reasons, oldest: float) -> _Builds:
+    """Adds what the builds in progress stand on; returns what they hold and which ones are abandoned."""
+    found = _Builds()
     for build in txn.keys(BUILD):
-        lease = version_tree.get_build(txn, build)
-        assert lease is not None
-        if lease.touched < oldest_build:
-            dead_builds.append(build)
-            segments.update({s.name: s for s in lease.segments})
-        else:
-            roots.update(v for v in (lease.parent, lease.base) if v is not None)
-            held.update(s.name for s in lease.segments)
-    live = version_tree.closure(txn, roots)
-    dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
-    for version_id in dead_versions:
-        segments.update({s.name: s for s in version_tree.get_version(txn, version_id).segments})
-    held.update(s.name for version in live.values() for s in version.segments)
-    dead_segments = {name: info for name, info in segments.items() if name not in held}
-    return _Dead(dead_versions, tuple(dead_builds), dead_segments, shorter)
+        record = version_tree.get_build(txn, build)
+        assert record is not None
+        if record.touched < oldest:
+            found.dead.append(build)
+            found.segments.update({s.name: s for s in (*record.segments, *(record.sealed or ()))})
+            continue
+        found.held |= record.names
+        for version_id in (record.parent, record.base):
+            if version_id is not None:
+                reasons[version_id].append(f"the ground of build {build}")
+    return found
 
 
 def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, int]:

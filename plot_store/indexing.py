@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from kernels import ops
-from kernels.layout import ORDERS, Keys
+from kernels.layout import Keys
 from plot_store import format as fmt
 from plot_store.environment import Environment
 from plot_store.errors import Damaged, Invalid
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.promote import discard
 from plot_store.records import BuildRecord
-from plot_store.segment import Draft, write_segment
+from plot_store.segment import Draft, Segment, write_segment
 
-MAX_RUNS: Final = 4  # indexes of one order in one version; a further one makes one of all
+MAX_RUNS: Final = 4  # indexes of one order in one version; a further one takes the newest of them in
+DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token in so many has an entry
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,42 @@ def plan(environment: Environment, record: BuildRecord, base: VersionInfo | None
     old = [] if base is None else list(base.segments)
     drafts: list[Draft] = []
     try:
-        for order in ORDERS:
+        for order in record.schema.orders:
             fresh = [s for s in record.segments if s.order == order]
+            if not fresh:
+                continue
             runs = [s for s in old if s.order == order and s.kind == "index"]
-            covered = fresh
-            if fresh and len(runs) >= MAX_RUNS:
-                covered = [s for s in old if s.order == order and s.kind == "rows"] + fresh
-                old = [s for s in old if s not in runs]
-            if fresh:
-                drafts.append(_write_index(environment, record.schema, order, _last_of_each(covered), known))
+            merged = _merged(runs, sum(s.count for s in fresh)) if len(runs) >= MAX_RUNS else []
+            covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
+            drafts.append(_write_index(environment, record.schema, order, covered, known))
+            old = [s for s in old if s not in merged]
     except BaseException:
         discard(drafts)
         raise
     segments = _last_of_each([*old, *record.segments, *(draft.info for draft in drafts)])
     return Plan(tuple(segments), tuple(drafts))
+
+
+def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
+    """The newest indexes that a new one of so many rows takes in: one at least, and older ones while they are no more
+    than twice as large as what has come together. So a large old index is not made anew for a few rows."""
+    first = len(runs)
+    while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
+        first -= 1
+        rows += runs[first].count
+    return runs[first:]
+
+
+def _covered(
+    environment: Environment, schema: Schema, segments: list[SegmentInfo], indexes: list[SegmentInfo]
+) -> list[SegmentInfo]:
+    """The rows segments under some indexes, oldest first."""
+    by_name = {segment.name: segment for segment in segments}
+    names = [f"{digest}.rows" for index in indexes for digest, _ in _opened(environment, index, schema).covers]
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise Damaged(f"segment {missing[0]} is not in its version: restore it from an export or build it again")
+    return [by_name[name] for name in names]
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
@@ -60,21 +83,23 @@ def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
 def _write_index(
     environment: Environment, schema: Schema, order: int, covered: list[SegmentInfo], known: Mapping[str, Keys]
 ) -> Draft:
-    keys = [known[s.name] if s.name in known else _read_keys(environment, s, schema) for s in covered]
+    keys = [known[s.name] if s.name in known else _opened(environment, s, schema).keys for s in covered]
+    direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
     try:
-        slots, shift, distinct = ops.build_index(keys)
+        slots, shift, distinct = ops.build_direct(keys, schema.vocab) if direct else ops.build_index(keys)
     except ValueError as error:
         raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
-    assert slots.size > distinct  # a free slot ends every probe
+    assert direct or slots.size > distinct  # a free slot ends every probe of a hash index
     base = fmt.Layout(
-        fmt.INDEX, order, schema.code, schema.dim, schema.vocab, distinct, shift, slots.size, len(covered)
-    )
+        fmt.DIRECT if direct else fmt.INDEX, order, schema.code, schema.dim, schema.vocab, distinct, shift, slots.size,
+        len(covered), schema.n,
+    )  # fmt: skip
     covers = [(segment.digest, segment.count) for segment in covered]
     return write_segment(environment.folder, base, slots.data, covers)
 
 
-def _read_keys(environment: Environment, info: SegmentInfo, schema: Schema) -> Keys:
+def _opened(environment: Environment, info: SegmentInfo, schema: Schema) -> Segment:
     segment = environment.segments.get(info, schema)
     if segment is None:
         raise Damaged(f"segment {info.name} of the build is missing: abort the build and start it again")
-    return segment.keys
+    return segment

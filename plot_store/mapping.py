@@ -1,4 +1,4 @@
-"""Mapping a file read-only without keeping a descriptor open.
+"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it ahead of their use.
 
 Python's mmap holds a duplicate of the descriptor for as long as the mapping lives, so a large store would run into
 the usual limit of 1,024 open files at 64 GB. The operating system needs none after the call.
@@ -12,12 +12,18 @@ import weakref
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.layout import Bytes
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
 _MADV_RANDOM: Final = 1  # rows are read one by one: reading ahead would only evict others
+_MADV_WILLNEED: Final = 3
+_MADV_POPULATE_READ: Final = 22
+_MOST_RANGES: Final = 1024  # that one system call takes
+_PIDFD_OPEN: Final = 434  # the numbers are the same on every architecture of Linux that numpy runs on
+_PROCESS_MADVISE: Final = 440
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -27,6 +33,7 @@ def _libc() -> Any:
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.syscall.restype = ctypes.c_long
     return libc
 
 
@@ -45,3 +52,45 @@ def map_read_only(fd: int, size: int) -> Bytes:
     raw: Bytes = np.frombuffer(memory, np.uint8)
     raw.flags.writeable = False
     return raw
+
+
+def fault_in(raw: Bytes) -> None:
+    """Enter a whole mapped file in this process's page table (Linux 5.14), so that no use of it stops for that.
+
+    For files that were just read. A hint too.
+    """
+    _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_POPULATE_READ)
+
+
+def read_ahead(raw: Bytes) -> None:
+    """Begin to read a whole mapped file."""
+    will_need(np.array([[raw.ctypes.data, raw.size]], np.uint64))
+
+
+def will_need(ranges: NDArray[np.uint64]) -> None:
+    """Begin to read ranges of mapped memory, uint64 [k, 2] (address on a page boundary, bytes), without waiting.
+
+    A thousand ranges a system call where the kernel can (Linux 5.10), else one. Hints: a refusal changes no result.
+    """
+    done = _many_at_once(np.ascontiguousarray(ranges))
+    for start, size in ranges[done:].tolist():
+        _LIBC.madvise(start, size, _MADV_WILLNEED)
+
+
+def _many_at_once(ranges: NDArray[np.uint64]) -> int:
+    """How many of the ranges were asked for by `process_madvise` on this process; an array row is a `struct iovec`."""
+    me = _LIBC.syscall(_PIDFD_OPEN, os.getpid(), 0)  # opened each time: a kept one would name the parent after a fork
+    if me < 0:
+        return 0
+    try:
+        for first in range(0, len(ranges), _MOST_RANGES):
+            part = ranges[first : first + _MOST_RANGES]
+            taken = _LIBC.syscall(
+                _PROCESS_MADVISE, me, ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(len(part)), _MADV_WILLNEED,
+                ctypes.c_uint(0),
+            )  # fmt: skip
+            if taken != int(part[:, 1].sum()):
+                return first
+        return len(ranges)
+    finally:
+        os.close(me)

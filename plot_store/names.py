@@ -12,6 +12,8 @@ _REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,6}}")
 _ID: Final = re.compile(r"v[0-9a-f]{32}")
 _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 
 
 def is_id(text: str) -> bool:
@@ -42,3 +44,23 @@ def check_build(build: str) -> str:
     if _BUILD.fullmatch(build) is None:
         raise Invalid(f"{build!r} is not a build id: use 1 to 128 letters, digits and . _ : -")
     return build
+
+
+def split_tag(text: str) -> tuple[str, str] | None:
+    """("ref", "tag") of "ref@tag", both well formed; None for anything without "@". Raises Invalid."""
+    ref, at, tag = text.partition("@")
+    return (check_ref(ref), check_tag(tag)) if at else None
+
+
+def check_tag(tag: str) -> str:
+    """The tag's name itself; Invalid if it is not one."""
+    if _TAG.fullmatch(tag) is None:
+        raise Invalid(f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, not first a mark")
+    return tag
+
+
+def check_owner(owner: str) -> str:
+    """The owner of a pin or lease itself; Invalid if it is none."""
+    if _OWNER.fullmatch(owner) is None:
+        raise Invalid(f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, not first a mark")
+    return owner

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.layout import DTYPES, ID_LIMIT
+from kernels.layout import DTYPES, ID_LIMIT, MAX_N
 from plot_store.errors import Invalid
 
 DType = Literal["int8", "fp16", "fp32"]
 Kind = Literal["rows", "index"]
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 MAX_DIM = 1 << 16
+ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # by order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """What the entries of a version are. Raises Invalid for a value the store cannot hold."""
 
-    n: int = 3
+    n: int = 3  # width of the window: n-grams of order n, and of every lower order to fall back on
     dim: int
     dtype: DType = "int8"
     vocab: int  # token ids are 0..vocab-1; 0 means "no neighbour"
 
     def __post_init__(self) -> None:
-        if self.n != 3:
-            raise Invalid(f"n = {self.n} is not supported: this release stores trigrams, use n = 3")
+        if not 1 <= self.n <= MAX_N:
+            raise Invalid(f"n = {self.n} is outside 1..{MAX_N}: use n = 3 for trigrams")
         if self.dtype not in DTYPES:
             raise Invalid(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if not 0 < self.dim <= MAX_DIM:
@@ -40,6 +43,11 @@ class Schema:
         """The storage type's number in files and kernels."""
         return DTYPES[self.dtype]
 
+    @property
+    def orders(self) -> range:
+        """The orders of n-grams that entries may have, longest first."""
+        return range(self.n, 0, -1)
+
 
 @dataclass(frozen=True)
 class SegmentInfo:
@@ -47,7 +55,7 @@ class SegmentInfo:
 
     name: str  # "<digest>.rows" or "<digest>.index", the name under segments/
     kind: Kind
-    order: int  # 3, 2, 1
+    order: int  # 1..n
     count: int  # rows: how many; index: how many distinct n-grams
     bytes: int
 
@@ -74,7 +82,11 @@ class VersionInfo:
     @property
     def entries(self) -> dict[int, int]:
         """Distinct n-grams by order (an n-gram written again by an extending build counts in each index)."""
-        return {k: sum(s.count for s in self.segments if s.kind == "index" and s.order == k) for k in (3, 2, 1)}
+        totals = dict.fromkeys(self.schema.orders, 0)
+        for segment in self.segments:
+            if segment.kind == "index" and segment.order in totals:
+                totals[segment.order] += segment.count
+        return totals
 
     @property
     def bytes(self) -> int:
@@ -86,13 +98,14 @@ class VersionInfo:
 class Hits:
     """What served each token of a look-up."""
 
-    order: NDArray[np.int8]  # 3 trigram, 2 at least one bigram, 1 only unigrams, 0 nothing
-    depth: NDArray[np.int16]  # index in the chain that served the trigram or the first bigram, else -1
+    order: NDArray[np.int8]  # highest order of an n-gram that filled any of the token's window, 0 nothing
+    depth: NDArray[np.int16]  # index in the chain of the version that served it first; -1: only unigrams, or nothing
+    n: int = 3
 
     def counts(self) -> dict[str, int]:
-        """Tokens by what served them: trigram, bigram, unigram, miss."""
-        n = np.bincount(self.order, minlength=4)
-        return {"trigram": int(n[3]), "bigram": int(n[2]), "unigram": int(n[1]), "miss": int(n[0])}
+        """Tokens by what served them: trigram, bigram, unigram, miss for n = 3 (above that 5gram, 4gram)."""
+        tokens = np.bincount(self.order, minlength=self.n + 1)
+        return {ORDER_NAMES[order]: int(tokens[order]) for order in range(self.n, -1, -1)}
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ class GcReport:
     orphans: tuple[str, ...]  # files that no record names: left by a crash
     builds: tuple[str, ...]  # abandoned builds
     bytes: int
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)  # why each remaining version stays, by its id
 
 
 @dataclass(frozen=True)

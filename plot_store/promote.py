@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from plot_store import version_tree
+from plot_store import files, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.errors import StoreIO
-from plot_store.files import guarded, remove, sync_folder
+from plot_store.files import guarded, remove
 from plot_store.segment import Draft
 
 
@@ -29,7 +29,7 @@ def promote(folder: Path, drafts: Iterable[Draft]) -> None:
                 os.replace(draft.path, folder / draft.info.name)
             elif not (folder / draft.info.name).exists():
                 raise StoreIO(f"{draft.path} vanished before it was named: let nothing else write there; build again")
-        sync_folder(folder)
+        files.sync_folder(folder)
 
 
 def discard(drafts: Iterable[Draft]) -> None:
@@ -43,7 +43,6 @@ def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
 
     def body(txn: Txn) -> list[str]:
         live = version_tree.named_segments(txn)
-        gone = [name for name in names if name not in live]
-        return [name for name in gone if remove(environment.folder / name)]
+        return [name for name in names if name not in live and remove(environment.folder / name)]
 
     return environment.catalogue.write(body)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import xxhash
 
+from kernels.layout import MAX_N
 from plot_store import names
 from plot_store.errors import Damaged, Invalid, PlotStoreError
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
 
 MAX_META: Final = 1 << 20
 MAX_BYTES: Final = 1 << 50
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,39 @@ class BuildRecord:
     owner: str  # token of the writer that holds it; a later one takes over
     segments: tuple[SegmentInfo, ...]
     touched: float  # Unix seconds
+    sealed: tuple[SegmentInfo, ...] | None = None  # all segments of the version to come, once they are durable
+
+    @property
+    def names(self) -> set[str]:
+        """The files that the lease holds."""
+        return {segment.name for segment in (*self.segments, *(self.sealed or ()))}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A version's place in the tree: what walking it needs, without the whole manifest."""
+
+    ref: str
+    parent: str | None
+    at: float  # Unix seconds: when this store got it
+
+
+@dataclass(frozen=True)
+class TagRecord:
+    """A name for one version of a ref."""
+
+    version: str
+    at: float  # Unix seconds
+
+
+@dataclass(frozen=True)
+class HoldRecord:
+    """A pin, or a lease when it expires: keeps a version and its ancestors from collection."""
+
+    version: str
+    owner: str
+    at: float  # Unix seconds
+    expires: float | None = None  # Unix seconds
 
 
 def dump(value: Any) -> bytes:
@@ -125,7 +160,7 @@ def parse_segment(raw: Any) -> SegmentInfo:
     if not isinstance(info.name, str) or not names.is_segment(info.name) or not info.name.endswith("." + info.kind):
         raise ValueError(f"{info.name!r} is not a segment's name")
     numbers = (info.order, info.count, info.bytes)
-    if not all(type(x) is int for x in numbers) or info.order not in (1, 2, 3):
+    if not all(type(x) is int for x in numbers) or not 1 <= info.order <= MAX_N:
         raise ValueError(f"segment {info.name} has impossible numbers")
     if not (0 <= info.count < 1 << 40 and 0 < info.bytes < MAX_BYTES):
         raise ValueError(f"segment {info.name} has impossible sizes")
@@ -147,6 +182,30 @@ def parse_build(raw: Any) -> BuildRecord:
         fields = dict(raw)
         schema = _schema(fields.pop("schema"))
         segments = tuple(parse_segment(s) for s in fields.pop("segments"))
-        return BuildRecord(schema=schema, segments=segments, **fields)
+        sealed = fields.pop("sealed", None)  # older releases knew none
+        final = None if sealed is None else tuple(parse_segment(s) for s in sealed)
+        return BuildRecord(schema=schema, segments=segments, sealed=final, **fields)
     except (TypeError, ValueError, KeyError, PlotStoreError) as error:
         raise Damaged(f"a build's record is malformed ({error}): abort the build and start it again") from error
+
+
+def parse_node(raw: Any) -> Node:
+    """A version's place in the tree; Damaged when malformed."""
+    return _plain(Node, raw, "a version's place")
+
+
+def parse_tag(raw: Any) -> TagRecord:
+    """A tag's record; Damaged when malformed."""
+    return _plain(TagRecord, raw, "a tag")
+
+
+def parse_hold(raw: Any) -> HoldRecord:
+    """A pin's or a lease's record; Damaged when malformed."""
+    return _plain(HoldRecord, raw, "a pin")
+
+
+def _plain(kind: type[P], raw: Any, what: str) -> P:
+    try:
+        return kind(**raw)
+    except TypeError as error:
+        raise Damaged(f"the record of {what} is malformed ({error}): restore the store from an export") from error

@@ -13,11 +13,14 @@ import numpy as np
 import xxhash
 
 from kernels.layout import Bytes, Keys, row_keys
+from kernels.ops import RowsView
 from plot_store import format as fmt
 from plot_store.errors import Damaged
 from plot_store.files import guarded, write_temporary
-from plot_store.mapping import map_read_only
-from plot_store.nouns import Schema, SegmentInfo
+from plot_store.mapping import fault_in, map_read_only, read_ahead
+from plot_store.nouns import Kind, Schema, SegmentInfo
+
+_ALL = np.uint64((1 << 64) - 1)
 
 
 @dataclass(frozen=True)
@@ -76,19 +79,19 @@ def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list
 
     path = write_temporary(folder, chunks())
     name = f"{state.whole.hexdigest()}.{layout.suffix}"
-    info = SegmentInfo(
-        name, "rows" if layout.kind == fmt.ROWS else "index", layout.order, layout.count, layout.file_bytes
-    )
-    return Draft(path, info)
+    kind: Kind = "rows" if layout.kind == fmt.ROWS else "index"
+    return Draft(path, SegmentInfo(name, kind, layout.order, layout.count, layout.file_bytes))
 
 
 class Segment:
     """A mapped segment. Its arrays stay valid while it lives, even after the file is unlinked."""
 
-    def __init__(self, info: SegmentInfo, layout: fmt.Layout, raw: Bytes) -> None:
+    def __init__(self, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]) -> None:
         self.info = info
         self.layout = layout
+        self.inode = inode  # device and number of the file
         self.raw = raw  # uint8 [file]
+        self.view = _view(layout, self.data) if layout.kind == fmt.ROWS else None
 
     @property
     def data(self) -> Bytes:
@@ -98,22 +101,23 @@ class Segment:
     @property
     def rows(self) -> Bytes:
         """uint8 [count, stride] of a rows segment."""
-        assert self.layout.kind == fmt.ROWS
-        return self.data.reshape(self.layout.count, self.layout.stride)
+        assert self.view is not None
+        return self.view.rows
 
     @property
     def keys(self) -> Keys:
-        """uint64 [count] of a rows segment: a copy."""
-        return row_keys(self.rows)
+        """uint64 [count, words] of a rows segment: a copy. Asks for the whole file, which is read row by row."""
+        read_ahead(self.raw)
+        return row_keys(self.rows, self.layout.order)
 
     @property
     def slots(self) -> Keys:
         """uint64 [cap] of an index."""
-        assert self.layout.kind == fmt.INDEX
+        assert self.layout.kind != fmt.ROWS
         return self.data.view(np.uint64)
 
     @property
-    def covers(self) -> list[tuple[str, int]]:
+    def covers(self) -> Iterator[tuple[str, int]]:
         """(digest, rows) of the rows segments an index covers, oldest first."""
         end = fmt.HEADER_BYTES + fmt.COVER_BYTES * self.layout.covers
         return fmt.unpack_covers(self.raw[fmt.HEADER_BYTES : end].tobytes())
@@ -123,9 +127,17 @@ class Segment:
         return fmt.untable(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
 
 
-def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
-    """Map a segment and check everything but its blocks: sizes, header, checksum table, agreement with the manifest.
+def _view(layout: fmt.Layout, data: Bytes) -> RowsView:
+    """The rows as kernels see them. Those of format 1 carry no check, so none is due."""
+    words = -(-layout.count // 64)
+    verified = np.full(words, _ALL, np.uint64) if layout.format == 1 else np.zeros(words, np.uint64)
+    return RowsView(data.reshape(layout.count, layout.stride), verified)
 
+
+def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
+    """Map a segment and check its size, header and checksum table against each other and the manifest.
+
+    An index is read whole and compared with its name; rows are left to their own checks, at their first use.
     Raises Damaged, FormatTooNew, StoreIO; FileNotFoundError when the file is gone (the caller knows whether it may).
     """
     with guarded(f"opening segment {info.name}"):
@@ -134,23 +146,47 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
         except FileNotFoundError:
             raise _Gone(str(path)) from None
         try:
-            size = os.fstat(fd).st_size
-            if size != info.bytes or size < fmt.HEADER_BYTES:
-                raise Damaged(
-                    f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: "
-                    "restore it with an import of an export, or build the version again"
-                )
-            raw = map_read_only(fd, size)
+            status = os.fstat(fd)
+            layout = _check_header(fd, status.st_size, info, schema)
+            if info.kind == "index":
+                _check_content(fd, info)
+            raw = map_read_only(fd, info.bytes)
         finally:
             os.close(fd)
-    layout = fmt.parse(raw[: fmt.HEADER_BYTES].tobytes(), info.name)
-    told = (info.kind, info.order, info.count, info.bytes, schema.dim, schema.vocab, schema.code)
-    found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.dim, layout.vocab, layout.dtype)
-    if told != found:
-        raise Damaged(f"segment {info.name} is not what its version says: restore it from an export or build it again")
-    segment = Segment(info, layout, raw)
+    segment = Segment(info, layout, raw, (status.st_dev, status.st_ino))
+    if info.kind == "index":
+        fault_in(raw)
     segment.sums()
     return segment
+
+
+def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.Layout:
+    if size != info.bytes or size < fmt.HEADER_BYTES:
+        raise Damaged(
+            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: "
+            "restore it with an import of an export, or build the version again"
+        )
+    layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, 0), info.name)
+    _check_agreement(layout, info, schema)
+    return layout
+
+
+def _check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
+    told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
+    found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
+             layout.dtype)  # fmt: skip
+    if told != found:
+        raise Damaged(f"segment {info.name} is not what its version says: restore it from an export or build it again")
+
+
+def _check_content(fd: int, info: SegmentInfo) -> None:
+    """Every byte against the name, by plain reads: a bad sector is an error here, through the mapping a signal."""
+    whole, block, at = xxhash.xxh3_128(), memoryview(bytearray(fmt.BLOCK)), 0
+    while read := os.preadv(fd, [block], at):
+        whole.update(block[:read])
+        at += read
+    if whole.hexdigest() != info.digest:
+        raise Damaged(f"segment {info.name} is damaged: restore it from an export or build the version again")
 
 
 class _Gone(Exception):
@@ -167,12 +203,28 @@ class SegmentCache:
 
     def get(self, info: SegmentInfo, schema: Schema) -> Segment | None:
         """The mapped segment, None when its file is not there. Raises Damaged, FormatTooNew, StoreIO."""
+        path = self.folder / info.name
         with self._lock:
             found = self._live.get(info.name)
-            if found is None:
-                try:
-                    found = open_segment(self.folder / info.name, info, schema)
-                except _Gone:
-                    return None
-                self._live[info.name] = found
+        if found is not None and _is_there(path, found.inode):
+            _check_agreement(found.layout, info, schema)
             return found
+        try:
+            opened = open_segment(path, info, schema)
+        except _Gone:
+            return None
+        with self._lock:
+            other = self._live.get(info.name)  # another thread may have opened it meanwhile: one mapping is kept
+            if other is not None and other.inode == opened.inode:
+                return other
+            self._live[info.name] = opened
+        return opened
+
+
+def _is_there(path: Path, inode: tuple[int, int]) -> bool:
+    """False when a rebuild has put a sound copy in the place of the file that is mapped."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return True  # collected since: what is mapped is all there is
+    return (found.st_dev, found.st_ino) == inode

@@ -2,75 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from plot_store import archive, builds, check, gc, names, records, version_tree
-from plot_store.catalogue import FORMAT, Txn
+from plot_store.append import Entries, append
+from plot_store.backoff import Backoff
+from plot_store.branches import Branches
+from plot_store.catalogue import FORMAT
+from plot_store.compact import MAX_SEGMENTS, compact
+from plot_store.diff import DiffReport, diff
 from plot_store.environment import Environment, acquire, release
-from plot_store.errors import Closed, InUse, Invalid, NotFound
+from plot_store.errors import Closed, Invalid
 from plot_store.files import tree_bytes
-from plot_store.nouns import GcReport, Schema, StoreInfo, VerifyReport, VersionInfo
+from plot_store.limits import Limits
+from plot_store.nouns import GcReport, Progress, Schema, StoreInfo, VerifyReport, VersionInfo
 from plot_store.reader import Reader, open_reader
-from plot_store.records import RefRecord
+from plot_store.scrub import ScrubProgress, scrub
 from plot_store.writer import SEGMENT_BYTES, Writer
 
 WEEK = 7 * 86400.0
 
 
-class Store:
+class Store(Branches):
     """A versioned store of n-gram representations in one folder. Thread-safe; several processes may use one folder."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment: Environment | None = environment
 
     @classmethod
-    def open(cls, path: str | Path, *, create: bool = False, read_only: bool = False) -> Store:
-        """Open a store. Stores of one path in one process share an environment.
+    def open(
+        cls, path: str | Path, *, create: bool = False, read_only: bool = False, limits: Limits | None = None
+    ) -> Store:
+        """Open a store. Stores of one path in one process share an environment, and the limits given last.
 
-        Raises NotFound, InUse (open read-only here), FormatTooNew, Damaged, StoreIO.
+        Raises NotFound, InUse (open read-only here), FormatTooNew, Damaged, StoreFull, StoreIO.
         """
-        return cls(acquire(Path(path), create=create, read_only=read_only))
+        return cls(acquire(Path(path), create=create, read_only=read_only, limits=limits))
 
     @property
     def path(self) -> Path:
         """The store's folder."""
         return self._env().path
-
-    def refs(self) -> dict[str, VersionInfo]:
-        """Every ref's current version."""
-
-        def body(txn: Txn) -> dict[str, VersionInfo]:
-            return {ref: version_tree.resolve(txn, ref) for ref in txn.keys(version_tree.REF)}
-
-        return self._env().catalogue.read(body)
-
-    def version(self, ref_or_id: str) -> VersionInfo:
-        """A ref's current version, or the version of an id. Raises NotFound, Collected."""
-        return self._env().catalogue.read(lambda txn: version_tree.resolve(txn, ref_or_id))
-
-    def history(self, ref: str) -> list[VersionInfo]:
-        """The retained versions of a ref, the newest publication first (a rollback moves only the current one)."""
-
-        def body(txn: Txn) -> list[VersionInfo]:
-            return [version_tree.get_version(txn, v) for v in _ref(txn, ref).versions]
-
-        return self._env().catalogue.read(body)
-
-    def chain(self, ref_or_id: str) -> list[VersionInfo]:
-        """A version and what it falls back on: nearest first, the root last."""
-        return self._env().catalogue.read(lambda txn: version_tree.chain(txn, version_tree.resolve(txn, ref_or_id)))
-
-    def children(self, ref: str) -> list[str]:
-        """Refs whose current version descends, at any distance, from a version of this ref."""
-
-        def body(txn: Txn) -> list[str]:
-            _ref(txn, ref)
-            return version_tree.descendants(txn, ref)
-
-        return self._env().catalogue.read(body)
 
     def writer(
         self,
@@ -99,37 +75,53 @@ class Store:
         """End a build that no writer will resume, and remove its segments. Whether there was one."""
         return builds.abandon(self._env(), build)
 
-    def reader(self, ref_or_id: str) -> Reader:
-        """A reader pinned to one version. Raises NotFound, Collected, Damaged, FormatTooNew, StoreIO."""
-        return open_reader(self._env(), ref_or_id)
+    def reader(self, ref_or_id: str, backoff: Backoff = "order") -> Reader:
+        """A reader pinned to one version. Raises NotFound, Collected, Invalid, Damaged, FormatTooNew, StoreIO.
 
-    def rollback(self, ref: str, version_id: str) -> VersionInfo:
-        """Point a ref at one of its own versions, older or newer. Raises Invalid for another ref's version."""
+        backoff: what fills a window that no stored n-gram fills: "order", the longest n-grams of every version first;
+        "version", everything of the nearest version first; or steps [(order, depth), …], depth None for every version.
+        """
+        return open_reader(self._env(), ref_or_id, backoff)
 
-        def body(txn: Txn) -> VersionInfo:
-            record = _ref(txn, ref)
-            if not names.is_id(version_id):
-                raise Invalid(f"{version_id!r} is not a version id: take one from history({ref!r})")
-            version = version_tree.get_version(txn, version_id)
-            if version.ref != ref:
-                raise Invalid(f"version {version_id} is of {version.ref}, not of {ref}: take one from history({ref!r})")
-            known = record.versions if version_id in record.versions else (*record.versions, version_id)
-            version_tree.put_ref(txn, ref, RefRecord(version_id, known))
-            return version
+    def append(
+        self,
+        ref: str,
+        entries: Entries,
+        *,
+        build: str | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> VersionInfo:
+        """Publish a version with these entries, {order: (n-grams, rows)} as in `Writer.add`, on top of the current one.
 
-        return self._env().catalogue.write(body)
+        Costs what the entries weigh, not what the ref holds; `compact` merges what many of these leave. build: an id of
+        the caller's, else a new one. Raises NotFound, Invalid, Conflict (somebody published meanwhile: append again),
+        StoreFull, StoreIO; nothing is left then.
+        """
+        return append(self._env(), ref, entries, build, records.check_meta(meta or {}))
 
-    def delete(self, ref: str) -> None:
-        """Remove a ref; `gc` frees its bytes. Raises InUse, naming them, while other refs descend from it."""
+    def compact(
+        self,
+        ref: str,
+        *,
+        max_segments: int = MAX_SEGMENTS,
+        target_bytes: int = SEGMENT_BYTES,
+        progress: Progress | None = None,
+    ) -> VersionInfo | None:
+        """Merge the small segments that appends and extensions leave, and publish the same content as a new version.
 
-        def body(txn: Txn) -> None:
-            _ref(txn, ref)
-            dependants = version_tree.descendants(txn, ref)
-            if dependants:
-                raise InUse(f"{ref} is the ground of {', '.join(dependants)}: delete those first")
-            txn.delete(version_tree.REF + ref)
+        An order is merged where more than max_segments of its segments are below half of target_bytes; None: there is
+        no such order. Readers go on with what they have; gc frees the old files later. The version's meta is
+        the old one's with "compacted": its id. progress(bytes done, bytes in all) may raise to stop. Raises NotFound,
+        Invalid, Conflict (a publication came first), Damaged, StoreFull, StoreIO; nothing is left then.
+        """
+        return compact(self._env(), ref, max_segments, target_bytes, progress)
 
-        self._env().catalogue.write(body)
+    def diff(self, a: str, b: str, *, samples: int = 0) -> DiffReport:
+        """What version b stores itself, ancestors left out, against a, by order; up to `samples` n-grams of each kind.
+
+        Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
+        """
+        return diff(self._env(), a, b, samples)
 
     def gc(
         self,
@@ -138,41 +130,58 @@ class Store:
         orphan_age_s: float = 3600,
         build_age_s: float = WEEK,
         keep_versions: int = 8,
+        keep_days: float = 0.0,
         keep: Iterable[str] = (),
     ) -> GcReport:
-        """Remove what no ref (its newest keep_versions), reader of this process, recent build or version of keep needs.
+        """Remove what nothing needs. Kept are, with all their ancestors: each ref's current version, its newest
+        keep_versions and all younger than keep_days; what is tagged, pinned or leased; what readers of this process
+        hold; what builds stand on; the ids in `keep`. The report says why each one stays.
 
         Orphans are files that no record names; only those older than orphan_age_s go, since a running build may be
         writing them. A build untouched for build_age_s counts as abandoned. Raises Invalid, StoreIO, Damaged.
         """
-        if keep_versions < 1:
-            raise Invalid(f"keep_versions = {keep_versions}: keep at least 1, or delete the ref")
+        if keep_versions < 1 or not keep_days >= 0:
+            raise Invalid(f"keep_versions = {keep_versions}, keep_days = {keep_days}: keep at least 1 version and "
+                          "0 days, or delete the ref")  # fmt: skip
         environment = self._env()
         if not dry_run:
             environment.catalogue.forget_dead_readers()
-        return gc.collect(
-            environment,
-            dry_run=dry_run,
-            orphan_age_s=orphan_age_s,
-            build_age_s=build_age_s,
-            keep_versions=keep_versions,
-            keep=frozenset(keep),
-        )
+        policy = gc.Policy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(keep))
+        return gc.collect(environment, policy, dry_run=dry_run)
 
     def verify(self, ref: str | None = None) -> VerifyReport:
         """Read every byte of every version (of a ref's retained versions and their ancestors); list every damage."""
         return check.verify(self._env(), ref)
 
-    def export(self, ref_or_id: str, path: str | Path) -> None:
-        """Write a version and all its ancestors to one compressed, checksummed file, replacing it at once."""
-        archive.export(self._env(), ref_or_id, Path(path))
+    def scrub(
+        self,
+        ref: str | None = None,
+        *,
+        bytes_per_second: float | None = None,
+        progress: Callable[[ScrubProgress], None] | None = None,
+    ) -> VerifyReport:
+        """As `verify`, in a child process at a bounded rate: what kills the reader of a bad disk kills only the child.
 
-    def import_archive(self, path: str | Path, *, ref: str | None = None) -> VersionInfo:
+        Raises NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
+        """
+        return scrub(self.path, ref=ref, bytes_per_second=bytes_per_second, progress=progress)
+
+    def export(self, ref_or_id: str, path: str | Path, *, progress: Progress | None = None) -> None:
+        """Write a version and all its ancestors to one compressed, checksummed file, replacing it at once.
+
+        progress(bytes of segments done, bytes in all). Raises NotFound, Damaged, StoreFull, StoreIO.
+        """
+        archive.export(self._env(), ref_or_id, Path(path), progress)
+
+    def import_archive(
+        self, path: str | Path, *, ref: str | None = None, progress: Progress | None = None
+    ) -> VersionInfo:
         """Take over an exported version and its ancestors; nothing changes if they are there already.
 
-        ref: another name for the version. Raises Damaged (nothing is left then), FormatTooNew, Conflict, StoreFull.
+        ref: another name for the version. progress as in `export`. Raises Damaged (nothing is left then),
+        FormatTooNew, Conflict, StoreFull, StoreIO.
         """
-        return archive.import_archive(self._env(), Path(path), ref)
+        return archive.import_archive(self._env(), Path(path), ref, progress)
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:
@@ -185,10 +194,12 @@ class Store:
         refs = self.refs()
         versions = environment.catalogue.read(lambda txn: len(txn.keys(version_tree.VERSION)))
         current = {version.id: version for version in refs.values()}
-        entries = {order: sum(version.entries[order] for version in current.values()) for order in (3, 2, 1)}
+        entries: Counter[int] = Counter({3: 0, 2: 0, 1: 0})
+        for version in current.values():
+            entries.update(version.entries)
         segments = sum(names.is_segment(file.name) for file in environment.folder.iterdir())
         size = tree_bytes(environment.path)
-        return StoreInfo(str(environment.path), FORMAT, size, segments, len(refs), versions, entries)
+        return StoreInfo(str(environment.path), FORMAT, size, segments, len(refs), versions, dict(entries))
 
     def close(self) -> None:
         """Give the environment back; open readers go on working. Again: nothing."""
@@ -208,10 +219,3 @@ class Store:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _ref(txn: Txn, ref: str) -> RefRecord:
-    record = version_tree.get_ref(txn, names.check_ref(ref))
-    if record is None:
-        raise NotFound(f"there is no ref {ref!r}: list them with refs(), or publish one")
-    return record

@@ -1,19 +1,28 @@
-"""Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability."""
+"""Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability.
+
+Beside its manifest each version has two small records: its place in the tree, and the names of its segments. Walking
+and collecting read those; a store written by format 1 has none, and then the manifests are read.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import datetime
 from typing import Final
 
 from plot_store import names, records
 from plot_store.catalogue import Txn
 from plot_store.errors import Collected, Damaged, NotFound
 from plot_store.nouns import VersionInfo
-from plot_store.records import BuildRecord, RefRecord
+from plot_store.records import BuildRecord, Node, RefRecord, TagRecord
 
 REF: Final = "ref/"
 VERSION: Final = "version/"
+NODE: Final = "node/"
+NAMES: Final = "names/"
+TAG: Final = "tag/"
 BUILD: Final = "build/"
 COLLECTED: Final = "collected/"
 MAX_DEPTH: Final = 64
@@ -36,13 +45,45 @@ def get_version(txn: Txn, version_id: str) -> VersionInfo:
         if version.id != version_id:
             raise Damaged(f"version {version_id} is recorded under another's id: restore the store from an export")
         return version
-    if txn.get(COLLECTED + version_id) is not None:
+    if txn.has(COLLECTED + version_id):
         raise Collected(f"version {version_id} was removed by gc: open the ref's current version, or keep more of them")
     raise NotFound(f"there is no version {version_id}: list them with history(ref)")
 
 
 def put_version(txn: Txn, version: VersionInfo) -> None:
+    """Record a version, its place and its segments' names."""
     txn.put(VERSION + version.id, records.version_fields(version))
+    txn.put(NODE + version.id, asdict(Node(version.ref, version.parent, time.time())))
+    txn.put(NAMES + version.id, [segment.name for segment in version.segments])
+    txn.delete(COLLECTED + version.id)
+
+
+def drop_version(txn: Txn, version_id: str, now: float) -> None:
+    """Remove a version's records; its id answers Collected from now on."""
+    txn.put(COLLECTED + version_id, {"at": now})
+    for prefix in (VERSION, NODE, NAMES):
+        txn.delete(prefix + version_id)
+
+
+def get_node(txn: Txn, version_id: str) -> Node:
+    """A version's place in the tree. Raises NotFound, Collected, Damaged."""
+    raw = txn.get(NODE + version_id)
+    if raw is not None:
+        return records.parse_node(raw)
+    version = get_version(txn, version_id)
+    try:
+        created = datetime.fromisoformat(version.created.replace("Z", "+00:00")).timestamp()
+    except ValueError:  # an import may have brought any text
+        created = 0.0
+    return Node(version.ref, version.parent, created)
+
+
+def segment_names(txn: Txn, version_id: str) -> set[str]:
+    """The files of a version. Raises NotFound, Collected, Damaged."""
+    raw = txn.get(NAMES + version_id)
+    if raw is not None:
+        return {str(name) for name in raw}
+    return {segment.name for segment in get_version(txn, version_id).segments}
 
 
 def get_build(txn: Txn, build: str) -> BuildRecord | None:
@@ -54,14 +95,30 @@ def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
     txn.put(BUILD + build, asdict(record))
 
 
-def resolve(txn: Txn, ref_or_id: str) -> VersionInfo:
-    """A version id's version, or a ref's current one. Raises NotFound, Collected."""
-    if names.is_id(ref_or_id):
-        return get_version(txn, ref_or_id)
-    record = get_ref(txn, names.check_ref(ref_or_id))
+def get_tag(txn: Txn, ref: str, tag: str) -> TagRecord | None:
+    raw = txn.get(f"{TAG}{ref}@{tag}")
+    return None if raw is None else records.parse_tag(raw)
+
+
+def resolve_id(txn: Txn, text: str) -> str:
+    """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound, Invalid."""
+    if names.is_id(text):
+        return text
+    tagged = names.split_tag(text)
+    if tagged is not None:
+        found = get_tag(txn, *tagged)
+        if found is None:
+            raise NotFound(f"there is no tag {text!r}: list them with tags({tagged[0]!r})")
+        return found.version
+    record = get_ref(txn, names.check_ref(text))
     if record is None:
-        raise NotFound(f"there is no ref {ref_or_id!r}: list them with refs(), or publish one")
-    return get_version(txn, record.current)
+        raise NotFound(f"there is no ref {text!r}: list them with refs(), or publish one")
+    return record.current
+
+
+def resolve(txn: Txn, text: str) -> VersionInfo:
+    """The version of an id, a tag or a ref. Raises NotFound, Collected, Invalid."""
+    return get_version(txn, resolve_id(txn, text))
 
 
 def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
@@ -76,25 +133,37 @@ def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
 
 def descendants(txn: Txn, ref: str) -> list[str]:
     """Refs whose current version falls back, at any distance, on a version of this ref."""
-    found = []
-    for other in txn.keys(REF):
-        if other != ref and any(v.ref == ref for v in chain(txn, resolve(txn, other))[1:]):
-            found.append(other)
-    return found
+    known: dict[str, Node] = {}
+
+    def node(version_id: str) -> Node:
+        if version_id not in known:
+            known[version_id] = get_node(txn, version_id)
+        return known[version_id]
+
+    def falls_back(version_id: str) -> bool:
+        parent = node(version_id).parent
+        for _ in range(MAX_DEPTH):
+            if parent is None:
+                return False
+            if node(parent).ref == ref:
+                return True
+            parent = node(parent).parent
+        raise Damaged(f"the ancestors of {version_id} do not end: restore the store from an export")
+
+    return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
 
 
-def closure(txn: Txn, ids: Iterable[str]) -> dict[str, VersionInfo]:
-    """These versions and all their ancestors, by id; ids that are gone are left out."""
-    found: dict[str, VersionInfo] = {}
+def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
+    """The places of these versions and of all their ancestors, by id; ids that are gone are left out."""
+    found: dict[str, Node] = {}
     waiting = list(ids)
     while waiting:
         version_id = waiting.pop()
-        if version_id in found or txn.get(VERSION + version_id) is None:
+        if version_id in found or not txn.has(VERSION + version_id):
             continue
-        version = get_version(txn, version_id)
-        found[version_id] = version
-        if version.parent is not None:
-            waiting.append(version.parent)
+        node = found[version_id] = get_node(txn, version_id)
+        if node.parent is not None:
+            waiting.append(node.parent)
     return found
 
 
@@ -102,9 +171,9 @@ def named_segments(txn: Txn) -> set[str]:
     """Every file name that a version or a build in progress mentions."""
     found: set[str] = set()
     for version_id in txn.keys(VERSION):
-        found.update(segment.name for segment in get_version(txn, version_id).segments)
+        found |= segment_names(txn, version_id)
     for build in txn.keys(BUILD):
         record = get_build(txn, build)
         assert record is not None
-        found.update(segment.name for segment in record.segments)
+        found |= record.names
     return found

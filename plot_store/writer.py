@@ -1,56 +1,56 @@
-"""A writer: one build of one ref. Buffers rows, cuts them into finished segments, publishes them at once.
+"""A writer: one build of one ref. Encodes rows into buffers, sends full ones to disk, publishes them all at once.
 
-Order of a publication: temporary file, write, fsync, rename, fsync of the folder, one synced transaction with the
-manifest and the compare-and-swap of the ref. A crash before the last leaves a build to resume, after it a version.
+`seal` makes everything durable, indexes too, and registers it; a publication after that is one synced transaction.
+`publish` alone does both in that one transaction, after the files' own syncs.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import layout, ops
-from plot_store import builds, indexing, promote, records, version_tree
-from plot_store import format as fmt
+from kernels import ops
+from kernels.layout import NUMPY_TYPES, Bytes, Keys, row_keys
+from plot_store import builds, indexing, promote, publication, records, version_tree
 from plot_store.builds import Opened
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Closed, Conflict, Invalid
+from plot_store.errors import Closed, Forked, Invalid
 from plot_store.ngrams import check_ngrams, check_order, check_rows
 from plot_store.nouns import SegmentInfo, VersionInfo
-from plot_store.records import RefRecord
-from plot_store.segment import Draft, write_segment
+from plot_store.outbox import Outbox
+from plot_store.publication import ANY, AS_OPENED, Expect, Request
+from plot_store.records import BuildRecord
+from plot_store.segment import Draft
+
+__all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
 
 SEGMENT_BYTES: Final = 64 << 20
-
-
-class _Special:
-    """A value that is neither a version id nor None."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-ANY: Final = _Special("ANY")  # publish over whatever is there
-AS_OPENED: Final = _Special("AS_OPENED")  # only over what was current when the writer was opened
-Expect = str | None | _Special
+SLOT_BYTES: Final = 11  # of an index, for each row
 
 
 @dataclass
 class _Buffer:
     """Encoded rows of one order that are not yet in a segment."""
 
-    rows: layout.Bytes  # uint8 [capacity, stride]
+    rows: Bytes  # uint8 [capacity, stride]
     used: int = 0
+
+
+@dataclass(frozen=True)
+class _Leftover:
+    """Everything of a build that is on disk, though not all of it registered."""
+
+    record: BuildRecord
+    segments: tuple[SegmentInfo, ...]  # of the version to come
+    drafts: tuple[Draft, ...]
 
 
 class Writer:
@@ -59,13 +59,12 @@ class Writer:
     def __init__(self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int) -> None:
         self._environment = environment
         self._build = opened.build
-        self._record = opened.record
         self._current = opened.current
         self._base = opened.base
         self._meta = meta
         self._segment_bytes = segment_bytes
+        self._outbox = Outbox(environment, opened.build, opened.record)
         self._buffers: dict[int, _Buffer] = {}
-        self._keys: dict[str, layout.Keys] = {}  # of the segments cut by this process, for the index
         self._open = True
 
     @property
@@ -75,68 +74,70 @@ class Writer:
 
     def resume_point(self, order: int) -> int:
         """How many n-grams of this order, counted as added, are durable in finished segments of this build."""
-        check_order(order)
-        return sum(s.count for s in self._record.segments if s.order == order)
+        record = self._outbox.record
+        check_order(order, record.schema.n)
+        return sum(s.count for s in record.segments if s.order == order)
 
     def add(self, order: int, ngrams: NDArray[np.uint32], rows: NDArray[np.float32]) -> None:
         """Add entries: uint32 [m, order] and float32 [m, roles, dim]; of equal n-grams the last added wins.
 
-        Raises Invalid (shape, id outside the vocabulary, a number that the storage type cannot hold; nothing of this
-        call is added then), StoreFull, StoreIO, Conflict (another writer took over the build).
+        Full segments are written by a thread in the background, so what a segment meets is raised by a later call:
+        StoreFull, StoreIO, Conflict (another writer took over the build). Raises Invalid (shape, id outside the
+        vocabulary, a number that the storage type cannot hold; nothing of this call is added then).
         """
         self._check_open()
-        schema = self._record.schema
-        ids = check_ngrams(order, ngrams, schema.vocab)
-        vectors = check_rows(order, ids.shape[0], rows, schema.dim)
+        self._outbox.check()
+        schema = self._outbox.record.schema
+        ids = check_ngrams(order, ngrams, schema)
+        vectors = check_rows(order, ids.shape[0], rows, schema)
+        if ids.shape[0]:
+            self._unseal()
+        if ids.shape[0] > self._room(order):
+            _check_storable(vectors, schema.code)  # for it may fail only before the first segment is on its way
+        for start, place in self._places(order, ids.shape[0]):
+            end = start + len(place)
+            try:
+                place[:] = ops.encode(ids[start:end], vectors[start:end], schema.code, schema.n)
+            except ValueError as error:
+                raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
+
+    def add_encoded(self, order: int, rows: Bytes) -> None:
+        """Add rows uint8 [m, stride] as this schema stores them, checks included. Raises as `add`."""
+        self._check_open()
+        self._outbox.check()
+        for start, place in self._places(order, rows.shape[0]):
+            place[:] = rows[start : start + len(place)]
+
+    def seal(self) -> None:
+        """Make everything added durable and registered, indexes too; `publish` then costs one synced transaction.
+
+        Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one index).
+        """
+        self._check_open()
+        if self._outbox.record.sealed is not None:
+            return
+        left = self._finish()
         try:
-            encoded = ops.encode(ids, vectors, schema.code)
-        except ValueError as error:
-            raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
-        done = 0
-        while done < encoded.shape[0]:
-            buffer = self._buffer(order)
-            take = min(encoded.shape[0] - done, buffer.rows.shape[0] - buffer.used)
-            buffer.rows[buffer.used : buffer.used + take] = encoded[done : done + take]
-            buffer.used += take
-            done += take
-            if buffer.used == buffer.rows.shape[0]:
-                self._cut(order)
+            self._outbox.register(left.drafts, replace(left.record, sealed=left.segments, touched=time.time()))
+        finally:
+            promote.discard(left.drafts)
+        self._buffers.clear()
 
     def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
         """Make everything added the ref's current version, at once and durably; the build ends and the writer closes.
 
         expect: the version id that must be current (None: the ref must not exist); by default what was current when
         the writer was opened; ANY overwrites. meta is laid over the writer's. Raises Conflict, StoreFull, StoreIO,
-        Invalid; the build can then be resumed or aborted.
+        Invalid; the build can then be published again, resumed or aborted.
         """
         self._check_open()
-        for order in layout.ORDERS:
-            self._cut(order)
         wanted = self._current if expect is AS_OPENED else expect
         merged = records.check_meta({**self._meta, **(meta or {})})
-        folder = self._environment.folder
-        plan = indexing.plan(self._environment, self._record, self._base, self._keys)
-        created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-        def body(txn: Txn) -> VersionInfo:
-            record = builds.still_ours(txn, self._build, self._record)
-            previous = self._check_expected(txn, wanted)
-            promote.promote(folder, plan.drafts)
-            version = records.new_version(
-                ref=record.ref, parent=record.parent, previous=previous, created=created, schema=record.schema,
-                segments=plan.segments, build=self._build, meta=merged,
-            )  # fmt: skip
-            old = version_tree.get_ref(txn, record.ref)
-            version_tree.put_version(txn, version)
-            kept = () if old is None else old.versions
-            version_tree.put_ref(txn, record.ref, RefRecord(version.id, (version.id, *kept)))
-            txn.delete(version_tree.BUILD + self._build)
-            return version
-
-        try:
-            version = self._environment.catalogue.write(body)
-        finally:
-            promote.discard(plan.drafts)
+        self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
+        sealed = self._outbox.record.sealed
+        left = self._finish() if sealed is None else _Leftover(self._outbox.record, sealed, ())
+        request = Request(self._build, left.record, left.segments, wanted, merged)
+        version = publication.publish(self._environment, request, left.drafts)
         self._close()
         return version
 
@@ -144,71 +145,86 @@ class Writer:
         """End the build and remove its segments. Again, or after `publish`: nothing."""
         if not self._open:
             return
+        self._check_open()
+        self._outbox.close(drop=True)
+        record = self._outbox.record
 
         def body(txn: Txn) -> None:
-            builds.still_ours(txn, self._build, self._record)
+            builds.still_ours(txn, self._build, record)
             txn.delete(version_tree.BUILD + self._build)
 
         self._environment.catalogue.write(body)
-        promote.sweep(self._environment, [segment.name for segment in self._record.segments])
+        promote.sweep(self._environment, record.names)
         self._close()
 
-    def _check_expected(self, txn: Txn, wanted: Expect) -> str | None:
-        """The ref's current version id. Raises Conflict unless it is the wanted one."""
-        record = version_tree.get_ref(txn, self._record.ref)
-        current = None if record is None else record.current
-        if self._record.extend and current != self._record.base:
-            raise Conflict(f"{self._record.ref} moved to {current} under an extending build: abort it and build again")
-        if wanted is not ANY and current != wanted:
-            raise Conflict(
-                f"{self._record.ref} is at {current}, not at {wanted}: look at what was published, "
-                "then publish with expect=that version, or abort"
-            )
-        return current
+    def _check_first(self, txn: Txn, wanted: Expect) -> None:
+        """What publishing will ask again: a lost race should cost no writing."""
+        builds.still_ours(txn, self._build, self._outbox.record)
+        publication.check_expected(txn, self._outbox.record, wanted)
+
+    def _finish(self) -> _Leftover:
+        """Write what is left in the buffers and the indexes; the buffers stay until it is registered."""
+        self._outbox.drain()
+        record = self._outbox.record
+        drafts: list[Draft] = []
+        try:
+            known: dict[str, Keys] = {}
+            for order in sorted(self._buffers, reverse=True):
+                buffer = self._buffers[order]
+                if buffer.used:
+                    drafts.append(self._outbox.write(order, buffer.rows[: buffer.used]))
+                    known[drafts[-1].info.name] = row_keys(buffer.rows[: buffer.used], order)
+            record = replace(record, segments=(*record.segments, *(draft.info for draft in drafts)))
+            self._environment.check_room(SLOT_BYTES * sum(s.count for s in record.segments), "an index")
+            plan = indexing.plan(self._environment, record, self._base, {**self._outbox.keys, **known})
+        except BaseException:
+            promote.discard(drafts)
+            raise
+        return _Leftover(record, plan.segments, (*drafts, *plan.drafts))
+
+    def _unseal(self) -> None:
+        """More is added to a sealed build: its indexes are not the last word any more."""
+        record = self._outbox.record
+        if record.sealed is None:
+            return
+        gone = record.names - {segment.name for segment in record.segments}
+        self._outbox.register([], replace(record, sealed=None, touched=time.time()))
+        promote.sweep(self._environment, gone)
+
+    def _room(self, order: int) -> int:
+        """Rows that still fit in the buffer of an order."""
+        buffer = self._buffer(order)
+        return len(buffer.rows) - buffer.used
+
+    def _places(self, order: int, count: int) -> Iterator[tuple[int, Bytes]]:
+        """(start, uint8 [m, stride] to fill) until there is a place for each of `count` rows; a place counts as filled,
+        and a full buffer goes on its way, when the next one is asked for."""
+        start = 0
+        while start < count:
+            buffer = self._buffer(order)
+            place = buffer.rows[buffer.used : buffer.used + count - start]
+            yield start, place
+            start += len(place)
+            buffer.used += len(place)
+            if buffer.used == buffer.rows.shape[0]:
+                self._outbox.submit(order, self._buffers.pop(order).rows)
 
     def _buffer(self, order: int) -> _Buffer:
         if order not in self._buffers:
-            stride = layout.stride(order, self._record.schema.dim, self._record.schema.code)
-            rows = max(1, (self._segment_bytes - 2 * fmt.PAGE) // stride)
-            self._buffers[order] = _Buffer(np.empty((rows, stride), np.uint8))
+            self._buffers[order] = _Buffer(self._outbox.buffer(order, self._segment_bytes))
         return self._buffers[order]
-
-    def _cut(self, order: int) -> None:
-        """Turn the buffer into a finished segment, durable and registered with the build."""
-        buffer = self._buffers.get(order)
-        if buffer is None or buffer.used == 0:
-            return
-        rows = buffer.rows[: buffer.used]
-        schema = self._record.schema
-        base = fmt.Layout(fmt.ROWS, order, schema.code, schema.dim, schema.vocab, buffer.used)
-        draft = write_segment(self._environment.folder, base, rows.data, [])
-        try:
-            self._register(draft)
-        finally:
-            promote.discard([draft])
-        self._keys[draft.info.name] = layout.row_keys(rows)
-        buffer.used = 0
-
-    def _register(self, draft: Draft) -> None:
-        segments: tuple[SegmentInfo, ...] = (*self._record.segments, draft.info)
-        grown = replace(self._record, segments=segments, touched=time.time())
-
-        def body(txn: Txn) -> None:
-            builds.still_ours(txn, self._build, self._record)
-            promote.promote(self._environment.folder, [draft])
-            version_tree.put_build(txn, self._build, grown)
-
-        self._environment.catalogue.write(body)
-        self._record = grown
 
     def _check_open(self) -> None:
         if not self._open:
             raise Closed("the writer has been closed: open another with store.writer(...)")
+        if os.getpid() != self._environment.pid:
+            raise Forked("this writer was opened before a fork: open the store again in the child process")
 
     def _close(self) -> None:
         self._open = False
         self._buffers.clear()
-        self._keys.clear()
+        if os.getpid() == self._environment.pid:
+            self._outbox.close()
 
     def __enter__(self) -> Writer:
         return self
@@ -217,3 +233,12 @@ class Writer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+
+def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
+    """Raises Invalid when a number is not finite in its storage type: the extremes tell, and NaN is one of them."""
+    with np.errstate(over="ignore"):
+        extremes = np.array([vectors.min(), vectors.max()]).astype(NUMPY_TYPES[code] if code else np.float32)
+    if not np.isfinite(extremes).all():
+        raise Invalid("a representation is infinite, NaN or too large for its storage type: look at the model "
+                      "that computed it, or use a wider dtype")  # fmt: skip

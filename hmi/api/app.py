@@ -38,7 +38,7 @@ def build_services(settings: Settings) -> Services:
     manager = Manager(settings)
     metrics = Metrics()
     bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
-    engine = Engine(bundles, settings, metrics)
+    engine = Engine(bundles, settings, metrics, manager.misses)
     metrics.watch_jobs(lambda: Counter(job.state for job in manager.registry.jobs()))
     return Services(
         settings=settings,

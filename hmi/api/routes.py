@@ -11,7 +11,7 @@ from hmi.api.handlers import infer as inference
 from hmi.api.openapi import document
 from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
-from hmi.api.schemas_domain import DomainList, DomainView
+from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_infer import InferAnswer, InferBody, MixedAnswer, MixedBody
 from hmi.api.schemas_manage import (
     CreateDomain,
@@ -71,6 +71,14 @@ DOMAINS = (
         "POST", f"{DOMAIN}/update", domains.update_domain, "Build a new version from more text.",
         JobAccepted, "admin", 202, body=UpdateDomain, files=CORPUS, creates=True,
         kinds=("conflict", "invalid_data"),
+    ),
+    Route(
+        "PATCH", DOMAIN, domains.change_domain, "Switch the recording of misses on or off.",
+        DomainView, "admin", body=ChangeDomain, kinds=("storage_full",),
+    ),
+    Route(
+        "POST", f"{DOMAIN}/grow", domains.grow_domain, "Build a new version with what users' texts missed most.",
+        JobAccepted, "admin", 202, body=GrowDomain, creates=True, kinds=("conflict", "storage_full"),
     ),
     Route(
         "POST", f"{DOMAIN}/rollback", domains.rollback_domain, "Point the domain to an older version.",

@@ -6,7 +6,20 @@ from typing import Any
 
 from pydantic import Field
 
-from hmi.api.schemas import Answer
+from hmi.api.schemas import Answer, Request
+
+
+class ChangeDomain(Request):
+    """What is left out stays as it is."""
+
+    record_misses: bool | None = Field(
+        default=None,
+        description="true keeps which n-grams of users' texts the PLOT lacks, and how often; false deletes them.",
+    )
+
+
+class GrowDomain(Request):
+    min_count: int = Field(default=5, ge=1, le=2**31, description="How often an n-gram must have been missed.")
 
 
 class DomainVersionView(Answer):
@@ -32,6 +45,7 @@ class DomainView(Answer):
     bytes: int = Field(description="Of all kept versions.")
     alpha: float | None
     models: int = Field(description="Models of which a kept version was fine-tuned on this domain.")
+    record_misses: bool = Field(description="Whether n-grams of users' texts that the PLOT lacks are kept, to grow it.")
     versions: list[DomainVersionView] = Field(description="Newest first.")
 
 

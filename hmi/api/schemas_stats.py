@@ -12,5 +12,8 @@ class StatsView(Answer):
 
     counts: dict[str, int] = Field(description="Roots, domains, tenants, models and their versions, jobs.")
     plot_entries: dict[str, int] = Field(description="N-grams of the domains' current versions, by order.")
+    plot_lookups: dict[str, dict[str, int]] = Field(
+        description="Tokens looked up since this server started: by domain, then by what answered."
+    )
     disk_bytes: dict[str, int] = Field(description="By kind of artefact.")
     memory_bytes: dict[str, int] = Field(description="The pool of resident adapters.")

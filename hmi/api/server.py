@@ -17,6 +17,7 @@ from hmi.api.presence import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
+from hmi.manager.store_care import probe_plots
 
 log = logging.getLogger("hmi.api")
 LINGER_S = 0.5
@@ -31,6 +32,7 @@ def serve(settings: Settings) -> None:
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))
+        probe_plots(settings.data)
         services = build_services(settings)
         check_binding(settings.host, services.manager.registry)
         url = url_of(settings.host, listener.getsockname()[1])

@@ -11,7 +11,7 @@ from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
 from hmi.manager import DomainView as DomainRow
-from hmi.metrics import PoolCounters
+from hmi.metrics import Metrics
 from hmi.stores.job_table import target_of
 
 ORDERS = {"3": "trigrams", "2": "bigrams", "1": "unigrams"}
@@ -82,6 +82,7 @@ def domain_view(domain: DomainRow) -> DomainView:
         bytes=domain.bytes,
         alpha=domain.alpha,
         models=domain.models,
+        record_misses=domain.record_misses,
         versions=[
             DomainVersionView(
                 version=v.version,
@@ -96,10 +97,12 @@ def domain_view(domain: DomainRow) -> DomainView:
     )
 
 
-def stats_view(found: Mapping[str, Any], pool: PoolCounters | None) -> StatsView:
+def stats_view(found: Mapping[str, Any], metrics: Metrics) -> StatsView:
+    pool = metrics.pool
     return StatsView(
         counts={name: value for name, value in found.items() if isinstance(value, int)},
         plot_entries=_by_name(found["plot_entries"]),
+        plot_lookups=metrics.lookups.by_domain(),
         disk_bytes=dict(found["bytes"]),
         memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes},
     )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hmi.bench.report import Row, median_ms, paired_ratio
 from hmi.core import ModuleSpec
-from hmi.jobs.build_plot import choose_ngrams
-from hmi.jobs.ngrams import count_ngrams, unpack
+from hmi.jobs.ngrams import ragged
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import LocalLower
@@ -24,7 +23,7 @@ from hmi.model.packed import run_packed
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
-from plot_store import Reader, Schema, Store
+from plot_store import NgramCounter, Reader, Schema, Store
 
 LENGTH = 128
 TEXTS = 64
@@ -107,13 +106,16 @@ def _some_text() -> str:
 
 
 def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
-    store = Store.open(folder, create=True)
-    keys = choose_ngrams(count_ngrams(texts), 100)
+    store = Store.open(folder / "plots", create=True)
+    with NgramCounter(3, (3,), folder / "counts") as counter:
+        counter.add(*ragged(texts))
+        counted = counter.finish()
     with store.writer("bench", schema=Schema(dim=lower.shape.dim, vocab=lower.shape.vocab), build="bench") as writer:
-        for at in range(0, len(keys[3]), 1024):
-            ngrams = unpack(keys[3][at : at + 1024], 3)
-            with torch.inference_mode():
-                writer.add(3, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
+        for chunk in counted.covering(3, 100):
+            for at in range(0, len(chunk), 1024):
+                ngrams = chunk[at : at + 1024]
+                with torch.inference_mode():
+                    writer.add(3, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
         writer.publish()
     return store.reader("bench")
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hmi.cli.base import Group, as_json
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.progress import job_bar
+from hmi.cli.session import Session
 
-COLUMNS = {"id": "row", "value": "value", "unit": "unit", "goal": "goal", "ok": "ok", "runs": "runs", "peer": "against"}
+if TYPE_CHECKING:
+    from hmi.bench.report import Row
+
+COLUMNS = {
+    "id": "row", "value": "value", "unit": "unit", "goal": "goal", "ok": "ok", "stretch": "stretch",
+    "stretch_ok": "ok", "runs": "runs", "peer": "against",
+}  # fmt: skip
 
 
 @click.group(cls=Group)
@@ -21,10 +36,97 @@ def bench() -> None:
 def path(runs: int, as_json: bool) -> None:
     """What replacing the lower layers buys, on the default root and one thread."""
     from hmi.bench import path as measured
+
+    with _shown("path", as_json) as found:
+        found.extend(measured.run(runs, notes.print))
+
+
+@bench.command()
+@click.option("--keys", type=click.IntRange(5_000, 10**8), help="Trigrams of the root.  [default: 1000000]")
+@click.option("--large", is_flag=True, help="10,000,000 trigrams.")
+@click.option("--quick", is_flag=True, help="20,000 trigrams and few runs: whether it works, not how fast it is.")
+@click.option("--dim", "dims", multiple=True, type=click.IntRange(16, 4096), help="Hidden size.  [default: 384, 768]")
+@click.option("--runs", type=click.IntRange(3, 10_000), help="Pairs for each ratio of look-ups.  [default: 101]")
+@click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic.")
+@click.option("--only", multiple=True, metavar="SECTION", help="lookup, peers, cold, index, bulk, publish or live.")
+@as_json
+@pass_session
+def store(
+    session: Session, keys: int | None, large: bool, quick: bool, dims: tuple[int, ...], runs: int | None,
+    corpus: Path | None, only: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the disk."""
+    from dataclasses import replace
+
+    from hmi.bench import store as measured
+
+    plan = measured.QUICK if quick else measured.Plan()
+    wanted: dict[str, Any] = {
+        "keys": keys or (measured.LARGE if large else None), "dims": dims, "runs": runs, "corpus": corpus,
+        "sections": only,
+    }  # fmt: skip
+    plan = replace(plan, **{name: value for name, value in wanted.items() if value})
+    with _shown("store", as_json) as found, _bar(plan.steps) as report:
+        found.extend(measured.run(plan, session.data, report))
+
+
+@bench.command()
+@click.option("--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read.")
+@click.option("--root", help="A root of the data folder (default: the only one made here, or the default source).")
+@click.option("--alpha", "alphas", multiple=True, type=click.FloatRange(1, 100), help="[default: 50, 100]")
+@click.option("--minutes", type=click.FloatRange(min=0.5), help="As many documents as are expected to fit.")
+@click.option("--limit-documents", type=click.IntRange(min=2), help="At most so many documents.")
+@as_json
+@pass_session
+def plot(
+    session: Session, corpus: Path, root: str | None, alphas: tuple[float, ...], minutes: float | None,
+    limit_documents: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """PLOTs of a real corpus, built by the real jobs; hits and times on documents left out."""
+    from hmi.bench import plot_corpus as measured
+
+    session.may_start_jobs()
+    plan = measured.Plan(corpus, alphas or (50.0, 100.0), minutes, limit_documents, root)
+    with _shown("plot", as_json) as found, job_bar() as bar:
+        found.extend(measured.run(plan, session.data, notes.print, bar.show))
+
+
+@contextmanager
+def _bar(steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar of so many steps; on anything but a terminal a line for each. Call it as each step begins."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task("", total=steps)
+        begun = 0
+
+        def report(what: str) -> None:
+            nonlocal begun
+            bar.update(task, description=what, completed=begun)
+            begun += 1
+            if not notes.is_terminal:
+                notes.print(what)
+
+        yield report
+
+
+@contextmanager
+def _shown(bench: str, as_json: bool) -> Iterator[list[Row]]:
+    """Collects rows and shows them at the end, also those that were there before an error or Ctrl-C."""
     from hmi.bench.report import result
 
-    found = result("path", measured.run(runs, notes.print))
+    rows: list[Row] = []
+    try:
+        yield rows
+    finally:
+        if rows:
+            _show(result(bench, rows), as_json)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
-    else:
-        print_table(found["rows"], COLUMNS, "nothing was measured")
+        return
+    print_table(found["rows"], COLUMNS, "nothing was measured")
+    for row in found["rows"]:
+        if row["why"]:
+            notes.print(f"{row['id']}: {row['why']}")

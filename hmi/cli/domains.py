@@ -1,4 +1,4 @@
-"""`hmi domain`: create, update, list, show, roll back, delete."""
+"""`hmi domain`: create, update, grow, set, list, show, roll back, delete."""
 
 from __future__ import annotations
 
@@ -63,6 +63,33 @@ def update(
         body["alpha"] = alpha
     with session.calls() as calls:
         job = calls.request("POST", f"{_path(name)}/update", body, {"corpus": corpus})["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+@domain.command("set")
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.option(
+    "--record-misses", type=click.Choice(["on", "off"]), required=True,
+    help="Keep which n-grams of users' texts the PLOT lacks, for 'hmi domain grow'; off deletes them.",
+)  # fmt: skip
+@pass_session
+def set_(session: Session, name: str, record_misses: str) -> None:
+    """Change how a domain is run."""
+    with session.calls() as calls:
+        calls.request("PATCH", _path(name), {"record_misses": record_misses == "on"})
+    notes.print(f"{name}: misses are recorded" if record_misses == "on" else f"{name}: no misses are kept")
+
+
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.option("--min-count", type=int, default=5, show_default=True, help="How often an n-gram must have been missed.")
+@job_options
+@pass_session
+def grow(session: Session, name: str, min_count: int, detach: bool, as_json: bool) -> None:
+    """Build a new version with what users' texts missed most. Models keep the version they were fine-tuned on."""
+    session.may_start_jobs()
+    with session.calls() as calls:
+        job = calls.request("POST", f"{_path(name)}/grow", {"min_count": min_count})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 

@@ -23,12 +23,17 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
     if not rows:
         notes.print(empty)
         return
+    _out().print(table_of(rows, columns))
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """The table itself, for what redraws it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns.values():
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(field)) for field in columns))
-    _out().print(table)
+    return table
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:

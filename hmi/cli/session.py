@@ -61,8 +61,11 @@ class Session:
         if self.url is not None:
             raise InvalidInput("this works on the data folder itself: leave --url out and give --data")
         from hmi.api.local import LocalCalls
+        from hmi.manager.store_care import probe_plots
 
-        local = LocalCalls(self.settings())
+        settings = self.settings()
+        probe_plots(settings.data)
+        local = LocalCalls(settings)
         try:
             yield local
         finally:

@@ -22,6 +22,7 @@ from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger(__name__)
 MAX_PREPARING_CHARACTERS = 32 << 20
@@ -33,8 +34,11 @@ class Engine:
     through a channel of one batch, so that batch i+1 is retrieved while batch i computes.
     """
 
-    def __init__(self, bundles: Bundles, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, bundles: Bundles, settings: Settings, metrics: Metrics, misses: MissRecorder | None = None
+    ) -> None:
         self._bundles, self._settings, self._metrics = bundles, settings, metrics
+        self._misses = misses
         self._queue = BatchQueue(settings.queue_tokens)
         self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         self._channel: asyncio.Queue[Retrieved] = asyncio.Queue(maxsize=1)
@@ -48,6 +52,8 @@ class Engine:
         self._accepting = False
 
     async def start(self) -> None:
+        if self._misses is not None:
+            await asyncio.to_thread(self._misses.start)
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
         self._tasks = [asyncio.create_task(self._retrieve_forever())]
@@ -69,6 +75,8 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._threads.shutdown()
         self._tokenising.shutdown()
+        if self._misses is not None:
+            await asyncio.to_thread(self._misses.stop)
         self._bundles.close()
 
     async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
@@ -138,10 +146,12 @@ class Engine:
 
     async def _retrieve(self, items: list[Item]) -> Retrieved:
         begun = time.monotonic()
-        batch = await asyncio.get_running_loop().run_in_executor(self._threads, retrieve, self._bundles, items)
+        watch = self._misses.record if self._misses is not None and self._misses.on else None
+        loop = asyncio.get_running_loop()
+        batch = await loop.run_in_executor(self._threads, retrieve, self._bundles, items, watch)
         self._metrics.stage("retrieve", time.monotonic() - begun)
-        for hits in batch.hits:
-            self._metrics.plot_hits(hits)
+        for item, hits in zip(batch.items, batch.hits, strict=True):
+            self._metrics.plot_hits(item.bundle.version.domain, hits)
         return batch
 
     async def _finish(self, batch: Retrieved) -> None:

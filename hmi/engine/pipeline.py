@@ -6,12 +6,13 @@ Pure functions of a batch; the engine decides when and on which thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.engine.bundles import Bundle, Bundles, TaskPart
@@ -20,9 +21,11 @@ from hmi.engine.request import InferResult
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import first_pieces, head_input, outside_tag, reads_cls_only
 from hmi.model.packed import run_packed
-from plot_store import Hits
+from plot_store import Hits, VersionInfo
 
 PlotHits = dict[str, int]
+Watch = Callable[[VersionInfo, NDArray[np.int32], NDArray[np.int64], Hits], None]
+"""Told of each look-up: the PLOT version, the batch as the store took it, and what answered."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Retrieved:
 
 
 @torch.inference_mode()
-def retrieve(bundles: Bundles, items: list[Item]) -> Retrieved:
+def retrieve(bundles: Bundles, items: list[Item], watch: Watch | None = None) -> Retrieved:
     """Turn a batch's tokens into the upper layers' input.
 
     Items are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
@@ -62,7 +65,7 @@ def retrieve(bundles: Bundles, items: list[Item]) -> Retrieved:
         if items[start].request.exact:
             hits += _compute_lower(bundles, items[start].bundle, texts, target)
         else:
-            hits += _look_up(items[start].bundle, texts, target)
+            hits += _look_up(items[start].bundle, texts, target, watch)
         start = end
     positions = torch.cat([torch.arange(len(i.encoded)) for i in items])
     types = torch.tensor([t for i in items for t in i.encoded.types])
@@ -94,10 +97,12 @@ def _head_input(item: Item, rows: Tensor) -> Tensor:
     return head_input(task, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
 
 
-def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:
+def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor, watch: Watch | None) -> list[PlotHits]:
     tokens = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     _, hits = bundle.reader.lookup(tokens, offsets, out=out.numpy())
+    if watch is not None:
+        watch(bundle.reader.version, tokens, offsets, hits)
     return [_counts(hits, a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
 
 

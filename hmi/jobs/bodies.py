@@ -23,6 +23,7 @@ BODIES: Mapping[JobKind, Body] = {
     "import_root": _lazily("hmi.jobs.import_root"),
     "build_plot": _lazily("hmi.jobs.build_plot"),
     "fine_tune": _lazily("hmi.jobs.fine_tune"),
+    "compact_plot": _lazily("hmi.jobs.compact_plot"),
 }
 
 

@@ -3,111 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
-from hmi.jobs.ngrams import Keys, NgramCounts, count_ngrams
+from hmi.jobs.grow_plot import grow, grown
+from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import BuildPlotOptions
-from hmi.jobs.plots import find_published, not_stored, stored, write_version
+from hmi.jobs.plots import find_published, only_missing, with_own, write_version
 from hmi.model.batching import Encoded
 from hmi.model.files import read_tensors, write_json, write_tensors
 from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
-from hmi.model.tokenizer import Tokenizer
-from plot_store import VersionInfo
+from plot_store import CountedNgrams, VersionInfo
 
-TOKENISE_AT_ONCE = 256
-UNCUT = 1 << 30
-LONGEST_PIECE = 100_000
-NONE: Keys = np.empty(0, np.uint64)
 PRETRAIN_DOCUMENTS = 20_000
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: domain, mode (create | update), alpha, pretrain, options; input: corpus."""
+    """Job body. Spec: domain, mode (create | update | grow) and, by mode, what `_build` and `grow` need."""
     spec = ctx.job.spec
-    domain, options = DomainId.parse(spec["domain"]), BuildPlotOptions(**spec.get("options") or {})
+    domain = DomainId.parse(spec["domain"])
     published = find_published(ctx, str(domain))
     if published is None:
-        published = _build(ctx, domain, spec, options)
+        published = (_grow if spec["mode"] == "grow" else _build)(ctx, domain, spec)
+    if spec["mode"] == "grow":
+        grown(ctx, domain)
     return {"domain": str(domain), "version": published.id, **published.meta["report"]}
 
 
-def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any], options: BuildPlotOptions) -> VersionInfo:
-    corpus = ctx.input / "corpus"
+def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
+    """Spec: alpha, pretrain, options; input: corpus."""
+    corpus, options = ctx.input / "corpus", BuildPlotOptions(**spec.get("options") or {})
     documents = check_corpus(corpus)
     parent = _pinned_parent(ctx, domain, spec["mode"])
-    root_record = ctx.registry.root(domain.root)
-    root = load_root(ctx.settings.data / "roots" / root_record.name / root_record.version, with_lower=True)
+    root = _root_of(ctx, domain)
     lower_name, lower = _lower_of(ctx, root, parent)
     pretrained = bool(spec.get("pretrain"))
     if pretrained:
         lower_name = _pretrain(ctx, root, lower, corpus, options)
-    counts = _count(ctx, root.tokenizer, corpus, documents)
+    counted = count_corpus(ctx, root.tokenizer, [corpus], documents)
     alpha, update = float(spec["alpha"]), spec["mode"] == "update"
-    keys = choose_ngrams(counts, alpha, options.min_count)
+    wanted = choose(counted, alpha, options.min_count)
+
+    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+        report = {**_report(documents, counted, stored), "alpha": alpha, "pretrained": pretrained}
+        return {"root_version": root.info.version, "lower": lower_name, "alpha": alpha, "report": report}
+
     with ctx.plots.reader(parent.id) as reader:
         if not pretrained:
-            keys = {order: not_stored(reader, order, k, lower_name) for order, k in keys.items()}
+            wanted = only_missing(wanted, reader, lower_name)
         elif update:
             # The new lower layers make every old row stale: what the domain covered is computed anew.
-            keys = {order: np.union1d(keys.get(order, NONE), stored(reader, order)) for order in (1, 2, 3)}
-    report = _report(documents, counts, keys, alpha, pretrained)
-    return write_version(
-        ctx,
-        str(domain),
-        lower,
-        keys,
-        parent=None if update else parent.id,
-        onto=parent.id if update else None,
-        extend=update and not pretrained,
-        meta={"root_version": root_record.version, "lower": lower_name, "alpha": alpha, "report": report},
-    )
+            wanted = with_own(wanted, reader)
+        return write_version(
+            ctx,
+            str(domain),
+            lower,
+            wanted,
+            parent=None if update else parent.id,
+            onto=parent.id if update else None,
+            extend=update and not pretrained,
+            meta=meta,
+        )
 
 
-def choose_ngrams(counts: tuple[NgramCounts, NgramCounts], alpha: float, min_count: int = 1) -> dict[int, Keys]:
-    """Trigrams covering α% of their occurrences, and bigrams covering half of the rest besides.
-
-    Bigrams are what a missed trigram falls back on, and few are needed: at α = 50 they cover 75%.
-    """
-    bigrams, trigrams = counts
-    chosen = {3: trigrams.covering(alpha, min_count)}
-    chosen[2] = bigrams.covering((100 + alpha) / 2 if alpha > 0 else 0, min_count)
-    return chosen
+def _grow(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
+    parent = _pinned_parent(ctx, domain, spec["mode"])
+    lower_name, lower = _lower_of(ctx, _root_of(ctx, domain), parent)
+    return grow(ctx, domain, parent, lower_name, lower, int(spec["min_count"]))
 
 
-def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[list[int]]:
-    """The ids of each document, uncut; one of over LONGEST_PIECE characters comes as several."""
-    batch: list[str] = []
-    for document in read_documents(corpus):
-        for piece in pieces(document):
-            batch.append(piece)
-            if len(batch) == TOKENISE_AT_ONCE:
-                yield from (e.ids for e in tokenizer.encode(batch, UNCUT))
-                batch = []
-    if batch:
-        yield from (e.ids for e in tokenizer.encode(batch, UNCUT))
-
-
-def pieces(document: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """A document split at whitespace into pieces of at most `longest` characters (mid-word where there is none)."""
-    start = 0
-    while len(document) - start > longest:
-        end = start + longest
-        while end > start and not document[end].isspace():
-            end -= 1
-        end = end if end > start else start + longest
-        yield document[start:end]
-        start = end
-    yield document[start:]
+def _root_of(ctx: JobContext, domain: DomainId) -> Root:
+    record = ctx.registry.root(domain.root)
+    return load_root(ctx.settings.data / "roots" / record.name / record.version, with_lower=True)
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
@@ -120,7 +94,7 @@ def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
 
 def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
     refs = ctx.plots.refs()
-    if mode == "update":
+    if mode in ("update", "grow"):
         if str(domain) not in refs:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
         return refs[str(domain)]
@@ -162,28 +136,12 @@ def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, opti
     return name
 
 
-def _count(ctx: JobContext, tokenizer: Tokenizer, corpus: Path, documents: int) -> tuple[NgramCounts, NgramCounts]:
-    def watched() -> Iterator[list[int]]:
-        for number, ids in enumerate(tokenised(tokenizer, corpus), 1):
-            yield ids
-            if number % TOKENISE_AT_ONCE == 0 or number == documents:
-                # Long documents count as several.
-                ctx.progress(min(number, documents), documents, phase="counting n-grams")
-
-    return count_ngrams(watched())
-
-
-def _report(
-    documents: int, counts: tuple[NgramCounts, NgramCounts], keys: dict[int, Keys], alpha: float, pretrained: bool
-) -> dict[str, Any]:
-    bigrams, trigrams = counts
+def _report(documents: int, counted: CountedNgrams, stored: Mapping[int, int]) -> dict[str, Any]:
     return {
         "documents": documents,
-        "tokens": trigrams.total,
-        "distinct_trigrams": len(trigrams.keys),
-        "distinct_bigrams": len(bigrams.keys),
-        "stored_trigrams": len(keys[3]),
-        "stored_bigrams": len(keys[2]),
-        "alpha": alpha,
-        "pretrained": pretrained,
+        "tokens": counted.total(3),
+        "distinct_trigrams": counted.distinct(3),
+        "distinct_bigrams": counted.distinct(2),
+        "stored_trigrams": stored[3],
+        "stored_bigrams": stored[2],
     }

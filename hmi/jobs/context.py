@@ -57,7 +57,7 @@ class JobContext:
 
     @cached_property
     def plots(self) -> Store:
-        return open_plots(self._layout.plots)
+        return open_plots(self._layout.plots, self.settings)
 
     @cached_property
     def adapters(self) -> AdapterStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import InvalidInput
-from hmi.jobs.build_plot import choose_ngrams, tokenised
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
-from hmi.jobs.ngrams import Keys, NgramCounts, count_ngrams
+from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
-from hmi.jobs.plots import write_version
+from hmi.jobs.plots import Wanted, in_chunks, write_version
 from hmi.model.batching import Encoded
 from hmi.model.distil import (
     Batch,
@@ -52,13 +52,12 @@ def run(ctx: JobContext) -> dict[str, Any]:
     spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
     source = find_source(spec["source"])
     texts = sorted(ctx.input.glob("text-*"))
-    for text in texts:
-        check_corpus(text)
+    documents = sum(check_corpus(text) for text in texts)
     folder = ctx.settings.data / "roots" / spec["name"] / ctx.job.job
     if not folder.exists():
         _write_artefact(ctx, folder, source, spec, options, texts)
     info = read_root_info(folder)
-    _publish_plot(ctx, folder, float(spec.get("alpha", 50)), texts)
+    _publish_plot(ctx, folder, float(spec.get("alpha", 50)), texts, documents)
     record = RootRecord(
         name=info.name,
         version=info.version,
@@ -141,25 +140,24 @@ def _learn(
     return measure_fidelity(lower, bias, upper, teacher, _held_out_batches(held_out))
 
 
-def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]) -> None:
+def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
     """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if any."""
     root = load_root(folder, with_lower=True)
     assert root.lower is not None
-    counts = _count(root.tokenizer, texts)
-    vocabulary: Keys = np.arange(1, root.info.shape.vocab, dtype=np.uint64)
-    keys = {1: vocabulary, **choose_ngrams(counts, alpha)}
-    report = {
-        "alpha": alpha,
-        "tokens": counts[1].total,
-        "stored_trigrams": len(keys[3]),
-        "stored_bigrams": len(keys[2]),
-    }
-    meta = {"root_version": root.info.version, "lower": None, "alpha": alpha, "report": report}
-    write_version(ctx, root.info.name, root.lower, keys, parent=None, onto=None, extend=False, meta=meta)
+    counted = count_corpus(ctx, root.tokenizer, texts, documents)
+    vocabulary = np.arange(1, root.info.shape.vocab, dtype=np.uint32)[:, None]
+    wanted = [Wanted(1, len(vocabulary), in_chunks(vocabulary)), *choose(counted, alpha)]
 
+    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+        report = {
+            "alpha": alpha,
+            "tokens": counted.total(3),
+            "stored_trigrams": stored[3],
+            "stored_bigrams": stored[2],
+        }
+        return {"root_version": root.info.version, "lower": None, "alpha": alpha, "report": report}
 
-def _count(tokenizer: Tokenizer, texts: list[Path]) -> tuple[NgramCounts, NgramCounts]:
-    return count_ngrams(ids for path in texts for ids in tokenised(tokenizer, path))
+    write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
 
 
 def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int) -> list[Encoded]:

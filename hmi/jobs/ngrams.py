@@ -1,91 +1,91 @@
-"""Counting n-grams over a corpus and choosing which a PLOT stores.
+"""Counting a corpus' n-grams and choosing which a PLOT stores.
 
 Coverage is by occurrence: the most frequent n-grams that together make up α% of all occurrences (HMI section 7.7;
-section 5.1's "α% of the fragments" does not fit the paper's own sizes).
+section 5.1's "α% of the fragments" does not fit the paper's own sizes). Counts lie on disk, in the job's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Keys = NDArray[np.uint64]
-Counts = NDArray[np.int64]
-BITS = np.uint64(21)
-_MASK = np.uint64((1 << 21) - 1)
+from hmi.jobs.context import JobContext
+from hmi.jobs.corpus import read_documents
+from hmi.jobs.plots import Wanted
+from hmi.model.tokenizer import Tokenizer
+from plot_store import CountedNgrams, NgramCounter
+
+N: Final = 3
+ORDERS: Final = (2, 3)
+TOKENISE_AT_ONCE: Final = 256
+UNCUT: Final = 1 << 30
+LONGEST_PIECE: Final = 100_000
+
+Ragged = tuple[NDArray[np.int32], NDArray[np.int64]]  # tokens, and where each text begins and the last one ends
 
 
-@dataclass
-class NgramCounts:
-    """Sorted distinct keys and their counts, merged chunk by chunk."""
+def count_corpus(ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int) -> CountedNgrams:
+    """The counts of all corpora together; those of an earlier attempt at the same job where it finished them.
 
-    order: int
-    keys: Keys
-    counts: Counts
-
-    @classmethod
-    def empty(cls, order: int) -> NgramCounts:
-        return cls(order, np.empty(0, np.uint64), np.empty(0, np.int64))
-
-    def add(self, keys: Keys) -> None:
-        new, counts = np.unique(keys, return_counts=True)
-        merged = np.concatenate([self.keys, new])
-        self.keys, inverse = np.unique(merged, return_inverse=True)
-        totals = np.bincount(inverse, weights=np.concatenate([self.counts, counts]), minlength=len(self.keys))
-        self.counts = totals.astype(np.int64)
-
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    def covering(self, alpha: float, min_count: int = 1) -> Keys:
-        """The fewest n-grams whose occurrences reach `alpha` percent, the most frequent first; ties by key."""
-        if alpha <= 0 or not len(self.keys):
-            return np.empty(0, np.uint64)
-        order = np.lexsort((self.keys, -self.counts))
-        cumulative = np.cumsum(self.counts[order])
-        wanted = int(np.searchsorted(cumulative, alpha / 100 * cumulative[-1] - 1e-6)) + 1
-        chosen = order[:wanted]
-        kept: Keys = self.keys[chosen[self.counts[chosen] >= min_count]]
-        return kept
+    Raises as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
+    """
+    folder = ctx.folder / "counts"
+    found = CountedNgrams.open(folder)
+    if found is not None:
+        return found
+    with NgramCounter(N, ORDERS, folder) as counter:
+        done = 0
+        for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
+            counter.add(tokens, offsets)
+            done += len(offsets) - 1
+            # Long documents count as several.
+            ctx.progress(min(done, documents), documents, phase="counting n-grams")
+        return counter.finish(lambda merged, of: ctx.progress(merged, of, phase="merging counts"))
 
 
-def pack(ngrams: NDArray[np.uint32]) -> Keys:
-    """[m, order] token ids -> [m] keys, 21 bits a token; ascending keys are ascending n-grams."""
-    keys = np.zeros(len(ngrams), np.uint64)
-    for column in ngrams.T:
-        keys = (keys << BITS) | column.astype(np.uint64)
-    return keys
+def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
+    """Trigrams covering α% of their occurrences, and bigrams covering half of the rest besides.
+
+    Bigrams are what a missed trigram falls back on, and few are needed: at α = 50 they cover 75%.
+    """
+    shares = {2: (100 + alpha) / 2 if alpha > 0 else 0, 3: alpha}
+    return [
+        Wanted(order, counted.chosen(order, share, min_count), counted.covering(order, share, min_count))
+        for order, share in shares.items()
+    ]
 
 
-def unpack(keys: Keys, order: int) -> NDArray[np.uint32]:
-    """The inverse of `pack`: [m] -> [m, order]."""
-    columns = [(keys >> (BITS * np.uint64(order - 1 - i))) & _MASK for i in range(order)]
-    return np.stack(columns, axis=1).astype(np.uint32)
+def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[Ragged]:
+    """The documents' ids, uncut, some documents at a time; one of over LONGEST_PIECE characters comes as several."""
+    batch: list[str] = []
+    for document in read_documents(corpus):
+        for piece in pieces(document):
+            batch.append(piece)
+            if len(batch) == TOKENISE_AT_ONCE:
+                yield ragged([e.ids for e in tokenizer.encode(batch, UNCUT)])
+                batch = []
+    if batch:
+        yield ragged([e.ids for e in tokenizer.encode(batch, UNCUT)])
 
 
-def count_ngrams(texts: Iterable[list[int]], chunk_tokens: int = 1 << 20) -> tuple[NgramCounts, NgramCounts]:
-    """Bigrams and trigrams of tokenised texts; trigrams include those at a text's ends (0 = no neighbour)."""
-    bigrams, trigrams = NgramCounts.empty(2), NgramCounts.empty(3)
-    for ids in _chunks(texts, chunk_tokens):
-        # Texts lie end to end with two zeros between, so no n-gram joins two of them.
-        tri = np.stack([ids[:-2], ids[1:-1], ids[2:]], axis=1)
-        trigrams.add(pack(tri[tri[:, 1] > 0]))
-        bi = np.stack([ids[:-1], ids[1:]], axis=1)
-        bigrams.add(pack(bi[(bi > 0).all(axis=1)]))
-    return bigrams, trigrams
+def ragged(texts: Sequence[Sequence[int]]) -> Ragged:
+    """Texts end to end: tokens int32 [total], offsets int64 [texts + 1]."""
+    tokens = np.fromiter((i for text in texts for i in text), np.int32)
+    return tokens, np.cumsum([0, *map(len, texts)], dtype=np.int64)
 
 
-def _chunks(texts: Iterable[list[int]], size: int) -> Iterator[NDArray[np.uint32]]:
-    buffer: list[int] = [0]
-    for text in texts:
-        buffer += text
-        buffer += (0, 0)
-        if len(buffer) >= size:
-            yield np.array(buffer, np.uint32)
-            buffer = [0]
-    if len(buffer) > 1:
-        yield np.array(buffer, np.uint32)
+def pieces(document: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
+    """A document split at whitespace into pieces of at most `longest` characters (mid-word where there is none)."""
+    start = 0
+    while len(document) - start > longest:
+        end = start + longest
+        while end > start and not document[end].isspace():
+            end -= 1
+        end = end if end > start else start + longest
+        yield document[start:end]
+        start = end
+    yield document[start:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,45 +12,63 @@ from numpy.typing import NDArray
 
 from hmi.errors import Conflict
 from hmi.jobs.context import JobContext
-from hmi.jobs.ngrams import Keys, pack, unpack
 from hmi.model.lower import LocalLower
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
+from plot_store.windows import pack
 
 BATCH = 1024
+CHUNK = 32 * BATCH
 STORAGE: Final = "int8"
 
+Ngrams = NDArray[np.uint32]  # [m, order]
 Compute = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """N-grams of one order that a version is to have: distinct, in chunks, always in the same sequence.
+
+    `keep` leaves out of a chunk what need not be stored; `total` counts without that, at least as many as there are.
+    """
+
+    order: int
+    total: int
+    chunks: Iterable[Ngrams]
+    keep: Callable[[Ngrams], Ngrams] = lambda ngrams: ngrams
 
 
 def write_version(
     ctx: JobContext,
     ref: str,
     lower: LocalLower,
-    keys: Mapping[int, Keys],
+    wanted: Sequence[Wanted],
     *,
     parent: str | None,
     onto: str | None,
     extend: bool,
-    meta: dict[str, Any],
+    meta: Callable[[Mapping[int, int]], dict[str, Any]],
 ) -> VersionInfo:
-    """Compute the rows of `keys` (by order) and publish them as the next version of `ref`.
+    """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
 
     `onto` is the version that an update was computed against: it must still be current, or Conflict is raised.
-    Resumes from the last finished segment, and finds its own publication if it was killed just after it: `meta`
-    carries the job's id. Raises Conflict, plot_store errors and JobCancelled.
+    `meta` is given how many n-grams of each order were stored. Resumes from the last finished segment, and finds its
+    own publication if it was killed just after it: the version names the build. Raises Conflict, plot_store errors and
+    JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
         return published
     schema = Schema(dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
-    total = sum(map(len, keys.values()))
+    total = sum(want.total for want in wanted)
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
             raise Conflict(f"{ref} has moved from version {onto} since this update began: update it again")
-        done = 0
-        for order, wanted in sorted(keys.items()):
-            done = _write_order(ctx, writer, lower, order, wanted, done, total)
-        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta)
+        done, stored = 0, dict[int, int]()
+        for want in sorted(wanted, key=lambda want: want.order):
+            stored[want.order] = _write_order(ctx, writer, lower, want, done, total)
+            done += want.total
+            ctx.progress(done, total, phase="representations")
+        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored))
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
@@ -59,21 +78,24 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 
 
-def _write_order(
-    ctx: JobContext, writer: Writer, lower: LocalLower, order: int, keys: Keys, done: int, total: int
-) -> int:
-    compute = _compute(lower, order)
-    start = writer.resume_point(order)
-    done += start
-    for at in range(start, len(keys), BATCH):
-        ngrams = unpack(keys[at : at + BATCH], order)
-        writer.add(order, ngrams, compute(ngrams))
-        done += len(ngrams)
+def _write_order(ctx: JobContext, writer: Writer, lower: LocalLower, want: Wanted, done: int, total: int) -> int:
+    """How many n-grams of this order the version has now, those of an earlier attempt included."""
+    compute = _compute(lower, want.order)
+    durable, stored = writer.resume_point(want.order), 0
+    for chunk in want.chunks:
+        kept = want.keep(chunk)
+        skipped = min(len(kept), max(0, durable - stored))
+        for at in range(skipped, len(kept), BATCH):
+            ngrams = kept[at : at + BATCH]
+            writer.add(want.order, ngrams, compute(ngrams))
+            ctx.progress(done + len(chunk) * at // len(kept), total, phase="representations")
+        stored += len(kept)
+        done += len(chunk)
         ctx.progress(done, total, phase="representations")
-    return done
+    return stored
 
 
-def _compute(lower: LocalLower, order: int) -> Callable[[NDArray[np.uint32]], NDArray[np.float32]]:
+def _compute(lower: LocalLower, order: int) -> Callable[[Ngrams], NDArray[np.float32]]:
     forward: dict[int, Compute] = {
         1: lambda t: lower.unigram_entries(t[:, 0]),
         2: lower.bigram_entries,
@@ -81,23 +103,53 @@ def _compute(lower: LocalLower, order: int) -> Callable[[NDArray[np.uint32]], ND
     }
 
     @torch.inference_mode()
-    def compute(ngrams: NDArray[np.uint32]) -> NDArray[np.float32]:
+    def compute(ngrams: Ngrams) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = forward[order](torch.from_numpy(ngrams.astype(np.int64))).numpy()
         return rows
 
     return compute
 
 
-def not_stored(reader: Reader, order: int, keys: Keys, lower: str | None) -> Keys:
-    """Those of `keys` that a look-up would not find as the lower layers `lower` compute them; the rest is shared."""
-    if not len(keys):
-        return keys
+def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
+    """Those of `ngrams` that a look-up would not find as the lower layers `lower` compute them; the rest is shared."""
     # Depth -1 (absent) picks the last entry.
     same = np.array([*(version.meta.get("lower") == lower for version in reader.chain), False])
-    kept: Keys = keys[~same[reader.depths(order, unpack(keys, order))]]
+    kept: Ngrams = ngrams[~same[reader.depths(order, ngrams)]]
     return kept
 
 
-def stored(reader: Reader, order: int) -> Keys:
-    """The n-grams that the reader's own version stores, its parents' left out."""
-    return pack(reader.own(order))
+def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) -> list[Wanted]:
+    """Leave out what the reader's chain has already. The reader must stay open until all is written."""
+
+    def keep(order: int) -> Callable[[Ngrams], Ngrams]:
+        return lambda ngrams: not_stored(reader, order, ngrams, lower)
+
+    return [replace(want, keep=keep(want.order)) for want in wanted]
+
+
+def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
+    """Besides what is wanted, all that the reader's own version stores, its parents' left out."""
+    by_order = {want.order: want for want in wanted}
+    both = []
+    for order in (1, 2, 3):
+        want, own = by_order.get(order, Wanted(order, 0, ())), reader.own(order)
+        both.append(Wanted(order, want.total + len(own), _and_rest(want.chunks, own)))
+    return both
+
+
+def in_chunks(ngrams: Ngrams) -> Iterator[Ngrams]:
+    for at in range(0, len(ngrams), CHUNK):
+        yield ngrams[at : at + CHUNK]
+
+
+def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
+    """All chunks, then those of `own` (ascending) that were in none of them."""
+    keys, left = pack(own)[:, 0], np.ones(len(own), np.bool_)
+    for chunk in chunks:
+        yield chunk
+        wanted = pack(chunk)[:, 0]
+        at = keys.searchsorted(wanted)
+        found = at < len(keys)
+        found[found] = keys[at[found]] == wanted[found]
+        left[at[found]] = False
+    yield from in_chunks(own[left])

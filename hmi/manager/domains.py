@@ -12,6 +12,7 @@ from hmi.core import DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.options import BuildPlotOptions
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.stores.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plots import plot_errors
 from plot_store import VersionInfo
 
@@ -45,6 +46,7 @@ class DomainView:
     bytes: int
     alpha: float | None
     models: int
+    record_misses: bool
 
 
 class Domains:
@@ -79,6 +81,33 @@ class Domains:
         # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
         kept = current.meta.get("alpha") if alpha is None else alpha
         return self._submit(branch, "update", corpus, checked_alpha(50.0 if kept is None else kept), pretrain, options)
+
+    def grow(self, domain: str, min_count: int) -> JobRecord:
+        """Extend the domain by what was recorded as missed. Raises Conflict where that is nothing."""
+        branch = DomainId.parse(domain)
+        self.current(branch)
+        if isinstance(min_count, bool) or min_count < 1:
+            raise InvalidInput(f"min_count = {min_count} is impossible: give 1 or more", field="min_count")
+        name, misses = str(branch), self._parts.misses
+        misses.flush()
+        epoch, sketch = misses.files.epoch(name), misses.files.all(name)
+        if epoch is None:
+            raise Conflict(f"misses of {name} are not recorded: switch record_misses on, and grow it after some use")
+        if sketch is None or not len(sketch.top(1, min_count)[0]):
+            seen = 0 if sketch is None else sketch.seen
+            raise Conflict(
+                f"no n-gram was missed {min_count} times or more in {name} ({seen} misses in all): "
+                "wait for more texts, or lower min_count"
+            )
+        spec = {"domain": name, "mode": "grow", "min_count": min_count, "epoch": epoch}
+        return self._parts.runner.submit("build_plot", spec, inputs={SKETCH: sketch_bytes(sketch)})
+
+    def set(self, domain: str, record_misses: bool | None) -> DomainView:
+        branch = DomainId.parse(domain)
+        self.current(branch)
+        if record_misses is not None:
+            self._record(str(branch), record_misses)
+        return self.one(domain)
 
     def all(self) -> list[DomainView]:
         refs, models = self._refs(), self._models_by_domain()
@@ -120,6 +149,7 @@ class Domains:
             if str(branch) in refs:
                 with plot_errors():
                     self._parts.plots.delete(str(branch))
+            self._record(str(branch), False)
 
         self._parts.registry.while_unused(str(branch), act)
 
@@ -129,6 +159,11 @@ class Domains:
         if found is None:
             raise _unknown(str(branch))
         return found
+
+    def _record(self, domain: str, on: bool) -> None:
+        files = self._parts.misses.files
+        files.switch_on(domain) if on else files.switch_off(domain)
+        self._parts.misses.refresh()
 
     def _refs(self) -> dict[str, VersionInfo]:
         with plot_errors():
@@ -168,6 +203,7 @@ class Domains:
             bytes=sum(sizes.values()),
             alpha=current.meta.get("alpha"),
             models=models[current.ref],
+            record_misses=self._parts.misses.files.epoch(current.ref) is not None,
         )
 
 

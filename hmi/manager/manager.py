@@ -14,10 +14,13 @@ from hmi.manager.domains import Domains, DomainView
 from hmi.manager.models import Models
 from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
+from hmi.manager.store_care import StoreCare
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
 from hmi.manager.upkeep import Upkeep
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import open_layout
+from hmi.stores.miss_files import MissFiles
+from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
 
@@ -33,12 +36,13 @@ class Manager:
         with ExitStack() as undo:
             registry = Registry.open(layout.registry)
             undo.callback(registry.close)
-            plots = open_plots(layout.plots)
+            plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
             adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers)
             self._undo = undo.pop_all()
-        self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner)
+        self.misses = MissRecorder(MissFiles(layout.misses))
+        self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner, self.misses)
         self.settings, self.registry, self.plots = settings, registry, plots
         self.adapters, self.lowers, self.runner = adapters, lowers, runner
         self._domains = Domains(self._parts)
@@ -46,10 +50,12 @@ class Manager:
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
         self._upkeep = Upkeep(self._parts, self._roots)
+        self.care = StoreCare(self._parts, self._upkeep.pinned_plots)
 
     def close(self) -> None:
         """Stop the jobs so that they can be resumed, and close the stores. Again: nothing."""
         self.runner.stop()
+        self.misses.stop()
         self._undo.close()
 
     # Roots
@@ -99,6 +105,21 @@ class Manager:
     ) -> JobRecord:
         """Add a corpus; `alpha` None keeps the current version's. Raises as `create_domain`."""
         return self._domains.update(domain, corpus, alpha, pretrain, options)
+
+    def grow_domain(self, domain: str, *, min_count: int = 5) -> JobRecord:
+        """Add the trigrams that its texts missed at least `min_count` times since recording began, or was used last.
+
+        Raises InvalidInput, NotFound, StorageFull, Conflict (recording is off, nothing was missed so often, or a job
+        is at work on the domain).
+        """
+        return self._domains.grow(domain, min_count)
+
+    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
+        """Change what is not None. `record_misses`: keep the n-grams that users' texts miss; False deletes those kept.
+
+        Raises InvalidInput, NotFound, StorageFull.
+        """
+        return self._domains.set(domain, record_misses)
 
     def domains(self) -> list[DomainView]:
         """All domains by name, each root's own PLOT included."""
@@ -223,3 +244,4 @@ class Manager:
 
     def _housekeeping(self) -> None:
         self._upkeep.housekeeping()
+        self.care.housekeeping()

@@ -15,6 +15,7 @@ from hmi.errors import InvalidInput
 from hmi.jobs.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
+from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.registry import Registry
 from plot_store import Store
 
@@ -33,6 +34,7 @@ class Parts:
     adapters: AdapterStore
     lowers: AdapterStore
     runner: JobRunner
+    misses: MissRecorder
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
         """Call before these models are deleted: requests in flight have pinned versions of them, and will read them.

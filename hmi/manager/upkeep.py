@@ -64,6 +64,7 @@ class Upkeep:
             plots = parts.plots.gc(keep=keep).bytes
             used = {v.meta.get("lower") for ref in parts.plots.refs() for v in parts.plots.history(ref)}
             used |= {parts.plots.version(v).meta.get("lower") for v in keep if self._has_plot(v)}
+        parts.misses.files.prune(self._has_plot)
         # A build may train for hours on lower layers that it has stored and not yet published.
         building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
         lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
@@ -94,6 +95,7 @@ class Upkeep:
                 "lowers": parts.lowers.bytes(),
                 "adapters": parts.adapters.bytes(),
                 "jobs": tree_bytes(layout.jobs),
+                "misses": tree_bytes(layout.misses),
             },
             "roots": len(parts.registry.roots()),
             "domains": plots.refs,
@@ -104,10 +106,10 @@ class Upkeep:
             "plot_entries": {str(order): count for order, count in plots.entries.items()},
         }
 
-    def _has_plot(self, version: str) -> bool:
+    def _has_plot(self, domain_or_version: str) -> bool:
         try:
             with plot_errors():
-                self._parts.plots.version(version)
+                self._parts.plots.version(domain_or_version)
         except HmiError as error:
             if error.kind in ("not_found", "invalid_input"):
                 return False

@@ -11,7 +11,7 @@ from hmi.errors import Conflict, NotFound, QuotaExceeded
 from hmi.stores.ledger import Txn
 from hmi.stores.table import GONE, JOB, LIVE, Table
 
-_TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model"}
+_TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 

@@ -49,6 +49,11 @@ class Layout:
         return self.data / "jobs"
 
     @property
+    def misses(self) -> Path:
+        """What look-ups did not find, of domains where that is recorded."""
+        return self.data / "misses"
+
+    @property
     def incoming(self) -> Path:
         """Uploads that no job has taken yet."""
         return self.data / "incoming"

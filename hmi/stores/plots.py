@@ -8,7 +8,8 @@ from pathlib import Path
 
 import plot_store
 from hmi import errors
-from plot_store import PlotStoreError, Store
+from hmi.config import Settings
+from plot_store import Limits, PlotStoreError, Store
 
 _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
     (plot_store.NotFound, errors.NotFound),
@@ -40,7 +41,13 @@ def plot_errors() -> Iterator[None]:
         raise as_hmi(error) from error
 
 
-def open_plots(path: Path) -> Store:
-    """Open the PLOT store, making it if needed. Raises Damaged, StorageFull."""
+def open_plots(path: Path, settings: Settings | None = None) -> Store:
+    """Open the PLOT store, making it if needed; it grows within the settings' limits. Raises Damaged, StorageFull."""
     with plot_errors():
-        return Store.open(path, create=True)
+        return Store.open(path, create=True, limits=_limits(settings))
+
+
+def _limits(settings: Settings | None) -> Limits:
+    if settings is None:
+        return Limits()
+    return Limits(max_bytes=settings.plot_max_bytes or None, min_free_bytes=settings.plot_min_free_bytes)

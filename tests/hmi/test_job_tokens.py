@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hmi.errors import InvalidData
-from hmi.jobs.build_plot import pieces
+from hmi.jobs.ngrams import pieces
 from hmi.jobs.rows import MAX_ROW_CHARACTERS, read_rows
 from hmi.model.tokenizer import ROWS_AT_ONCE, Text, Tokenizer, _at_once
 from tests.tiny import random_texts

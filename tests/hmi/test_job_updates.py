@@ -17,8 +17,7 @@ from hmi.core import JobRecord
 from hmi.errors import Conflict
 from hmi.jobs import build_plot, import_root
 from hmi.jobs.context import JobContext
-from hmi.jobs.ngrams import Keys, pack
-from hmi.jobs.plots import not_stored, stored, write_version
+from hmi.jobs.plots import Wanted, not_stored, write_version
 from hmi.manager import Manager
 from hmi.model.locality import apply_locality
 from hmi.model.lower import LocalLower
@@ -54,9 +53,12 @@ def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     opened.close()
 
 
-def own(manager: Manager, version: str, order: int) -> set[int]:
+Ngram = tuple[int, ...]
+
+
+def own(manager: Manager, version: str, order: int) -> set[Ngram]:
     with manager.plots.reader(version) as reader:
-        return {int(k) for k in stored(reader, order)}
+        return {tuple(map(int, ngram)) for ngram in reader.own(order)}
 
 
 def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
@@ -67,7 +69,7 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
     assert new.meta["lower"] is not None
     for order in (2, 3):
         assert own(manager, old.id, order) < own(manager, new.id, order)
-    ngrams = np.array([list(_unpacked(k)) for k in sorted(own(manager, old.id, 3))], np.uint32)
+    ngrams = np.array(sorted(own(manager, old.id, 3)), np.uint32)
     with manager.plots.reader(old.id) as before, manager.plots.reader(new.id) as after:
         assert (after.depths(3, ngrams) == 0).all()
         assert not np.array_equal(before.get(3, ngrams)[0], after.get(3, ngrams)[0]), "computed by the new layers"
@@ -76,26 +78,17 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
     assert own(manager, "tiny/med/sub", 3) & own(manager, "tiny", 3)
 
 
-def _unpacked(key: int) -> tuple[int, int, int]:
-    return key >> 42, (key >> 21) & 0x1FFFFF, key & 0x1FFFFF
-
-
 def test_only_rows_of_the_same_lower_layers_are_shared(manager: Manager) -> None:
     with manager.plots.reader("tiny/news") as reader:
-        mine, roots = stored(reader, 3), pack_own(manager, "tiny", 3)
+        mine, roots = reader.own(3), np.array(sorted(own(manager, "tiny", 3)), np.uint32)
         assert len(mine)
         assert len(roots)
-        assert not set(mine.tolist()) & set(roots.tolist())
-        absent = pack(np.array([[1, 1, 1]], np.uint32))
+        assert not own(manager, "tiny/news", 3) & own(manager, "tiny", 3)
+        absent = np.array([[1, 1, 1]], np.uint32)
         wanted = np.concatenate([mine, roots, absent])
         assert not_stored(reader, 3, wanted, None).tolist() == absent.tolist()
         assert not_stored(reader, 3, wanted, "other-layers").tolist() == wanted.tolist()
-        assert reader.depths(3, np.array([list(_unpacked(int(roots[0])))], np.uint32)).tolist() == [1]
-
-
-def pack_own(manager: Manager, ref: str, order: int) -> Keys:
-    with manager.plots.reader(ref) as reader:
-        return stored(reader, order)
+        assert reader.depths(3, roots[:1]).tolist() == [1]
 
 
 def test_a_root_may_be_updated_too(manager: Manager) -> None:
@@ -124,11 +117,12 @@ def test_an_update_stands_on_the_version_that_it_was_chosen_against(manager: Man
 def _write(manager: Manager, lower: LocalLower, onto: str, extend: bool, meta: Mapping[str, Any]) -> VersionInfo:
     job = manager.runner.submit("build_plot", {})
     ctx = JobContext(job, manager.settings, manager.registry)
-    keys = {3: pack(np.array([[5, 6, 7]], np.uint32))}
+    wanted = [Wanted(3, 1, [np.array([[5, 6, 7]], np.uint32)])]
     try:
         return write_version(
-            ctx, "tiny/news", lower, keys, parent=None, onto=onto, extend=extend, meta={"lower": None, **meta}
-        )
+            ctx, "tiny/news", lower, wanted, parent=None, onto=onto, extend=extend,
+            meta=lambda stored: {"lower": None, "stored": stored[3], **meta},
+        )  # fmt: skip
     finally:
         ctx.close()
         manager.cancel_job(job.job)

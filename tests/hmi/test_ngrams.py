@@ -1,69 +1,139 @@
-"""Counting and coverage against a plain dictionary."""
+"""Counting a corpus in a job, resuming it, and what is chosen of it."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hmi.jobs.ngrams import count_ngrams, pack, unpack
+from hmi.config import Settings
+from hmi.jobs import ngrams as module
+from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.ngrams import choose, count_corpus, ragged, tokenised
+from hmi.jobs.plots import Wanted, in_chunks, with_own
+from hmi.manager import Manager
+from hmi.model.tokenizer import Tokenizer
+from plot_store import CountedNgrams, NgramCounter
+from tests.tiny import random_texts
+
+Ngram = tuple[int, ...]
 
 
-def slow_counts(texts: list[list[int]], order: int) -> Counter[tuple[int, ...]]:
-    counts: Counter[tuple[int, ...]] = Counter()
-    for text in texts:
-        padded = [0, *text, 0]
-        for i in range(len(text)):
-            if order == 3:
-                counts[tuple(padded[i : i + 3])] += 1
-            elif i + 1 < len(text):
-                counts[tuple(text[i : i + 2])] += 1
-    return counts
+@pytest.fixture
+def ctx(tmp_path: Path) -> Iterator[JobContext]:
+    manager = Manager(Settings(data=tmp_path / "data", job_workers=0))
+    job = manager.runner.submit("build_plot", {"domain": "tiny/news"}, inputs={"corpus": corpus(600).encode()})
+    context = JobContext(job, manager.settings, manager.registry)
+    yield context
+    context.close()
+    manager.close()
 
 
-def random_corpus(seed: int) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randint(1, 12) for _ in range(rng.randint(1, 15))] for _ in range(200)]
+def corpus(count: int) -> str:
+    return "\n".join(random_texts(count, 4))
 
 
-@pytest.mark.parametrize("chunk", [1, 37, 1 << 20])
-def test_counts_equal_a_dictionary(chunk: int) -> None:
-    texts = random_corpus(0)
-    for got in count_ngrams(texts, chunk):
-        want = slow_counts(texts, got.order)
-        ngrams = unpack(got.keys, got.order)
-        assert {tuple(map(int, g)): int(c) for g, c in zip(ngrams, got.counts, strict=True)} == dict(want)
+def counts(tokenizer: Tokenizer, text: str, order: int) -> Counter[Ngram]:
+    found: Counter[Ngram] = Counter()
+    for line in text.splitlines():
+        ids = tokenizer.encode([line], 1 << 30)[0].ids
+        padded = [0, *ids, 0] if order == 3 else ids
+        found.update(tuple(padded[i : i + order]) for i in range(len(padded) - order + 1))
+    return found
 
 
-def test_pack_is_undone_by_unpack() -> None:
-    ngrams = np.array([[0, 2, 30521], [(1 << 20) - 1] * 3, [5, 6, 0]], np.uint32)
-    assert np.array_equal(unpack(pack(ngrams), 3), ngrams)
+def given(wanted: Wanted) -> list[Ngram]:
+    return [tuple(map(int, ngram)) for chunk in wanted.chunks for ngram in wanted.keep(chunk)]
 
 
-@pytest.mark.parametrize("alpha", [1, 30, 50, 99, 100])
-def test_coverage_is_the_fewest_ngrams_that_reach_alpha(alpha: float) -> None:
-    _, trigrams = count_ngrams(random_corpus(1))
-    chosen = trigrams.covering(alpha)
-    by_key = dict(zip(trigrams.keys.tolist(), trigrams.counts.tolist(), strict=True))
-    covered = [by_key[k] for k in chosen.tolist()]
-    target = alpha / 100 * trigrams.total
-    assert sum(covered) >= target - 1e-6
-    assert sum(covered) - min(covered) < target
-    left_out = set(by_key) - set(chosen.tolist())
-    assert not left_out or max(by_key[k] for k in left_out) <= min(covered)
-
-
-def test_alpha_zero_stores_nothing_and_alpha_hundred_everything() -> None:
-    _, trigrams = count_ngrams(random_corpus(2))
-    assert len(trigrams.covering(0)) == 0
-    assert len(trigrams.covering(100)) == len(trigrams.keys)
-    sizes = [len(trigrams.covering(a)) for a in range(0, 101, 10)]
+def test_a_corpus_is_counted_and_chosen_from(ctx: JobContext, tiny_source: Path) -> None:
+    tokenizer = Tokenizer(tiny_source / "tokenizer.json")
+    counted = count_corpus(ctx, tokenizer, [ctx.input / "corpus"], 600)
+    for want, share in zip(choose(counted, 40), (70, 40), strict=True):
+        by_ngram = counts(tokenizer, corpus(600), want.order)
+        chosen = given(want)
+        assert len(chosen) == want.total == len(set(chosen))
+        covered = [by_ngram[ngram] for ngram in chosen]
+        assert sum(covered) >= share / 100 * by_ngram.total() - 1e-6
+        assert sum(covered) - min(covered) < share / 100 * by_ngram.total()
+        assert max((c for n, c in by_ngram.items() if n not in set(chosen)), default=0) <= min(covered)
+    assert [want.total for want in choose(counted, 0)] == [0, 0], "alpha 0 is the parent's PLOT alone"
+    sizes = [choose(counted, alpha)[1].total for alpha in range(0, 101, 10)]
     assert sizes == sorted(sizes)
+    assert sizes[-1] == counted.distinct(3)
 
 
-def test_min_count_leaves_out_rare_ngrams() -> None:
-    _, trigrams = count_ngrams([[1, 2, 3], [1, 2, 3], [4, 5]])
-    kept = {tuple(map(int, g)) for g in unpack(trigrams.covering(100, min_count=2), 3)}
-    assert kept == {(0, 1, 2), (1, 2, 3), (2, 3, 0)}
+def test_an_interrupted_count_begins_again_and_a_finished_one_does_not(
+    ctx: JobContext, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, paths = Tokenizer(tiny_source / "tokenizer.json"), [ctx.input / "corpus"]
+    monkeypatch.setattr(module, "TOKENISE_AT_ONCE", 50)
+    calls: list[str] = []
+
+    def stop_once(_step: int, _total: int, *, phase: str, **_: Any) -> None:
+        calls.append(phase)
+        if len(calls) == 5:
+            raise JobStopped
+
+    monkeypatch.setattr(ctx, "progress", stop_once)
+    with pytest.raises(JobStopped):
+        count_corpus(ctx, tokenizer, paths, 600)
+    first = count_corpus(ctx, tokenizer, paths, 600)
+    assert set(calls) == {"counting n-grams", "merging counts"}
+    chosen = [given(want) for want in choose(first, 60)]
+    assert first.total(3) == counts(tokenizer, corpus(600), 3).total()
+    calls.clear()
+    again = count_corpus(ctx, tokenizer, paths, 600)
+    assert not calls, "a resumed job does not count what it has counted"
+    assert [given(want) for want in choose(again, 60)] == chosen
+
+
+def test_batches_hold_every_document(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(tiny_source / "tokenizer.json")
+    (tmp_path / "corpus").write_text(corpus(37))
+    monkeypatch.setattr(module, "TOKENISE_AT_ONCE", 10)
+    texts = [
+        tokens[a:b].tolist()
+        for tokens, offsets in tokenised(tokenizer, tmp_path / "corpus")
+        for a, b in pairwise(offsets.tolist())
+    ]
+    assert texts == [e.ids for e in tokenizer.encode(corpus(37).splitlines(), 1 << 30)]
+
+
+def test_ragged() -> None:
+    tokens, offsets = ragged([[1, 2], [], [3]])
+    assert (tokens.tolist(), offsets.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
+    assert (tokens.dtype, offsets.dtype) == (np.int32, np.int64)
+    assert ragged([])[0].size == 0
+
+
+class OwnReader:
+    """A reader as `with_own` sees it."""
+
+    def __init__(self, own: dict[int, list[Ngram]]) -> None:
+        self._own = own
+
+    def own(self, order: int) -> np.ndarray:
+        return np.array(sorted(self._own.get(order, [])), np.uint32).reshape(-1, order)
+
+
+def test_what_a_version_stores_joins_what_is_wanted() -> None:
+    reader: Any = OwnReader({3: [(0, 1, 2), (1, 2, 3), (9, 9, 9)], 1: [(4,)]})
+    chosen = np.array([[7, 7, 7], [1, 2, 3], [0, 1, 1]], np.uint32)
+    both = {want.order: given(want) for want in with_own([Wanted(3, 3, in_chunks(chosen))], reader)}
+    assert both == {1: [(4,)], 2: [], 3: [(7, 7, 7), (1, 2, 3), (0, 1, 1), (0, 1, 2), (9, 9, 9)]}
+
+
+def test_memory_of_a_count_is_not_that_of_the_corpus(tmp_path: Path) -> None:
+    """The choice is known before anything is read, and read in chunks."""
+    with NgramCounter(3, (2, 3), tmp_path) as counter:
+        counter.add(*ragged([[1, 2, 3], [1, 2, 3], [4, 5]]))
+        counted: CountedNgrams = counter.finish()
+    wanted = choose(counted, 100, min_count=2)[1]
+    assert wanted.total == 3
+    assert given(wanted) == [(0, 1, 2), (1, 2, 3), (2, 3, 0)]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import kernellab as lab
 import numpy as np
 import pytest
 
 from kernels import layout, ops
-from kernels.layout import Bytes, Keys
+from kernels.layout import Bytes
 
 MASK = (1 << 64) - 1
 MULTIPLIER = 0xD6E8FEB86659FD93
+FP32 = layout.DTYPES["fp32"]
 
 
-def make_run(parts: list[Bytes], order: int = 3) -> tuple[ops.IndexRun, int]:
-    slots, shift, distinct = ops.build_index([layout.row_keys(part) for part in parts])
-    return ops.IndexRun(order, 0, 2, slots, shift, tuple(parts)), distinct
+def rows_of(ngrams: np.ndarray, fill: float, n: int = 3) -> Bytes:
+    vectors = np.full((len(ngrams), layout.roles(n, ngrams.shape[1]), 2), fill, np.float32)
+    return ops.encode(ngrams.astype(np.uint32), vectors, FP32, n)
 
 
-def rows_of(ngrams: np.ndarray, fill: float) -> Bytes:
-    vectors = np.full((len(ngrams), layout.ROLES[ngrams.shape[1]], 2), fill, np.float32)
-    return ops.encode(ngrams.astype(np.uint32), vectors, 2)
+def table_of(run: ops.IndexRun, n: int = 3) -> ops.LevelTable:
+    return ops.level_table([run], n, 2)
 
 
 def unmix(hashed: int) -> int:
@@ -32,67 +33,155 @@ def unmix(hashed: int) -> int:
     return k ^ (k >> 32)
 
 
-def raw_rows(keys: list[int]) -> Bytes:
-    rows = rows_of(np.zeros((len(keys), 3), np.uint32), 1.0)
-    rows[:, :8] = np.array(keys, "<u8").view(np.uint8).reshape(-1, 8)
-    return rows
+def same_fingerprint(count: int) -> np.ndarray:
+    """Trigrams whose fingerprints are equal: uint32 [count, 3], found among random keys' neighbours by hash."""
+    found: list[list[int]] = []
+    high = 0
+    while len(found) < count:
+        key = unmix((high << 32) | 0xABCD1234)
+        high += 1
+        gram = layout.unpack_keys(np.array([[key]], np.uint64), 3)
+        if layout.pack_keys(gram)[0, 0] == key:
+            found.append(gram[0].tolist())
+    return np.array(found, np.uint32)
 
 
-def test_every_key_is_found_and_no_other() -> None:
+@pytest.mark.parametrize(("n", "order"), [(1, 1), (3, 3), (3, 2), (4, 4), (5, 5), (5, 4)])
+def test_every_key_is_found_and_no_other(n: int, order: int) -> None:
     rng = np.random.default_rng(1)
-    ngrams = np.unique(rng.integers(0, 300, (20_000, 3)), axis=0)
+    span = 30_000 if order == 1 else 300
+    ngrams = np.unique(rng.integers(0, span, (20_000, order)), axis=0)
     rng.shuffle(ngrams)
     inside, outside = ngrams[:9000], ngrams[9000:]
-    run, distinct = make_run([rows_of(part, 1.0) for part in np.array_split(inside, 7)])
-    table = ops.level_table([run], 2)
-    assert distinct == 9000
-    assert (ops.find(table, 3, layout.pack_keys(inside.astype(np.uint32)))[0] != 0).all()
-    assert (ops.find(table, 3, layout.pack_keys(outside.astype(np.uint32)))[0] == 0).all()
+    run = lab.index_run([rows_of(part, 1.0, n) for part in np.array_split(inside, 7)], order, FP32)
+    table = table_of(run, n)
+    assert int((run.slots != layout.EMPTY_SLOT).sum()) == 9000
+    addresses, levels = ops.find(table, order, inside.astype(np.uint32))
+    assert (addresses != 0).all()
+    assert (levels == 0).all()
+    assert (ops.find(table, order, outside.astype(np.uint32))[0] == 0).all()
 
 
-def test_of_equal_keys_the_newest_wins() -> None:
-    same = np.array([[1, 2, 3], [4, 5, 6], [1, 2, 3]])
-    first, second = rows_of(same, 1.0), rows_of(same[1:2], 2.0)
-    run, distinct = make_run([first, second])
-    addresses, _ = ops.find(ops.level_table([run], 2), 3, layout.pack_keys(same[:2].astype(np.uint32)))
+def test_words_of_long_keys_both_count() -> None:
+    """5-grams that differ in one id only, in either word."""
+    grams = np.array([[1, 2, 3, 4, 5], [1, 9, 3, 4, 5], [1, 2, 3, 4, 9], [3, 4, 5, 1, 2]])
+    table = table_of(lab.index_run([rows_of(grams[:1], 1.0, 5)], 5, FP32), 5)
+    assert (ops.find(table, 5, grams.astype(np.uint32))[0] != 0).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("order", [3, 5])
+def test_of_equal_keys_the_newest_wins(order: int) -> None:
+    same = np.array([[1, 2, 3, 7, 7][:order], [4, 5, 6, 7, 7][:order], [1, 2, 3, 7, 7][:order]])
+    first, second = rows_of(same, 1.0, order), rows_of(same[1:2], 2.0, order)
+    slots, shift, distinct = ops.build_index([layout.row_keys(part, order) for part in (first, second)])
+    run = ops.IndexRun(order, 0, FP32, slots, shift, False, (lab.view(first), lab.view(second)))
+    addresses, _ = ops.find(table_of(run, order), order, same[:2].astype(np.uint32))
     assert distinct == 2
     assert addresses.tolist() == [first.ctypes.data + 2 * first.shape[1], second.ctypes.data]
 
 
+def test_a_direct_index_means_what_a_hash_index_means() -> None:
+    rng = np.random.default_rng(3)
+    parts = [rows_of(rng.integers(0, 50, (40, 1)), float(i)) for i in range(3)]
+    keys = [layout.row_keys(part, 1) for part in parts]
+    views = tuple(map(lab.view, parts))
+    hashed, direct = ops.build_index(keys), ops.build_direct(keys, 60)
+    assert hashed[1:] == direct[1:]
+    assert direct[0].size == 60
+    everything = np.arange(1 << 10, dtype=np.uint32)[:, None]  # beyond the vocabulary too
+    addresses = [
+        ops.find(table_of(ops.IndexRun(1, 0, FP32, slots, shift, flag, views)), 1, everything)[0]
+        for (slots, shift, _), flag in ((hashed, False), (direct, True))
+    ]
+    assert np.array_equal(*addresses)
+    assert int((addresses[0] != 0).sum()) == direct[2]
+
+
 def test_keys_of_one_fingerprint_are_told_apart() -> None:
-    keys = [unmix((high << 32) | 0xABCD1234) for high in range(0, 1 << 20, 1 << 14)]
-    run, distinct = make_run([raw_rows(keys)])
-    assert distinct == len(keys)
-    absent = unmix((77 << 32) | 0xABCD1234)
-    table = ops.level_table([run], 2)
-    addresses, _ = ops.find(table, 3, np.array([*keys, absent], np.uint64))
-    expected = [run.segments[0].ctypes.data + i * run.segments[0].shape[1] for i in range(len(keys))]
-    assert addresses.tolist() == [*expected, 0]
+    grams = same_fingerprint(40)
+    run = lab.index_run([rows_of(grams[:-1], 1.0)], 3, FP32)
+    base, stride = run.segments[0].rows.ctypes.data, run.segments[0].rows.shape[1]
+    addresses, _ = ops.find(table_of(run), 3, grams)
+    assert addresses.tolist() == [*(base + i * stride for i in range(39)), 0]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_damaged_index_never_leads_to_a_wrong_row(seed: int) -> None:
+def test_a_fingerprint_that_lies_sends_the_look_up_on_to_the_next_version() -> None:
+    """The near version has only an n-gram of the same fingerprint: the far one serves, in a look-up too."""
+    near, far = same_fingerprint(2)
+    runs = [
+        lab.index_run([rows_of(gram[None], fill)], 3, FP32, depth=depth)
+        for depth, (gram, fill) in enumerate([(near, 1.0), (far, 2.0)])
+    ]
+    table = ops.level_table(runs, 3, 2)
+    text = far.tolist()
+    out, order, depth = lab.lookup(table, [text], layout.ID_LIMIT)
+    assert order.tolist() == [0, 3, 0]
+    assert depth.tolist() == [-1, 1, -1]
+    assert (out == 2.0).all()
+    out, order, _ = lab.lookup(ops.level_table(runs[:1], 3, 2), [text], layout.ID_LIMIT)
+    assert (order == 0).all()
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("order", [1, 3, 5])
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_index_never_leads_to_a_wrong_row(seed: int, direct: bool, order: int) -> None:
+    if direct and order > 1:
+        pytest.skip("only unigrams are direct")
     rng = np.random.default_rng(seed)
-    ngrams = np.unique(rng.integers(0, 50, (500, 3)), axis=0).astype(np.uint32)
-    run, _ = make_run([rows_of(part, 1.0) for part in np.array_split(ngrams, 3)])
-    slots: Keys = run.slots.copy()
+    ngrams = np.unique(rng.integers(0, 400 if order == 1 else 50, (500, order)), axis=0).astype(np.uint32)
+    parts = [rows_of(part, 1.0, order) for part in np.array_split(ngrams, 3)]
+    run = lab.index_run(parts, order, FP32, vocab=400 if direct else None)
+    slots = run.slots.copy()
     if seed % 2:
         hit = rng.integers(0, slots.size, slots.size // 2)
         slots[hit] ^= np.uint64(1) << rng.integers(0, 64, hit.size).astype(np.uint64)
     else:  # no slot is free: a probe must still end
         slots[:] = rng.integers(0, 1 << 63, slots.size).astype(np.uint64) * np.uint64(2)
-    damaged = ops.IndexRun(3, 0, 2, slots, run.shift, run.segments)
-    keys = layout.pack_keys(ngrams)
-    addresses, _ = ops.find(ops.level_table([damaged], 2), 3, keys)
-    for address, key in zip(addresses.tolist(), keys.tolist(), strict=True):
+    damaged = ops.IndexRun(order, 0, FP32, slots, run.shift, direct, run.segments)
+    table = table_of(damaged, order)
+    addresses, _ = ops.find(table, order, ngrams)
+    for address, gram in zip(addresses.tolist(), ngrams, strict=True):
         if address:
-            rows = next(r for r in run.segments if 0 <= address - r.ctypes.data < r.nbytes)
+            rows = next(v.rows for v in run.segments if 0 <= address - v.rows.ctypes.data < v.rows.nbytes)
             offset = address - rows.ctypes.data
             assert offset % rows.shape[1] == 0
-            assert int(layout.row_keys(rows[offset // rows.shape[1]][None])[0]) == key
+            assert np.array_equal(
+                layout.row_keys(rows[offset // rows.shape[1]][None], order), layout.pack_keys(gram[None])
+            )
+    lab.lookup(table, [ngrams[:, 0].tolist()], layout.ID_LIMIT)  # and the fused look-up survives it
+
+
+def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read() -> None:
+    """With the rows' memory made unreadable for sense (all zeros), the addresses are still the same."""
+    rng = np.random.default_rng(7)
+    _, table = lab.random_chain(rng, [0, 2, 1], 8, 6)
+    texts = [rng.integers(0, 6, k).tolist() for k in (30, 0, 1, 300)]
+    tokens, offsets = lab.ragged(texts)
+    before = ops.candidates(table, tokens, offsets)
+    lab.lookup(table, texts, 6)
+    touched = {
+        view.rows.ctypes.data + row * view.rows.shape[1]
+        for run in table.runs
+        for view in run.segments
+        for row in np.flatnonzero(np.unpackbits(view.verified.view(np.uint8), bitorder="little"))
+    }
+    assert set(before.tolist()) == touched
+    for run in table.runs:
+        for view in run.segments:
+            view.rows[:] = 0
+    assert np.array_equal(ops.candidates(table, tokens, offsets), before)
 
 
 def test_more_rows_than_a_row_id_can_number() -> None:
-    one = layout.row_keys(rows_of(np.array([[1, 1, 1]]), 1.0))
+    one = layout.row_keys(rows_of(np.array([[1, 1, 1]]), 1.0), 3)
     with pytest.raises(ValueError, match="more rows"):
-        ops.build_index([np.repeat(one, 1 << 17)] + [one] * (1 << 15))
+        ops.build_index([np.repeat(one, 1 << 17, axis=0)] + [one] * (1 << 15))
+
+
+def test_an_empty_index() -> None:
+    slots, shift, distinct = ops.build_index([])
+    assert distinct == 0
+    table = table_of(ops.IndexRun(3, 0, FP32, slots, shift, False, ()))
+    assert ops.find(table, 3, np.ones((2, 3), np.uint32))[1].tolist() == [-1, -1]

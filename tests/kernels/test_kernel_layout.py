@@ -11,42 +11,72 @@ import pytest
 import kernels
 from kernels import layout, ops, reference
 
+SHAPES = [(n, order) for n in range(1, layout.MAX_N + 1) for order in range(1, n + 1)]
+
 
 def test_package_file_is_empty() -> None:
     assert Path(kernels.__file__).read_bytes() == b""  # transformers tries `from kernels import ...`
 
 
-def test_keys_of_all_orders_are_distinct_and_come_back() -> None:
+def test_keys_of_all_orders_come_back_and_those_of_one_word_are_distinct() -> None:
     ids = [0, 1, 2, (1 << 19), (1 << 20) - 1]
     seen: set[int] = set()
-    for order in layout.ORDERS:
+    for order in range(1, layout.MAX_N + 1):
         ngrams = np.array(list(itertools.product(ids, repeat=order)), np.uint32)
         keys = layout.pack_keys(ngrams)
+        assert keys.shape == (5**order, layout.words(order))
         assert np.array_equal(layout.unpack_keys(keys, order), ngrams)
-        assert layout.EMPTY_SLOT not in keys
-        assert 0 not in keys
-        seen.update(keys.tolist())
+        assert len(np.unique(keys, axis=0)) == 5**order
+        if layout.words(order) == 1:
+            seen.update(keys[:, 0].tolist())
     assert len(seen) == 5**3 + 5**2 + 5
+    assert not seen & {0, layout.EMPTY_SLOT}
+
+
+def test_rows_of_trigram_stores_lie_as_they_always_did() -> None:
+    """Format 1's figures, on which old files depend."""
+    assert [layout.header_bytes(3, order) for order in (1, 2, 3)] == [32, 32, 32]
+    assert [layout.roles(3, order) for order in (1, 2, 3)] == [3, 4, 3]
+    assert layout.stride(3, 3, 384, layout.DTYPES["int8"]) == 1184
+    rows = ops.encode(np.array([[1, 2, 3]], np.uint32), np.ones((1, 3, 4), np.float32), 0, 3)
+    assert int.from_bytes(rows[0, :8].tobytes(), "little") == (3 << 62) | (1 << 42) | (2 << 21) | 3
+    assert rows[0, 8:20].view("<f4").tolist() == [np.float32(1 / 127)] * 3
+
+
+def test_two_word_keys_hold_the_last_three_ids_first() -> None:
+    rows = ops.encode(np.array([[1, 2, 3, 4, 5]], np.uint32), np.ones((1, 5, 4), np.float32), 0, 5)
+    assert int.from_bytes(rows[0, :8].tobytes(), "little") == (3 << 42) | (4 << 21) | 5
+    assert int.from_bytes(rows[0, 8:16].tobytes(), "little") == (1 << 21) | 2
 
 
 @pytest.mark.parametrize("dtype", layout.DTYPES.values())
-@pytest.mark.parametrize("order", layout.ORDERS)
+@pytest.mark.parametrize(("n", "order"), SHAPES)
 @pytest.mark.parametrize("dim", [1, 7, 384])
-def test_encode_decode_is_the_reference(dtype: int, order: int, dim: int) -> None:
+def test_encode_decode_is_the_reference(dtype: int, n: int, order: int, dim: int) -> None:
     rng = np.random.default_rng(dim)
-    vectors = (rng.standard_normal((9, layout.ROLES[order], dim)) * 10.0 ** rng.integers(-6, 4)).astype(np.float32)
+    vectors = (rng.standard_normal((9, layout.roles(n, order), dim)) * 10.0 ** rng.integers(-6, 4)).astype(np.float32)
     vectors[0] = 0
     vectors[1, 0, 0] = 6e-8  # a subnormal half
     ngrams = rng.integers(0, layout.ID_LIMIT, (9, order)).astype(np.uint32)
-    rows = ops.encode(ngrams, vectors, dtype)
-    assert rows.shape == (9, layout.stride(order, dim, dtype))
-    assert np.array_equal(layout.row_keys(rows), layout.pack_keys(ngrams))
-    assert np.array_equal(layout.decode(rows, order, dim, dtype), reference.stored(vectors, dtype))
+    rows = ops.encode(ngrams, vectors, dtype, n)
+    assert rows.shape == (9, layout.stride(n, order, dim, dtype))
+    assert layout.header_bytes(n, order) % 16 == rows.shape[1] % 16 == 0
+    assert np.array_equal(layout.row_keys(rows, order), layout.pack_keys(ngrams))
+    assert np.array_equal(layout.decode(rows, n, order, dim, dtype), reference.stored(vectors, dtype))
+    check_at = layout.header_bytes(n, order) - 8
+    assert np.array_equal(rows[:, check_at : check_at + 8].copy().view("<u8")[:, 0], layout.row_checks(rows, n, order))
+    assert ops.check_rows(rows, n, order).all()
 
 
-def test_key_bytes_are_little_endian() -> None:
-    rows = ops.encode(np.array([[1, 2, 3]], np.uint32), np.ones((1, 3, 4), np.float32), 0)
-    assert int.from_bytes(rows[0, :8].tobytes(), "little") == (3 << 62) | (1 << 42) | (2 << 21) | 3
+def test_vectors_that_are_a_view_encode_alike() -> None:
+    """Every other vector of a larger array, and one turned round."""
+    rng = np.random.default_rng(0)
+    large = rng.standard_normal((20, 3, 32)).astype(np.float32)
+    ngrams = rng.integers(0, 100, (10, 3)).astype(np.uint32)
+    for dtype in layout.DTYPES.values():
+        assert np.array_equal(
+            ops.encode(ngrams, large[::2, :, ::-2], dtype, 3), ops.encode(ngrams, large[::2, :, ::-2].copy(), dtype, 3)
+        )
 
 
 def test_precision_of_each_type() -> None:
@@ -57,15 +87,21 @@ def test_precision_of_each_type() -> None:
     assert np.array_equal(reference.stored(vectors, 2), vectors)
 
 
+def test_bfloat16_is_the_nearest_and_a_tie_goes_to_even() -> None:
+    bits = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001, 0xC0407FFF, 0x00000000], np.uint32)
+    nearest = reference.bfloat16(bits.view(np.float32))
+    assert nearest.tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xC040, 0]
+
+
 @pytest.mark.parametrize("dtype", layout.DTYPES.values())
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
     vectors = np.zeros((2, 3, 5), np.float32)
     vectors[1, 2, 4] = bad
     with pytest.raises(ValueError, match="infinite"):
-        ops.encode(np.ones((2, 3), np.uint32), vectors, dtype)
+        ops.encode(np.ones((2, 3), np.uint32), vectors, dtype, 3)
 
 
 def test_too_large_for_a_half_is_refused() -> None:
     with pytest.raises(ValueError, match="too large"):
-        ops.encode(np.ones((1, 3), np.uint32), np.full((1, 3, 4), 1e6, np.float32), layout.DTYPES["fp16"])
+        ops.encode(np.ones((1, 3), np.uint32), np.full((1, 3, 4), 1e6, np.float32), layout.DTYPES["fp16"], 3)

@@ -1,79 +1,95 @@
-"""The fused look-up equals the reference to the bit, whatever the chain, the types and the batch."""
+"""The fused look-up equals the reference to the bit, whatever the window, the chain, the types and the batch."""
 
 from __future__ import annotations
 
+import kernellab as lab
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import layout, ops, reference
+from kernels import ops, reference
+
+dtypes = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4)
+dims = st.sampled_from([1, 5, 32, 65])
+lengths = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 
 
-def random_chain(
-    rng: np.random.Generator, dtypes: list[int], dim: int, vocab: int
-) -> tuple[list[dict[tuple[int, ...], np.ndarray]], ops.LevelTable]:
-    """Versions nearest first, as dictionaries for the reference and as a table for the kernel."""
-    chain, runs = [], []
-    for depth, dtype in enumerate(dtypes):
-        entries: dict[tuple[int, ...], np.ndarray] = {}
-        for order in (1, 2, 3):
-            for _ in range(int(rng.integers(0, 3))):  # index runs of one version, oldest first
-                ngrams = rng.integers(0, vocab, (int(rng.integers(1, 60)), order)).astype(np.uint32)
-                vectors = rng.standard_normal((len(ngrams), layout.ROLES[order], dim)).astype(np.float32)
-                rows = ops.encode(ngrams, vectors, dtype)
-                parts = tuple(np.ascontiguousarray(p) for p in np.array_split(rows, int(rng.integers(1, 4))) if len(p))
-                slots, shift, _ = ops.build_index([layout.row_keys(p) for p in parts])
-                runs.append((depth, ops.IndexRun(order, depth, dtype, slots, shift, parts)))
-                stored = reference.stored(vectors, dtype)
-                entries.update({tuple(map(int, g)): v for g, v in zip(ngrams, stored, strict=True)})
-        chain.append(entries)
-    newest_first = [run for d in range(len(dtypes)) for depth, run in reversed(runs) if depth == d]
-    return chain, ops.level_table(newest_first, dim)
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool(((a.view(np.uint32) == b.view(np.uint32)) | ((a == 0) & (b == 0))).all())
 
 
-def batch(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    tokens = np.array([t for text in texts for t in text], np.int32)
-    return tokens, np.cumsum([0, *map(len, texts)]).astype(np.int64)
+def agree(chain: lab.Chain, table: ops.LevelTable, texts: list[list[int]], vocab: int, steps: lab.Steps = None) -> None:
+    """The kernel's answer, in both output types, is the reference's; also when the rows have been seen before."""
+    expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps)
+    for _ in range(2):
+        out, order, depth = lab.lookup(table, texts, vocab)
+        assert same_bits(out, expected)
+        assert order.tolist() == orders
+        assert depth.tolist() == depths
+    halves, order, depth = lab.lookup(table, texts, vocab, np.uint16)
+    assert np.array_equal(halves & 0x7FFF, reference.bfloat16(expected) & 0x7FFF)
+    assert np.array_equal(halves[expected != 0], reference.bfloat16(expected)[expected != 0])
+    assert order.tolist() == orders
+    assert depth.tolist() == depths
 
 
-def run(table: ops.LevelTable, texts: list[list[int]], vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    tokens, offsets = batch(texts)
-    out = np.full((tokens.size, table.dim), np.nan, np.float32)
-    order, depth = np.full(tokens.size, 9, np.int8), np.full(tokens.size, 9, np.int16)
-    ops.lookup(table, tokens, offsets, vocab, out, order, depth)
-    return out, order, depth
+@settings(max_examples=120, deadline=None)
+@given(seed=st.integers(0, 1 << 30), dtypes=dtypes, dim=dims, vocab=st.integers(2, 9), lengths=lengths)
+def test_trigrams_equal_the_reference(seed: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    chain, table = lab.random_chain(rng, dtypes, dim, vocab)
+    agree(chain, table, [rng.integers(0, vocab, n).tolist() for n in lengths], vocab)
 
 
 @settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
-    dtypes=st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4),
-    dim=st.sampled_from([1, 5, 32, 65]),
-    vocab=st.integers(2, 9),
-    lengths=st.lists(st.integers(0, 40), min_size=0, max_size=12),
+    n=st.integers(1, 5),
+    dtypes=dtypes,
+    dim=dims,
+    vocab=st.integers(2, 5),
+    lengths=lengths,
+    plan=st.sampled_from(["default", "version", "random"]),
 )
-def test_equals_the_reference(seed: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int]) -> None:
+def test_every_window_and_plan_equals_the_reference(
+    seed: int, n: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int], plan: str
+) -> None:
     rng = np.random.default_rng(seed)
-    chain, table = random_chain(rng, dtypes, dim, vocab)
-    texts = [rng.integers(0, vocab, n).tolist() for n in lengths]
-    out, order, depth = run(table, texts, vocab)
-    expected, orders, depths = reference.lookup(chain, texts, dim)
-    assert np.array_equal(out, expected)
-    assert order.tolist() == orders
-    assert depth.tolist() == depths
+    steps: list[tuple[int, int | None]] | None = None
+    if plan == "version":
+        steps = [(order, depth) for depth in range(len(dtypes)) for order in range(n, 1, -1)] + [(1, None)]
+    elif plan == "random":
+        anywhere = [None, *range(len(dtypes) + 1)]
+        steps = [(int(rng.integers(1, n + 1)), anywhere[rng.integers(len(anywhere))]) for _ in range(rng.integers(6))]
+    chain, table = lab.random_chain(rng, dtypes, dim, vocab, n, steps)
+    agree(chain, table, [rng.integers(0, vocab, k).tolist() for k in lengths], vocab, steps)
 
 
+def test_the_general_body_equals_the_fast_one() -> None:
+    """The default plan spelt twice over means the same, and only the general body takes it."""
+    rng = np.random.default_rng(5)
+    twice = reference.default_steps(3) * 2
+    chain, general = lab.random_chain(rng, [0, 1, 2], 33, 12, steps=twice)
+    fast = ops.level_table(general.runs, 3, 33)
+    assert fast.plain
+    assert not general.plain
+    texts = [rng.integers(0, 12, n).tolist() for n in (5, 300, 0, 1, 2, 77)]
+    agree(chain, general, texts, 12, twice)
+    for a, b in zip(lab.lookup(fast, texts, 12), lab.lookup(general, texts, 12), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", [0, 1, 2])
-def test_long_batches_cross_blocks_alike(dtype: int) -> None:
+def test_long_batches_cross_blocks_alike(dtype: int, n: int) -> None:
     rng = np.random.default_rng(dtype)
-    _, table = random_chain(rng, [dtype, dtype], 16, 8)
+    _, table = lab.random_chain(rng, [dtype, dtype], 16, 8, n)
     texts = [rng.integers(0, 8, n).tolist() for n in (700, 1, 255, 256, 257, 3, 0, 2)]
-    together, order, depth = run(table, texts, 8)
-    alone = [run(table, [text], 8) for text in texts]
-    assert np.array_equal(together, np.concatenate([a[0] for a in alone]))
-    assert np.array_equal(order, np.concatenate([a[1] for a in alone]))
-    assert np.array_equal(depth, np.concatenate([a[2] for a in alone]))
+    together = lab.lookup(table, texts, 8)
+    alone = [lab.lookup(table, [text], 8) for text in texts]
+    for i, part in enumerate(together):
+        assert np.array_equal(part, np.concatenate([a[i] for a in alone]))
 
 
 def test_back_off_prefers_any_trigram_to_any_bigram_and_the_nearest_of_each() -> None:
@@ -83,16 +99,28 @@ def test_back_off_prefers_any_trigram_to_any_bigram_and_the_nearest_of_each() ->
         return {names[k]: np.full(shape[len(names[k])], v, np.float32) for k, v in fill.items()}
 
     near, far = version(left=10, one=1000), version(tri=7, left=20, right=30, one=2000)
-    assert reference.entry([near, far], 1, 2, 3, 1)[1:] == (3, 1)
+    assert reference.window([near, far], (1, 2, 3), 1)[1:] == (3, 1)
+    by_version: list[tuple[int, int | None]] = [(3, 0), (2, 0), (3, 1), (2, 1), (1, None)]
+    rows, order, depth = reference.window([near, far], (1, 2, 3), 1, by_version)
+    assert (rows[:, 0].tolist(), order, depth) == ([10, 10, 7], 3, 0)  # the nearest bigram first, the rest from afar
     del far[(1, 2, 3)]
-    rows, order, depth = reference.entry([near, far], 1, 2, 3, 1)
+    rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([10, 20, 30], 2, 0)  # centre: the mean of 10 and 30
     del near[(1, 2)], far[(1, 2)]
-    rows, order, depth = reference.entry([near, far], 1, 2, 3, 1)
+    rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([0, 30, 30], 2, 1)  # nobody knows token 1 alone
     del far[(2, 3)]
-    rows, order, depth = reference.entry([near, far], 1, 2, 3, 1)
+    rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([0, 1000, 0], 1, -1)
+
+
+def test_a_row_of_every_placement_lies_where_its_role_says() -> None:
+    """n = 4, order 2: each vector holds its role's number, and a window alone shows which went where."""
+    rows = np.arange(6, dtype=np.float32)[:, None]  # placements 0, 1, 2, each with ids 0 and 1
+    vectors, order, _ = reference.window([{(7, 8): rows}], (0, 7, 8, 0), 1)
+    assert (vectors[:, 0].tolist(), order) == ([0, 2, 3, 0], 2)
+    vectors, _, _ = reference.window([{(7, 7): rows}], (7, 7, 7, 7), 1)
+    assert vectors[:, 0].tolist() == [0, (1 + 2) / 2, (3 + 4) / 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +135,7 @@ def test_back_off_prefers_any_trigram_to_any_bigram_and_the_nearest_of_each() ->
     ],
 )
 def test_a_wrong_batch_is_refused(tokens: list[int], offsets: list[int], message: str) -> None:
-    _, table = random_chain(np.random.default_rng(0), [0], 4, 8)
+    _, table = lab.random_chain(np.random.default_rng(0), [0], 4, 8)
     out = np.zeros((len(tokens), 4), np.float32)
     order, depth = np.zeros(len(tokens), np.int8), np.zeros(len(tokens), np.int16)
     with pytest.raises(ValueError, match=message):

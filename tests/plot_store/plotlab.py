@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kernels import reference
-from kernels.layout import DTYPES, ROLES
+from kernels.layout import DTYPES, roles
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,18 +30,22 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB) -> Schema:
-    return Schema(dim=dim, vocab=vocab, dtype=dtype)  # type: ignore[arg-type]
+def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3) -> Schema:
+    return Schema(n=n, dim=dim, vocab=vocab, dtype=dtype)  # type: ignore[arg-type]
 
 
 def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
-    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles, dim])}."""
+    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles, dim])}.
+
+    counts: how many to draw, of the longest first; n (the window's width) is how many counts there are.
+    """
     rng = np.random.default_rng(seed)
+    n = len(counts)
     made: Content = {}
-    for order, count in zip((3, 2, 1), counts, strict=True):
+    for order, count in zip(range(n, 0, -1), counts, strict=True):
         ngrams = np.unique(rng.integers(0, vocab, (count, order)), axis=0).astype(np.uint32)
         rng.shuffle(ngrams)
-        made[order] = (ngrams, rng.standard_normal((len(ngrams), ROLES[order], dim)).astype(np.float32))
+        made[order] = (ngrams, rng.standard_normal((len(ngrams), roles(n, order), dim)).astype(np.float32))
     return made
 
 
@@ -55,7 +59,15 @@ def entries(made: Content, dtype: str = "int8") -> Entries:
 
 
 def put(
-    store: Store, ref: str, made: Content, *, dtype: str = "int8", build: str = "", **options: object
+    store: Store,
+    ref: str,
+    made: Content,
+    *,
+    dtype: str = "int8",
+    build: str = "",
+    n: int = 3,
+    vocab: int = VOCAB,
+    **options: object,
 ) -> VersionInfo:
     """Publish content as a ref's next version."""
     dim = next(iter(made.values()))[1].shape[2] if made else DIM
@@ -63,7 +75,7 @@ def put(
     options.setdefault("segment_bytes", 1 << 15)
     with store.writer(
         ref,
-        schema=schema(dtype, dim),
+        schema=schema(dtype, dim, vocab, n),
         build=build or f"b-{os.urandom(6).hex()}",
         **options,  # type: ignore[arg-type]
     ) as writer:
@@ -86,10 +98,12 @@ def look(reader: Reader, batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, Hi
     return reader.lookup(*ragged(batch))
 
 
-def same_as(reader: Reader, chain: Sequence[Entries], batch: Sequence[Sequence[int]]) -> None:
+def same_as(
+    reader: Reader, chain: Sequence[Entries], batch: Sequence[Sequence[int]], steps: reference.Steps | None = None
+) -> None:
     """The reader's answer is the oracle's, to the bit."""
     out, hits = look(reader, batch)
-    expected, orders, depths = reference.lookup(chain, batch, out.shape[1])
+    expected, orders, depths = reference.lookup(chain, batch, out.shape[1], reader.version.schema.n, steps)
     assert np.array_equal(out, expected)
     assert hits.order.tolist() == orders
     assert hits.depth.tolist() == depths

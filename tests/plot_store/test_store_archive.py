@@ -12,7 +12,7 @@ import pytest
 import xxhash
 import zstandard
 
-from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
+from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
 from plot_store.archive_format import Packer
 
 CONTENTS = {"r": lab.content(1), "r/a": lab.content(2), "r/a/x": lab.content(3, (100, 0, 3))}
@@ -169,6 +169,79 @@ def test_an_archive_that_cannot_fit_is_refused_first(store: Store, tmp_path: Pat
     with pytest.raises(StoreFull, match="free disk space"):
         store.import_archive(tmp_path / "bad.plot")
     assert is_empty(store)
+
+
+def test_a_segment_is_refused_by_its_first_bytes(store: Store, tmp_path: Path) -> None:
+    """What its header says must be what the manifest says, before the rest is read or written."""
+    from dataclasses import replace
+
+    from plot_store.archive_format import CHUNK
+    from plot_store.records import version_id
+
+    exported(tmp_path, "r")
+    with Store.open(tmp_path / "from") as origin:
+        version = origin.version("r")
+        raw = (origin.path / "segments" / version.segments[0].name).read_bytes()
+    big = 50 * CHUNK
+    huge = replace(version, segments=(replace(version.segments[0], bytes=big),))
+    huge = replace(huge, id=version_id(huge))
+    packer = Packer()
+    written: list[int] = []
+    with open(tmp_path / "bad.plot", "wb") as file:
+        file.write(packer.head([huge]) + packer.chunk(raw.ljust(CHUNK, b"\0")))
+        for _ in range(49):
+            file.write(packer.chunk(bytes(CHUNK)))
+        file.write(packer.tail())
+    with pytest.raises(Damaged, match="not what the export's manifest says"):
+        store.import_archive(tmp_path / "bad.plot", progress=lambda done, total: written.append(done))
+    assert written == []
+    assert is_empty(store)
+
+
+def test_a_manifest_is_read_no_further_than_the_file_goes(store: Store, tmp_path: Path) -> None:
+    import tracemalloc
+
+    (tmp_path / "bad.plot").write_bytes(struct.pack("<8sH6xQQ", b"PLOTARC\0", 2, 1 << 27, 0) + b"[" * 1000)
+    tracemalloc.start()
+    with pytest.raises(Damaged, match="ends too early"):
+        store.import_archive(tmp_path / "bad.plot")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_progress_counts_every_byte_and_may_stop_it(store: Store, tmp_path: Path) -> None:
+    exported(tmp_path)
+    steps: list[tuple[int, int]] = []
+    with Store.open(tmp_path / "from") as origin:
+        total = sum(v.bytes for v in origin.chain("r/a/x"))
+        origin.export("r/a/x", tmp_path / "x.plot", progress=lambda *step: steps.append(step))
+        assert steps[-1] == (total, total)
+
+        def stop(done: int, total: int) -> None:
+            if done > total // 2:
+                raise KeyboardInterrupt
+
+        (tmp_path / "out").mkdir()
+        with pytest.raises(KeyboardInterrupt):
+            origin.export("r/a/x", tmp_path / "out" / "y.plot", progress=stop)
+        assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        store.import_archive(tmp_path / "x.plot", progress=stop)
+    assert is_empty(store)
+    steps.clear()
+    store.import_archive(tmp_path / "x.plot", progress=lambda *step: steps.append(step))
+    assert steps[-1] == (total, total)
+
+
+def test_a_collected_version_comes_back_by_an_import(store: Store, tmp_path: Path) -> None:
+    file = exported(tmp_path, "r")
+    version = store.import_archive(file)
+    store.delete("r")
+    assert store.gc().versions == (version.id,)
+    with pytest.raises(Collected):
+        store.version(version.id)
+    assert store.import_archive(file) == version == store.version(version.id)
+    lab.check(store)
 
 
 def test_a_damaged_store_is_not_exported(store: Store, tmp_path: Path) -> None:

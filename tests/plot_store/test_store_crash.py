@@ -109,7 +109,7 @@ def test_killed_again_and_again_it_still_ends(tmp_path: Path) -> None:
         whole = {s.name for s in store.version("r").segments}
     path = fresh(tmp_path / "s")
     deaths = 0
-    while dies_at(35, build, path):  # enough operations for one publication, too few for the whole build
+    while dies_at(41, build, path):  # enough operations for one publication, too few for the whole build
         deaths += 1
         assert deaths < 50
     with Store.open(path) as store:

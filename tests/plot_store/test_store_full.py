@@ -115,6 +115,30 @@ def test_each_operation_failing_once(store: Store, monkeypatch: pytest.MonkeyPat
     lab.check(store)
 
 
+@pytest.mark.parametrize("said", ["Input/output error", "MDB_CORRUPTED: Located page was wrong type"])
+def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it says."""
+    import lmdb
+
+    from plot_store import Damaged, catalogue, lmdb_errors
+
+    lab.put(store, "r", OLD)
+    error = lmdb.CorruptedError(said) if "MDB" in said else lmdb.Error(said)
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogue.Txn, "put", failing)
+        with pytest.raises(Damaged if "MDB" in said else StoreIO) as caught:
+            store.tag("r", "x")
+        assert caught.value.kind in ("damaged", "store_io")
+        patch.setattr(lmdb_errors.files, "free_bytes", lambda folder: 1000)
+        with pytest.raises(StoreFull, match="free disk space"):
+            store.tag("r", "x")
+    lab.check(store)
+
+
 def test_short_writes_are_completed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(1, len(data) // 3)]))
@@ -132,6 +156,51 @@ def test_the_catalogue_grows_when_it_is_full(tmp_path: Path) -> None:
         catalogue.write(lambda txn, i=i: txn.put(f"x/{i}", "y" * 3000))  # type: ignore[misc]
     assert len(catalogue.read(lambda txn: txn.keys("x/"))) == 200
     catalogue.close()
+
+
+@pytest.mark.parametrize("operation", ["fsync", "replace", "mkdir", "open"])
+def test_a_creation_that_fails_leaves_a_place_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    real, failed = getattr(os, operation), 0
+    for nth in range(1, 30):
+        left = [nth]
+
+        def failing(*arguments: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, operation, failing)
+            with contextlib.suppress(StoreFull):
+                Store.open(tmp_path / str(nth), create=True).close()
+        if left[0] > 0:
+            break
+        failed += 1
+        with Store.open(tmp_path / str(nth), create=True) as store:
+            lab.put(store, "r", {})
+            assert sorted(p.name for p in store.path.iterdir()) == ["catalogue", "segments"]
+    assert 0 < failed < 20
+
+
+def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
+    from plot_store import catalogue
+
+    other = tmp_path / "other" / "catalogue"
+    other.parent.mkdir()
+    catalogue.make(other)
+    before = (other / "data.mdb").stat().st_ino
+    draft = tmp_path / "draft"
+    catalogue.make(draft)
+    catalogue._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
+    catalogue.make(other)
+    assert (other / "data.mdb").stat().st_ino == before
+    (tmp_path / "stray").mkdir()
+    (tmp_path / "stray" / "notes").touch()
+    with pytest.raises(StoreIO, match="no catalogue"):
+        catalogue.make(tmp_path / "stray")
 
 
 GROW = """

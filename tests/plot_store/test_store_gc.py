@@ -103,7 +103,7 @@ def test_builds_hold_their_segments_and_their_ground_until_abandoned(store: Stor
     made = lab.content(3, (1500, 0, 0))
     with store.writer("r/a", schema=lab.schema(), build="b", segment_bytes=1 << 15) as writer:
         writer.add(3, *made[3])
-        durable = writer.resume_point(3)
+    durable = writer.resume_point(3)  # leaving has waited for the segments on their way
     lab.put(store, "r", lab.content(2))
     assert durable > 0
     report = store.gc(keep_versions=1, orphan_age_s=-60)
@@ -171,7 +171,7 @@ def test_collecting_beside_publishing_and_reading(store: Store) -> None:
 def test_info_counts(store: Store, tmp_path: Path) -> None:
     version = lab.put(store, "r", lab.content(1))
     info = store.info()
-    assert (info.format, info.refs, info.versions, info.segments) == (1, 1, 1, len(version.segments))
+    assert (info.format, info.refs, info.versions, info.segments) == (2, 1, 1, len(version.segments))
     assert info.entries == version.entries == {k: len(v[0]) for k, v in lab.content(1).items()}
     assert info.bytes > version.bytes
     assert info.path == str(tmp_path / "plots")

@@ -14,6 +14,7 @@ import pytest
 from kernels import reference
 from kernels.layout import DTYPES
 from plot_store import Closed, Invalid, Store
+from plot_store.indexing import MAX_RUNS
 
 
 @pytest.mark.parametrize("dtypes", [["int8"], ["fp16"], ["fp32"], ["int8"] * 4, ["fp16", "int8", "fp32"]])
@@ -112,6 +113,67 @@ def test_a_miss_is_zero_and_counted(store: Store) -> None:
     assert not out.any()
     assert hits.counts() == {"trigram": 0, "bigram": 0, "unigram": 0, "miss": 4}
     assert hits.depth.tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp16", "fp32"])
+def test_bfloat16_is_the_float32_answer_rounded(store: Store, dtype: str) -> None:
+    lab.put(store, "r", lab.content(1), dtype=dtype)
+    tokens, offsets = lab.ragged(lab.texts(4))
+    with store.reader("r") as reader:
+        full, hits = reader.lookup(tokens, offsets)
+        half, again = reader.lookup(tokens, offsets, out=np.empty(full.shape, np.uint16))
+    assert half.dtype == np.uint16
+    assert np.array_equal(half, reference.bfloat16(full))
+    assert np.array_equal(hits.order, again.order)
+
+
+@pytest.mark.parametrize("counts", [(9,), (40, 9), (60, 40, 9), (60, 60, 40, 9), (60, 60, 60, 40, 9)], ids=len)
+def test_own_and_get_for_every_width(store: Store, counts: tuple[int, ...]) -> None:
+    n, made = len(counts), lab.content(1, counts)
+    version = lab.put(store, "r", made, n=n)
+    lab.put(store, "r/a", lab.content(2, counts), n=n)
+    assert version.entries == {order: len(ngrams) for order, (ngrams, _) in made.items()}
+    with store.reader("r") as reader:
+        for order, (ngrams, rows) in made.items():
+            assert np.array_equal(reader.own(order), np.unique(ngrams, axis=0))
+            got, depth = reader.get(order, ngrams)
+            assert np.array_equal(got, reference.stored(rows, DTYPES["int8"]))
+            assert (depth == 0).all()
+            assert np.array_equal(reader.depths(order, ngrams), depth)
+        for bad in (0, n + 1, True, "3"):
+            with pytest.raises(Invalid, match=f"is unknown where n = {n}: use {n} "):
+                reader.own(bad)  # type: ignore[arg-type]
+
+
+def test_unigrams_are_indexed_directly_once_they_are_many(store: Store) -> None:
+    kinds = {}
+    for count in (1, 2, 12):
+        ngrams = np.arange(count, dtype=np.uint32)[::-1, None]
+        made = {1: (ngrams, np.random.default_rng(count).standard_normal((count, 3, lab.DIM)).astype(np.float32))}
+        version = lab.put(store, f"r{count}", made)
+        with store.reader(version.ref) as reader:
+            (run,) = reader._mapped.table.runs  # type: ignore[union-attr]
+            kinds[count] = (run.direct, run.slots.size)
+            lab.same_as(reader, [lab.entries(made)], lab.texts(count))
+    assert kinds == {1: (False, 8), 2: (True, lab.VOCAB), 12: (True, lab.VOCAB)}
+    lab.check(store)
+
+
+def test_many_extensions_keep_few_indexes_and_the_large_old_one(store: Store) -> None:
+    big = lab.content(0, (3000, 0, 0))
+    first = lab.put(store, "r", big)
+    known = lab.entries(big)
+    large = next(s for s in first.segments if s.kind == "index")
+    for turn in range(1, 20):
+        made = lab.content(turn, (30, 0, 0))
+        version = lab.put(store, "r", made, extend=True)
+        known.update(lab.entries(made))
+        indexes = [s for s in version.segments if s.kind == "index"]
+        assert len(indexes) <= MAX_RUNS
+        assert indexes[0] == large
+        with store.reader("r") as reader:
+            lab.same_as(reader, [known], lab.texts(turn))
+    lab.check(store)
 
 
 def test_out_is_filled_and_checked(store: Store) -> None:

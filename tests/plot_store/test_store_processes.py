@@ -87,3 +87,39 @@ def test_use_after_fork_is_refused_and_a_fresh_open_works(store: Store) -> None:
     assert process.exitcode == 0
     lab.put(store, "s", {})
     assert sorted(store.refs()) == ["r", "s"]
+
+
+def _spawned(path: Path, number: int, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    """Reads, appends, tags and pins in a process that was not forked."""
+    with Store.open(path) as store:
+        with store.reader("r@base") as reader:
+            lab.same_as(reader, [lab.entries(lab.content(1))], lab.texts(1))
+        lab.put(store, f"r/{number}", lab.content(number), parent="r@base")
+        while True:
+            try:
+                store.append("r", lab.content(10 + number))
+                break
+            except Conflict:
+                continue
+        queue.put(store.pin("r", f"worker:{number}").owner)
+
+
+def test_processes_that_are_spawned_work_side_by_side(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    store.tag("r", "base")
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    workers = [context.Process(target=_spawned, args=(store.path, number, queue)) for number in (2, 3)]
+    for worker in workers:
+        worker.start()
+    assert sorted(queue.get(timeout=120) for _ in workers) == ["worker:2", "worker:3"]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert store.children("r") == ["r/2", "r/3"]
+    assert len(store.history("r")) == 3
+    known = {k: v for seed in (1, 12, 13) for k, v in lab.entries(lab.content(seed)).items()}
+    with store.reader("r") as reader:
+        assert set(map(tuple, reader.own(3).tolist())) == {g for g in known if len(g) == 3}
+    assert len(store.pins()) == 2
+    lab.check(store)

@@ -216,8 +216,8 @@ def test_what_a_writer_refuses(store: Store) -> None:
             store.writer(ref, schema=schema, build="c", parent=parent)
     with pytest.raises(NotFound, match="branch off"):
         store.writer("nobody/a", schema=lab.schema(), build="c")
-    with pytest.raises(Invalid, match="n = 4"):
-        Schema(n=4, dim=3, vocab=3)
+    with pytest.raises(Invalid, match="n = 6"):
+        Schema(n=6, dim=3, vocab=3)
     with pytest.raises(Invalid, match="dtype"):
         lab.schema("int4")
     with pytest.raises(Invalid, match="vocab"):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plot_store import ANY, InUse, NotFound, Reader, Store, VersionInfo
+from plot_store import ANY, Conflict, InUse, NotFound, Reader, Store, VersionInfo
 
 REFS = ["a", "b", "a/x", "a/y", "a/x/z"]
 seeds = st.integers(0, 30)
@@ -30,6 +30,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.current: dict[str, str] = {}
         self.kept: dict[str, list[str]] = {}
         self.readers: list[tuple[Reader, list[lab.Entries]]] = []
+        self.tags: dict[str, str] = {}
+        self.pins: set[str] = set()
         self.builds = 0
 
     def chain(self, version_id: str | None) -> list[lab.Entries]:
@@ -59,6 +61,58 @@ class StoreMachine(RuleBasedStateMachine):
         self.current[ref] = version.id
         self.kept[ref] = [version.id, *self.kept.get(ref, [])]
 
+    def published(self, version: VersionInfo, entries: lab.Entries) -> None:
+        self.versions[version.id], self.entries[version.id] = version, entries
+        assert version.previous == self.current[version.ref]
+        self.current[version.ref] = version.id
+        self.kept[version.ref].insert(0, version.id)
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), seed=seeds)
+    def append(self, data: st.DataObject, seed: int) -> None:
+        ref = data.draw(st.sampled_from(sorted(self.current)))
+        before = self.current[ref]
+        made = lab.content(seed, (15, 5, 3))
+        version = self.store.append(ref, made)
+        self.published(version, {**self.entries[before], **lab.entries(made, version.schema.dtype)})
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), most=st.integers(1, 3))
+    def compact(self, data: st.DataObject, most: int) -> None:
+        ref = data.draw(st.sampled_from(sorted(self.current)))
+        before = self.current[ref]
+        version = self.store.compact(ref, max_segments=most, target_bytes=1 << 15)
+        if version is not None:
+            assert self.store.diff(before, version.id).equal
+            self.published(version, self.entries[before])
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), name=st.sampled_from(["x", "y"]))
+    def tag(self, data: st.DataObject, name: str) -> None:
+        ref = data.draw(st.sampled_from(sorted(self.current)))
+        target = data.draw(st.sampled_from(self.kept[ref]))
+        known = self.tags.get(f"{ref}@{name}", target)
+        try:
+            assert self.store.tag(ref, name, target) == target == known
+            self.tags[f"{ref}@{name}"] = target
+        except Conflict:
+            assert target != known
+
+    @rule(ref=refs, name=st.sampled_from(["x", "y"]))
+    def untag(self, ref: str, name: str) -> None:
+        assert self.store.untag(ref, name) == (self.tags.pop(f"{ref}@{name}", None) is not None)
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        ref = data.draw(st.sampled_from(sorted(self.current)))
+        self.pins.add(self.store.pin(ref, "me").version)
+
+    @precondition(lambda self: self.pins)
+    @rule()
+    def unpin(self) -> None:
+        assert self.store.unpin(self.pins.pop(), "me")
+
     @precondition(lambda self: self.current)
     @rule(data=st.data())
     def roll(self, data: st.DataObject) -> None:
@@ -78,18 +132,21 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.delete(ref)
             assert ref in self.current
             assert not depend
+            assert not self.tagged(ref)
             del self.current[ref], self.kept[ref]
         except NotFound:
             assert ref not in self.current
         except InUse:
-            assert depend
+            assert depend or self.tagged(ref)
 
     @rule(keep=st.integers(1, 3))
     def collect(self, keep: int) -> None:
         self.store.gc(keep_versions=keep, orphan_age_s=-60)
+        named = {*self.tags.values(), *self.pins}
         for ref, versions in self.kept.items():
-            self.kept[ref] = [v for i, v in enumerate(versions) if i < keep or v == self.current[ref]]
+            self.kept[ref] = [v for i, v in enumerate(versions) if i < keep or v == self.current[ref] or v in named]
         roots = [v for versions in self.kept.values() for v in versions] + [r.version.id for r, _ in self.readers]
+        roots += named
         live = {name for v in roots for a in self.ancestors(v) for name in self.names(a)}
         assert {p.name for p in (self.store.path / "segments").iterdir()} == live
 
@@ -127,9 +184,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert [v.id for v in self.store.history(ref)] == self.kept[ref]
             with self.store.reader(ref) as reader:
                 lab.same_as(reader, self.chain(version_id), lab.texts(2, (3, 12)))
+        assert self.store.tags() == self.tags
+        assert {pin.version for pin in self.store.pins()} == self.pins
         for reader, chain in self.readers:
             lab.same_as(reader, chain, lab.texts(2, (3, 12)))
         lab.check(self.store)
+
+    def tagged(self, ref: str) -> list[str]:
+        return [tag for tag in self.tags if tag.partition("@")[0] == ref]
 
     def ancestors(self, version_id: str) -> list[str]:
         found: list[str] = []
@@ -150,6 +212,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStore = StoreMachine.TestCase

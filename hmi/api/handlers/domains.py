@@ -7,7 +7,7 @@ import asyncio
 from hmi.api.handlers.models import accepted
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
-from hmi.api.schemas_domain import DomainList, DomainView
+from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import CreateDomain, RollbackDomain, UpdateDomain
 from hmi.api.views import domain_view
 from hmi.core import DomainId
@@ -48,6 +48,19 @@ async def update_domain(call: Call) -> Reply:
         options=body.options.model_dump(mode="json", exclude_unset=True),
     )
     return accepted(job)
+
+
+async def change_domain(call: Call) -> Reply:
+    body: ChangeDomain = call.body
+    manager = call.services.manager
+    row = await asyncio.to_thread(manager.set_domain, str(call.domain()), record_misses=body.record_misses)
+    return Reply(domain_view(row))
+
+
+async def grow_domain(call: Call) -> Reply:
+    body: GrowDomain = call.body
+    manager = call.services.manager
+    return accepted(await asyncio.to_thread(manager.grow_domain, str(call.domain()), min_count=body.min_count))
 
 
 async def rollback_domain(call: Call) -> Reply:

@@ -10,4 +10,4 @@ from hmi.api.views import stats_view
 
 async def stats(call: Call) -> Reply:
     found = await asyncio.to_thread(call.services.manager.stats)
-    return Reply(stats_view(found, call.services.metrics.pool))
+    return Reply(stats_view(found, call.services.metrics))

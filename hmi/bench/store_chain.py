@@ -1,0 +1,181 @@
+"""A store to measure: a root of many n-grams, three branches one on the other, and where their rows lie in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi.bench.store_data import LENGTH, VOCAB, Ngrams, Sample, Texts, Vectors, bigrams, distinct, trigrams
+from kernels import limits
+from kernels.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
+from plot_store import Reader, Schema, Store, VersionInfo
+from plot_store import format as fmt
+
+TEXTS_AT_ONCE = 16
+BATCH = TEXTS_AT_ONCE * LENGTH  # tokens, and rows that a batch of hits asks for
+MOST_BATCHES = 256
+ROOT_BIGRAMS, MOST_OF_A_BRANCH = 300_000, 200_000
+OFFSETS = np.arange(TEXTS_AT_ONCE + 1, dtype=np.int64) * LENGTH
+REFS = ("bench", "bench/a", "bench/a/b", "bench/a/b/c")
+SCALES = 4 * roles(3, 3)  # bytes of a trigram row's scales
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What each version of the chain stores, nearest the root first: n-grams by order, in the order of writing."""
+
+    versions: tuple[dict[int, Ngrams], ...]
+    hits: Texts  # every trigram of these is the root's
+    natural: Texts  # left-out text of the deepest branch's kind
+
+    def bytes(self, dim: int) -> int:
+        """Of all rows, stored as int8."""
+        every = [(order, len(ngrams)) for version in self.versions for order, ngrams in version.items()]
+        return sum(count * stride(3, order, dim, DTYPES["int8"]) for order, count in every)
+
+    @property
+    def root(self) -> Ngrams:
+        """The root's trigrams."""
+        return self.versions[0][3]
+
+    @property
+    def batches(self) -> NDArray[np.int32]:
+        """int32 [batches, BATCH] of texts whose trigrams all hit."""
+        return _batches(self.hits)
+
+    @property
+    def natural_batches(self) -> NDArray[np.int32]:
+        """int32 [batches, BATCH] of texts as they come."""
+        return _batches(self.natural)
+
+    @cached_property
+    def rows_of(self) -> NDArray[np.int64]:
+        """int64 [batches, BATCH]: which of the root's trigrams, counted as written, each token of `batches` needs."""
+        stored = pack_keys(self.root)[:, 0]
+        order = np.argsort(stored)
+        wanted = pack_keys(trigrams(self.batches.reshape(-1, LENGTH)))[:, 0]
+        found = order[np.searchsorted(stored, wanted, sorter=order)]
+        assert (stored[found] == wanted).all()
+        rows: NDArray[np.int64] = found.reshape(-1, BATCH)
+        return rows
+
+
+def choose(sample: Sample, seed: int = 3) -> Tables:
+    """All trigrams of the root's text, and the more frequent of the other n-grams."""
+    keys = distinct(trigrams(sample.parts[0]))
+    root = {
+        1: np.arange(1, VOCAB, dtype=np.uint32)[:, None],
+        2: distinct(bigrams(sample.parts[0]), max(ROOT_BIGRAMS, len(keys) // 8)),
+        3: keys,
+    }
+    most = min(MOST_OF_A_BRANCH, max(1000, len(keys) // 10))
+    branches = [{2: distinct(bigrams(p), most // 2), 3: distinct(trigrams(p), most)} for p in sample.parts[1:]]
+    return Tables((root, *branches), np.random.default_rng(seed).permutation(sample.parts[0]), sample.unseen)
+
+
+def _batches(texts: Texts) -> NDArray[np.int32]:
+    count = min(MOST_BATCHES, len(texts) // TEXTS_AT_ONCE)
+    assert count >= 2
+    return texts[: count * TEXTS_AT_ONCE].reshape(count, BATCH)
+
+
+class Chain:
+    """The chain in a store of its own, with a reader of the root alone and one of all four versions."""
+
+    def __init__(self, folder: Path, tables: Tables, dim: int) -> None:
+        self.tables, self.dim, self.folder = tables, dim, folder
+        self.store = Store.open(folder, create=True)
+        vectors = Vectors(dim)
+        for ref, ngrams in zip(REFS, tables.versions, strict=True):
+            write(self.store, ref, ngrams, vectors)
+        self.root_version = self.store.version(REFS[0])
+        self.open()
+
+    def open(self) -> None:
+        self.shallow, self.deep = self.store.reader(REFS[0]), self.store.reader(REFS[-1])
+
+    def unmap(self) -> None:
+        """Give up every mapping, so that the system may drop the pages."""
+        self.shallow.close()
+        self.deep.close()
+
+    def close(self) -> None:
+        self.unmap()
+        self.store.close()
+
+    def rows(self) -> FlatRows:
+        """The root's trigram rows, mapped anew."""
+        return FlatRows(self.folder, self.root_version)
+
+
+def write(store: Store, ref: str, ngrams: dict[int, Ngrams], vectors: Vectors) -> VersionInfo:
+    """Build and publish one version."""
+    schema = Schema(dim=vectors.dim, vocab=VOCAB)
+    with store.writer(ref, schema=schema, build=f"bench-{ref.replace('/', '-')}") as writer:
+        for order, wanted in ngrams.items():
+            for some, numbers in vectors.blocks(wanted):
+                writer.add(order, some, numbers)
+        return writer.publish()
+
+
+class FlatRows:
+    """A version's trigram rows as plain memory: its files mapped the default way, without any index."""
+
+    def __init__(self, folder: Path, version: VersionInfo) -> None:
+        self.maps = []
+        for info in version.segments:
+            if info.kind == "rows" and info.order == 3:
+                path = folder / "segments" / info.name
+                with path.open("rb") as file:
+                    found = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
+                shape = (found.count, found.stride)
+                self.maps.append(np.memmap(path, np.uint8, "r", found.data_at, shape))
+        self._starts = np.cumsum([0, *(len(rows) for rows in self.maps)])
+        self._stride = self.maps[0].shape[1]
+        self._bases = np.array([rows.ctypes.data for rows in self.maps], np.int64)
+        self.vectors_bytes = roles(3, 3) * version.schema.dim
+        self._vectors_at = header_bytes(3, 3)
+
+    def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the vectors of rows (counted as written) begin."""
+        part = np.searchsorted(self._starts, numbers, "right") - 1
+        return np.asarray(self._bases[part] + (numbers - self._starts[part]) * self._stride + self._vectors_at)
+
+    def plain(self, numbers: NDArray[np.int64]) -> Bytes:
+        """Scales and vectors alone, uint8 [m, SCALES + bytes]: what a store without index, key or check would hold."""
+        rows = np.empty((len(numbers), SCALES + self.vectors_bytes), np.uint8)
+        vectors = np.empty((len(numbers), self.vectors_bytes), np.uint8)
+        limits.gather(self.addresses(numbers), vectors)
+        scales = np.empty((len(numbers), SCALES), np.uint8)
+        limits.gather(self.addresses(numbers) - self._vectors_at + scales_at(3), scales)
+        rows[:, :SCALES], rows[:, SCALES:] = scales, vectors
+        return rows
+
+
+def summed(rows: Bytes, dim: int) -> NDArray[np.float32]:
+    """Plain rows of a batch -> float32 [BATCH, dim]: what a look-up returns, in numpy."""
+    scales = np.ascontiguousarray(rows[:, :SCALES]).view(np.float32)
+    vectors = rows[:, SCALES:].view(np.int8).reshape(TEXTS_AT_ONCE, LENGTH, 3, dim).astype(np.float32)
+    vectors *= scales.reshape(TEXTS_AT_ONCE, LENGTH, 3, 1)
+    total = vectors[:, :, 1].copy()
+    total[:, 1:] += vectors[:, :-1, 2]
+    total[:, :-1] += vectors[:, 1:, 0]
+    return total.reshape(-1, dim)
+
+
+def rotating(work: Callable[[int], object], count: int, start: int = 0) -> Callable[[], object]:
+    """`work` on another of `count` batches at each call: no call finds the rows of the one before in a cache."""
+    turn = itertools.count(start)
+    return lambda: work(next(turn) % count)
+
+
+def look_up(reader: Reader, batches: NDArray[np.int32]) -> Callable[[int], object]:
+    """A reader's look-up of one batch, into memory that is used again."""
+    out = np.empty((BATCH, reader.version.schema.dim), np.float32)
+    return lambda i: reader.lookup(batches[i], OFFSETS, out=out)

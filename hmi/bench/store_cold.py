@@ -1,0 +1,100 @@
+"""Rows of `hmi bench store`: a batch whose rows are not in memory, against reading them through default faults."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hmi.bench.report import Row, seconds
+from hmi.bench.store_chain import BATCH, OFFSETS, REFS, Chain
+from kernels import limits
+
+PAGE = 4096
+PROBES = 16
+STILL_THERE = 0.1  # of the pages probed: more, and the system has not dropped the file
+
+
+def measure(chain: Chain, runs: int) -> Iterator[Row]:
+    """Of every batch the pages are dropped before each of three ways to read it. The chain's readers close for good."""
+    chain.unmap()
+    suffix, segments = f"d{chain.dim}", chain.folder / "segments"
+    name, peer = f"default_faults_over_cold_lookup_{suffix}", f"a default memory map, {BATCH} rows gathered; wall time"
+    why = drop(segments)
+    if why is not None:
+        yield Row(name, None, "x", 10.0, why=why, stretch=20.0)
+        return
+    batches = np.random.default_rng(5).permutation(len(chain.tables.batches))[:runs]
+    times: dict[str, list[float]] = {"default": [], "prefetched": [], "bare": []}
+    for turn, batch in enumerate(batches):
+        ways = list(times)[turn % 3 :] + list(times)[: turn % 3]
+        for way in ways:
+            times[way].append(_default(chain, int(batch)) if way == "default" else _lookup(chain, int(batch), way))
+    median = {way: statistics.median(took) for way, took in times.items()}
+    ratios = [a / b for a, b in zip(times["default"], times["prefetched"], strict=True)]
+    value = round(statistics.median(ratios), 2)
+    yield Row(name, value, "x", 10.0, True, len(batches), peer, stretch=20.0)
+    for way, title in (("default", "cold_default_faults"), ("prefetched", "cold_lookup"), ("bare", "cold_unasked")):
+        about = "the look-up without prefetch" if way == "bare" else None
+        yield Row(f"{title}_{suffix}", round(1e3 * median[way], 2), "ms", runs=len(batches), peer=about)
+
+
+def drop(segments: Path) -> str | None:
+    """Ask the system to forget a folder's files; why it has not, where it has not. Nothing may have them mapped."""
+    gc.collect()  # a mapping lives as long as the last array on it
+    kept = []
+    for path in segments.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)  # what is not written yet cannot be dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            kept += [in_memory(fd, at) for at in _probes(os.fstat(fd).st_size)]
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                return "this file system does not say what is in memory: name a folder on a disk with --data"
+            raise
+        finally:
+            os.close(fd)
+    if np.mean(kept) > STILL_THERE:
+        return "the system keeps the files in memory: name a folder on a disk with --data"
+    return None
+
+
+def in_memory(fd: int, at: int) -> bool:
+    """Whether this byte of a file can be read without waiting for a disk. Raises OSError where nobody can tell."""
+    try:
+        return os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+def _probes(size: int) -> range:
+    return range(0, max(1, size - PAGE), max(PAGE, size // PROBES))
+
+
+def _default(chain: Chain, batch: int) -> float:
+    drop(chain.folder / "segments")
+    rows = chain.rows()
+    addresses = rows.addresses(chain.tables.rows_of[batch])
+    out = np.empty((BATCH, rows.vectors_bytes), np.uint8)
+    return seconds(lambda: limits.gather(addresses, out), time.perf_counter)
+
+
+def _lookup(chain: Chain, batch: int, way: str) -> float:
+    drop(chain.folder / "segments")
+    tokens = chain.tables.batches[batch]
+    out = np.empty((BATCH, chain.dim), np.float32)
+    with chain.store.reader(REFS[0]) as reader:
+
+        def read() -> None:
+            if way == "prefetched":
+                reader.prefetch(tokens, OFFSETS)
+            reader.lookup(tokens, OFFSETS, out=out)
+
+        return seconds(read, time.perf_counter)

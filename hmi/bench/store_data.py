@@ -1,0 +1,134 @@
+"""What the store is measured with: texts of LENGTH tokens, the n-grams they ask for, and vectors to store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hmi.errors import InvalidInput
+from hmi.jobs.corpus import read_documents
+from hmi.model.source import DEFAULT_PACKAGE, find_source
+from hmi.model.tokenizer import Tokenizer
+from kernels.layout import pack_keys, roles, unpack_keys
+
+LENGTH = 128
+DEPTH = 4  # versions of the deepest chain: a root and three branches, each on the one before
+VOCAB = 30_522  # the default root's
+BRANCH_SHARE = 10  # a branch stores the root's number of n-grams divided by this
+FOLLOW = 0.95  # how often synthetic text continues from the token before; with NEAR, hits come out as in real text
+NEAR = 1500  # ranks that share one continuation: the larger, the fewer continuations a token has
+TOKENS_A_KEY = 4  # text that is looked through for one distinct trigram
+LEAST_TEXTS = 32  # two batches
+AT_ONCE, UNCUT = 256, 1 << 30  # documents tokenised together, and no limit to their length
+POOL = 2048  # n-grams whose vectors are drawn; more only cost memory
+
+Texts = NDArray[np.int32]  # [texts, LENGTH], ids 1..VOCAB-1
+Ngrams = NDArray[np.uint32]  # [m, order]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts of one source. `parts[0]` makes the root, the others its branches; `unseen` was left out of all."""
+
+    source: str
+    parts: tuple[Texts, ...]
+    unseen: Texts
+
+
+def zipf_sample(keys: int, seed: int = 7) -> Sample:
+    """Synthetic text whose root has `keys` distinct trigrams (a text's more at most)."""
+    rng = np.random.default_rng(seed)
+    root = reaching(zipf_texts(max(8, keys * TOKENS_A_KEY // LENGTH), 0, rng), keys)
+    branches = [zipf_texts(max(8, len(root) // BRANCH_SHARE), topic, rng) for topic in range(1, DEPTH)]
+    return Sample("Zipf", (root, *branches), zipf_texts(512, DEPTH - 1, rng))
+
+
+def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
+    """`count` texts in which a token often decides the next one; half of a topic's tokens are everybody's."""
+    weights = np.cumsum(1 / np.arange(1, VOCAB))
+    ranks = np.searchsorted(weights / weights[-1], rng.random((LENGTH, count)))
+    follows = rng.random((LENGTH, count)) < FOLLOW
+    topics = topic * (rng.random((LENGTH, count)) < 0.5)
+    texts = np.empty((LENGTH, count), np.int64)
+    previous = np.zeros(count, np.int64)
+    for i in range(LENGTH):
+        continued = ranks[i] // NEAR + previous * 48_271 + topics[i] * 7_919
+        anew = ranks[i] * 11 + topics[i] * 101
+        texts[i] = previous = np.where(follows[i], continued, anew) % (VOCAB - 1) + 1
+    return np.ascontiguousarray(texts.T.astype(np.int32))
+
+
+def corpus_sample(path: Path, keys: int) -> Sample:
+    """Real text, one document a line, cut by the default root's tokenizer; the root has `keys` distinct trigrams, or
+    those of six tenths of the corpus. Raises InvalidInput when there is too little text."""
+    tokenizer = Tokenizer(find_source(DEFAULT_PACKAGE).folder / "tokenizer.json")
+    streams: list[list[int]] = [[] for _ in range(DEPTH + 1)]
+    for document, ids in tokenised(path, tokenizer):
+        streams[part_of(document)] += ids
+        if len(streams[0]) > keys * TOKENS_A_KEY and min(map(len, streams)) >= LEAST_TEXTS * LENGTH:
+            break
+    parts = [np.array(ids[: len(ids) // LENGTH * LENGTH], np.int32).reshape(-1, LENGTH) for ids in streams]
+    if min(map(len, parts)) < LEAST_TEXTS:
+        raise InvalidInput(f"{path} has too little text to measure with: give some 100,000 words", field="corpus")
+    return Sample(path.name, (reaching(parts[0], keys), *parts[1:DEPTH]), parts[DEPTH])
+
+
+def tokenised(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Every document with its ids, [CLS] and [SEP] among them."""
+    documents = read_documents(path)
+    while batch := list(itertools.islice(documents, AT_ONCE)):
+        for document, encoded in zip(batch, tokenizer.encode(batch, UNCUT), strict=True):
+            yield document, encoded.ids
+
+
+def reaching(texts: Texts, keys: int) -> Texts:
+    """The first texts, as many as have `keys` distinct trigrams; all if they have fewer."""
+    first = np.sort(np.unique(pack_keys(trigrams(texts))[:, 0], return_index=True)[1])
+    return texts if len(first) < keys else texts[: first[keys - 1] // LENGTH + 1]
+
+
+def part_of(document: str, tenths_of_root: int = 6) -> int:
+    """Which part a document belongs to, decided by its text alone."""
+    tenth = xxhash.xxh3_64_intdigest(document.encode()) % 10
+    return 0 if tenth < tenths_of_root else tenth - tenths_of_root + 1
+
+
+def trigrams(texts: Texts) -> Ngrams:
+    """The window around every token, uint32 [tokens, 3]; 0 = no neighbour."""
+    padded = np.pad(texts, ((0, 0), (1, 1))).astype(np.uint32)
+    return np.stack([padded[:, :-2], padded[:, 1:-1], padded[:, 2:]], axis=2).reshape(-1, 3)
+
+
+def bigrams(texts: Texts) -> Ngrams:
+    """Every two neighbours, uint32 [pairs, 2]."""
+    return np.stack([texts[:, :-1], texts[:, 1:]], axis=2).reshape(-1, 2).astype(np.uint32)
+
+
+def distinct(ngrams: Ngrams, most: int | None = None) -> Ngrams:
+    """The (at most `most`) most frequent n-grams, each once, in the order in which a build stores them: by falling
+    power of two of their count, then by key, so that rows that are used together lie together."""
+    keys, counts = np.unique(pack_keys(ngrams)[:, 0], return_counts=True)
+    order = np.lexsort((keys, -np.floor(np.log2(counts))))
+    return unpack_keys(keys[order[:most], None], ngrams.shape[1])
+
+
+class Vectors:
+    """Random vectors for any number of n-grams, drawn once: int8 codes of them are as incompressible as real ones."""
+
+    def __init__(self, dim: int, seed: int = 11) -> None:
+        rng = np.random.default_rng(seed)
+        self.dim = dim
+        self._pools = {k: rng.standard_normal((2 * POOL, roles(3, k), dim), np.float32) for k in (1, 2, 3)}
+
+    def blocks(self, ngrams: Ngrams) -> Iterator[tuple[Ngrams, NDArray[np.float32]]]:
+        """The n-grams with their vectors, POOL at a time."""
+        pool = self._pools[ngrams.shape[1]]
+        for number, at in enumerate(range(0, len(ngrams), POOL)):
+            some, start = ngrams[at : at + POOL], number * 97 % POOL
+            yield some, pool[start : start + len(some)]

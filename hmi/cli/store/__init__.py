@@ -1,0 +1,19 @@
+"""`hmi store`: what lies on the disk, whether it is sound, and how it is kept small."""
+
+from __future__ import annotations
+
+import click
+
+from hmi.cli.base import Group
+from hmi.cli.store.archives import export, import_
+from hmi.cli.store.care import compact, gc, info, scrub, verify
+from hmi.cli.store.figures import diff, top
+
+
+@click.group(cls=Group)
+def store() -> None:
+    """The stores of the data folder."""
+
+
+for _command in (info, verify, scrub, gc, compact, export, import_, diff, top):
+    store.add_command(_command)

@@ -1,0 +1,70 @@
+"""`hmi store export` and `import`: one file with a domain's PLOT and all it builds on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.options import FILE
+from hmi.cli.output import notes, print_json, size
+from hmi.cli.session import Session
+from hmi.cli.store.bars import byte_bar
+from hmi.core import DomainId
+from hmi.errors import Conflict
+from hmi.stores.plots import plot_errors
+
+if TYPE_CHECKING:
+    from hmi.manager import Manager
+
+
+@click.command(cls=Command)
+@click.argument("domain", metavar="ROOT/BRANCH")
+@click.argument("archive", type=click.Path(dir_okay=False, path_type=Path))
+@as_json
+@pass_session
+def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
+    """Write a domain's PLOT and all it builds on to one file."""
+    with session.local() as local, plot_errors(), byte_bar(f"exporting {domain}") as show:
+        local.services.manager.plots.export(domain.replace(".", "/"), archive, progress=show)
+    written = archive.stat().st_size
+    if as_json:
+        print_json({"domain": domain, "archive": str(archive), "bytes": written})
+    else:
+        notes.print(f"{domain} is in {archive} ({size(written)})")
+
+
+@click.command("import", cls=Command)
+@click.argument("archive", type=FILE)
+@click.option("--as", "name", help="Another name for the domain.")
+@as_json
+@pass_session
+def import_(session: Session, archive: Path, name: str | None, as_json: bool) -> None:
+    """Take over an exported PLOT."""
+    with session.local() as local, plot_errors():
+        manager = local.services.manager
+        name = None if name is None else str(DomainId.parse(name))
+        _check_roots(manager, archive, name)
+        with byte_bar(f"importing {archive.name}") as show:
+            version = manager.plots.import_archive(archive, ref=name, progress=show)
+    found = {"domain": version.ref, "version": version.id}
+    print_json(found) if as_json else notes.print(f"{version.ref} is at version {version.id}")
+
+
+def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
+    """Raise Conflict unless every version of the archive stands on a root of this data folder.
+
+    A PLOT's rows mean something to the upper layers of the very import that computed them, and to no others.
+    """
+    roots = {root.name: root.version for root in manager.registry.roots()}
+    for at, version in enumerate(manager.plots.archived(archive)):
+        root = DomainId.parse(name if at == 0 and name is not None else version.ref).root
+        made_on = version.meta.get("root_version")
+        if made_on is None or roots.get(root) != made_on:
+            raise Conflict(
+                f"{version.ref} in {archive} was computed with version {made_on} of its root, which is not what this "
+                f"data folder has as root {root!r} ({roots.get(root, 'none')}): import it into the data folder that "
+                "it was exported from or a copy of that, or create the domain here from its corpus"
+            )

@@ -1,0 +1,184 @@
+"""`hmi store info`, `verify`, `scrub`, `gc` and `compact`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.progress import run_job, tell
+from hmi.cli.session import Session
+from hmi.cli.store.bars import byte_bar
+from hmi.errors import Conflict, Damaged
+from hmi.stores.plots import plot_errors
+
+if TYPE_CHECKING:
+    from hmi.api.local import LocalCalls
+    from hmi.manager import Manager
+    from plot_store import VerifyReport
+
+
+@click.command(cls=Command)
+@as_json
+@pass_session
+def info(session: Session, as_json: bool) -> None:
+    """Counts and bytes by tier; on a data folder also the tags and pins of its PLOTs."""
+    with session.calls() as calls:
+        found = calls.request("GET", "/manage/stats")
+        if not session.remote:
+            found |= _marks(cast("LocalCalls", calls).services.manager)
+    if as_json:
+        print_json(found)
+        return
+    sizes = {name: {tier: size(b) for tier, b in value.items()} if name.endswith("bytes") else value
+             for name, value in found.items() if name != "plot_lookups"}  # fmt: skip
+    print_fields(sizes)
+
+
+def _marks(manager: Manager) -> dict[str, Any]:
+    plots = manager.plots
+    with plot_errors():
+        pins = [f"{pin.version} by {pin.owner}" for pin in plots.pins()]
+        leases = [f"{lease.version} by {lease.owner}" for lease in plots.leases()]
+        return {"tags": plots.tags(), "pins": pins, "leases": leases}
+
+
+@click.command(cls=Command)
+@as_json
+@pass_session
+def verify(session: Session, as_json: bool) -> None:
+    """Read every byte of PLOTs and adapters and compare checksums; exit code 1 where something is wrong."""
+    with session.local() as local:
+        manager = local.services.manager
+        report = _scrubbed(session, None, None)
+        problems = [*_problems(report), *manager.verify(), *_damaged_artefacts(manager)]
+    _tell(report, problems, as_json, "and all adapters are sound")
+
+
+@click.command(cls=Command)
+@click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
+@click.option("--rate", help="Read at most this many bytes a second, such as 50M, so that others can work.")
+@as_json
+@pass_session
+def scrub(session: Session, domain: str | None, rate: str | None, as_json: bool) -> None:
+    """Read every byte of the PLOTs (of one domain and what it builds on), in a process that may die of it.
+
+    Safe while a server runs. Exit code 1 where something is damaged.
+    """
+    with session.local():
+        report = _scrubbed(session, domain and domain.replace(".", "/"), None if rate is None else _bytes(rate))
+    _tell(report, _problems(report), as_json, "are sound")
+
+
+def _scrubbed(session: Session, ref: str | None, rate: float | None) -> VerifyReport:
+    from hmi.stores.layout import Layout
+    from plot_store.scrub import scrub
+
+    with plot_errors(), byte_bar("reading PLOTs") as show:
+        path = Layout(session.settings().data).plots
+        return scrub(path, ref=ref, bytes_per_second=rate, progress=lambda at: show(at.done, at.total))
+
+
+def _problems(report: VerifyReport) -> list[str]:
+    return [f"{damage.segment or 'the catalogue'}: {damage.what}" for damage in report.damages]
+
+
+def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
+    """Show a report; raises Damaged where there are problems."""
+    if as_json:
+        print_json({"versions": report.versions, "segments": report.segments, "bytes": report.bytes,
+                    "problems": problems})  # fmt: skip
+    elif problems:
+        notes.print("\n".join(problems), markup=False)
+    if problems:
+        raise Damaged(f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again")
+    notes.print(f"{report.versions} PLOT versions in {report.segments} segments {good}")
+
+
+def _damaged_artefacts(manager: Manager) -> list[str]:
+    found = []
+    for name in sorted({v.artefact for m in manager.models() for v in m.versions} & manager.adapters.names()):
+        try:
+            manager.adapters.get(name)
+        except Damaged as error:
+            found.append(error.message)
+    return found
+
+
+def _bytes(text: str) -> float:
+    """ "50M" → 52428800; raises click.BadParameter."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    try:
+        value = float(text[:-1] if factor > 1 else text) * factor
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1 << 50:
+        raise click.BadParameter(f"{text!r} is no rate: give bytes a second, such as 50M", param_hint="--rate")
+    return value
+
+
+@click.command(cls=Command)
+@click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
+@click.option("--keep-versions", type=click.IntRange(min=1), help="Of each domain, the newest so many (default 8).")
+@click.option("--keep-days", type=click.FloatRange(min=0), help="And those published in the last so many days.")
+@as_json
+@pass_session
+def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: float | None, as_json: bool) -> None:
+    """Remove what no domain and no model needs; tags, pins, models and running jobs keep their versions."""
+    freed: dict[str, int] = {}
+    with session.local() as local:
+        manager = local.services.manager
+        report = manager.care.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
+        if not dry_run:
+            freed = manager.collect_garbage()
+            freed["plots"] = freed.get("plots", 0) + report.bytes
+    if as_json:
+        print_json({**freed, "collected": asdict(report)})
+        return
+    print_fields({"versions": report.versions, "segments": len(report.segments), "orphans": len(report.orphans),
+                  "builds": report.builds, "bytes": size(report.bytes)})  # fmt: skip
+    kept = [{"version": version, "why": why} for version, why in report.kept.items()]
+    print_table(kept, {"version": "KEPT", "why": "WHY"}, "no version is left")
+    if dry_run:
+        notes.print("nothing was removed: leave --dry-run out to do it")
+    else:
+        notes.print("freed: " + ", ".join(f"{kind} {size(count)}" for kind, count in freed.items()))
+
+
+@click.command(cls=Command)
+@click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
+@click.option("--all", "every", is_flag=True, help="Every domain that has more small segments than allowed.")
+@as_json
+@pass_session
+def compact(session: Session, domain: str | None, every: bool, as_json: bool) -> None:
+    """Merge the small segments that updates have left; models stay on the version that they were made on.
+
+    May run beside a server, which then does the work.
+    """
+    if every == (domain is not None):
+        raise click.UsageError("give either a domain or --all")
+    results = []
+    with session.local() as local:
+        care = local.services.manager.care
+        for name in care.due() if domain is None else [domain]:
+            results.append(_compacted(session, local, name))
+    if as_json:
+        print_json(results)
+        return
+    columns = {"domain": "DOMAIN", "version": "VERSION", "segments": "SEGMENTS", "bytes": "BYTES", "reason": "NOTE"}
+    print_table(results, columns, "no domain has more small segments than allowed")
+
+
+def _compacted(session: Session, local: LocalCalls, domain: str) -> dict[str, Any]:
+    """The result of one domain's job; another job on it is a note, not the end of the others."""
+    try:
+        job = local.services.manager.care.compact(domain)
+    except Conflict as error:
+        return {"domain": domain, "compacted": False, "reason": error.message}
+    view = run_job(session, local, job.job)
+    if view["state"] != "succeeded":
+        tell(view, as_json=False)
+    return dict(view["result"])

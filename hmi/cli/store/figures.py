@@ -1,0 +1,152 @@
+"""`hmi store diff` and `top`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Group as Lines
+from rich.live import Live
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.client import Client
+from hmi.cli.output import notes, print_json, print_table, size, table_of
+from hmi.cli.session import Session
+from hmi.errors import HmiError
+from hmi.stores.plots import plot_errors
+
+ORDERS = ("trigram", "bigram", "unigram", "miss")
+COLUMNS = {
+    "domain": "DOMAIN", "lookups": "LOOK-UPS", "rate": "PER S", "trigram": "TRIGRAM", "bigram": "BIGRAM",
+    "unigram": "UNIGRAM", "miss": "MISS", "bytes": "SIZE", "segments": "SEGMENTS", "small_segments": "SMALL",
+    "chain": "CHAIN",
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+@click.command(cls=Command)
+@click.argument("old")
+@click.argument("new")
+@as_json
+@pass_session
+def diff(session: Session, old: str, new: str, as_json: bool) -> None:
+    """Compare two versions of PLOTs by their n-grams: domains, version ids, or ROOT/BRANCH@TAG."""
+    with session.local() as local, plot_errors():
+        report = local.services.manager.plots.diff(old, new)
+    rows = [
+        {"order": order, "added": of.added, "removed": of.removed, "changed": of.changed, "same": of.same}
+        for order, of in report.orders.items()
+    ]
+    if as_json:
+        print_json({"old": report.a, "new": report.b, "equal": report.equal, "orders": rows})
+        return
+    print_table(rows, {"order": "ORDER", "added": "ADDED", "removed": "REMOVED", "changed": "CHANGED",
+                       "same": "SAME"}, "no n-grams")  # fmt: skip
+
+
+@click.command(cls=Command)
+@click.option("--watch", is_flag=False, flag_value=2.0, type=click.FloatRange(min=0.1), metavar="[SECONDS]",
+              help="Refresh until Ctrl-C; with --json a line each time.")  # fmt: skip
+@as_json
+@pass_session
+def top(session: Session, watch: float | None, as_json: bool) -> None:
+    """What each domain's PLOT does and weighs: look-ups by what answered, bytes, segments, depth of the chain.
+
+    Look-ups are the running server's since its start; without one, there is only what the disk tells.
+    """
+    with _sampler(session) as sample:
+        if watch is None:
+            rows, where = sample()
+            _show(rows, where, as_json)
+            return
+        _refresh(sample, watch, as_json)
+
+
+def _show(rows: list[Row], where: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"source": where, "domains": rows})
+        return
+    print_table([_for_people(row) for row in rows], COLUMNS, "no domains yet")
+    notes.print(where, markup=False)
+
+
+def _refresh(sample: Callable[[], tuple[list[Row], str]], seconds: float, as_json: bool) -> None:
+    with Live(console=notes, auto_refresh=False, transient=False) as live:
+        before: dict[str, int] = {}
+        at = time.monotonic()
+        while True:
+            rows, where = sample()
+            now = time.monotonic()
+            for row in rows:
+                row["rate"] = _rate(row["lookups"], before.get(row["domain"]), now - at)
+            before, at = {row["domain"]: row["lookups"] for row in rows if row["lookups"] is not None}, now
+            if as_json:
+                click.echo(json.dumps({"source": where, "domains": rows}))
+            else:
+                live.update(Lines(table_of([_for_people(row) for row in rows], COLUMNS), where), refresh=True)
+            time.sleep(seconds)
+
+
+def _rate(count: int | None, before: int | None, seconds: float) -> float | None:
+    """Look-ups a second since the last sample; None without one, or where the server began anew."""
+    if count is None or before is None or count < before or seconds <= 0:
+        return None
+    return (count - before) / seconds
+
+
+@contextmanager
+def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
+    """Yields a function that gives the rows of now, and where they come from."""
+    if session.url is not None:
+        client = Client(session.url, session.key)
+        yield lambda: (_joined(_remote_disk(client), _lookups(client)), f"look-ups of the server at {client.url}")
+        return
+    from hmi.api.presence import live_server
+
+    data = session.settings().data
+    with session.local() as local:
+
+        def sample() -> tuple[list[Row], str]:
+            disk = [asdict(row) for row in local.services.manager.care.on_disk()]
+            server = live_server(data)
+            if server is None or not server.url:
+                return _joined(disk, None), f"no server works on {data}: this is what the disk tells"
+            try:
+                found = _lookups(Client(server.url, session.key))
+            except HmiError as error:
+                return _joined(disk, None), f"this is what the disk tells; {server.url}: {error.message}"
+            return _joined(disk, found), f"look-ups of the server at {server.url}"
+
+        yield sample
+
+
+def _lookups(client: Client) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = client.request("GET", "/manage/stats")["plot_lookups"]
+    return found
+
+
+def _remote_disk(client: Client) -> list[Row]:
+    domains = client.request("GET", "/manage/domains")["domains"]
+    return [{"domain": d["domain"], "version": d["current"], "bytes": d["bytes"], "entries": d["entries"]}
+            for d in domains]  # fmt: skip
+
+
+def _joined(disk: list[Row], lookups: dict[str, dict[str, int]] | None) -> list[Row]:
+    """A row for each domain: how many tokens were looked up (None: unknown), the share of each order, and its bytes."""
+    rows = []
+    for row in disk:
+        counts = None if lookups is None else lookups.get(row["domain"], {})
+        total = None if counts is None else sum(counts.get(order, 0) for order in ORDERS)
+        shares = {order: counts.get(order, 0) / total if counts and total else None for order in ORDERS}
+        rows.append({**row, "lookups": total, **shares})
+    return sorted(rows, key=lambda row: (-(row["lookups"] or 0), row["domain"]))
+
+
+def _for_people(row: Row) -> Row:
+    shares = {order: None if row[order] is None else f"{row[order]:.1%}" for order in ORDERS}
+    return {**row, **shares, "bytes": size(row["bytes"])}

@@ -1,0 +1,63 @@
+"""Merging the small segments that a domain's updates have left, while readers and models go on with the old version.
+
+The new version holds the same n-grams and vectors. A build on the same domain goes first: this job then gives up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+from hmi.core import DomainId
+from hmi.jobs.context import JobContext
+from plot_store import Conflict
+
+ASK_EVERY_S: Final = 0.5
+NICE: Final = 10
+
+
+class _Overtaken(Exception):
+    """A build wants to publish on the version that is being compacted."""
+
+
+def run(ctx: JobContext) -> dict[str, Any]:
+    """Job body. Spec: domain, max_segments. The result says whether there was anything to merge, or what came first."""
+    spec = ctx.job.spec
+    domain, most = str(DomainId.parse(spec["domain"])), int(spec["max_segments"])
+    target = 2 * ctx.settings.compact_small_bytes  # the store takes what is below half of it for small
+    os.nice(NICE)
+    before = ctx.plots.version(domain)
+    try:
+        made = ctx.plots.compact(domain, max_segments=most, target_bytes=target, progress=_Watch(ctx, domain))
+    except (_Overtaken, Conflict):
+        return {"domain": domain, "compacted": False, "reason": "a build on this domain came first"}
+    if made is None:
+        return {"domain": domain, "compacted": False, "reason": "there is nothing to merge"}
+    return {
+        "domain": domain,
+        "compacted": True,
+        "version": made.id,
+        "segments": {"before": len(before.segments), "after": len(made.segments)},
+        "bytes": {"before": before.bytes, "after": made.bytes},
+    }
+
+
+class _Watch:
+    """The store's progress as the job's; asks now and then whether a build has come."""
+
+    def __init__(self, ctx: JobContext, domain: str) -> None:
+        self._ctx, self._domain = ctx, domain
+        self._asked = float("-inf")
+
+    def __call__(self, done: int, total: int) -> None:
+        at = time.monotonic()
+        if at - self._asked >= ASK_EVERY_S:
+            self._asked = at
+            if builds_on(self._ctx, self._domain):
+                raise _Overtaken
+        self._ctx.progress(done, total, phase="compacting")
+
+
+def builds_on(ctx: JobContext, domain: str) -> bool:
+    return any(j.kind == "build_plot" and j.spec.get("domain") == domain for j in ctx.registry.live_jobs())

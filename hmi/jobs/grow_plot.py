@@ -1,0 +1,48 @@
+"""Growing a PLOT: adding the trigrams that a domain's texts missed most, from the sketch that the job was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hmi.core import DomainId
+from hmi.errors import Conflict
+from hmi.jobs.context import JobContext
+from hmi.jobs.plots import Wanted, in_chunks, only_missing, write_version
+from hmi.model.lower import LocalLower
+from hmi.stores.layout import Layout
+from hmi.stores.miss_files import SKETCH, MissFiles, read_sketch
+from plot_store import VersionInfo
+
+
+def grow(
+    ctx: JobContext, domain: DomainId, parent: VersionInfo, lower_name: str | None, lower: LocalLower, min_count: int
+) -> VersionInfo:
+    """Publish an extension of `parent` by what was missed at least `min_count` times and is still not stored.
+
+    Raises Conflict where that is nothing, or where the domain has moved on.
+    """
+    sketch = read_sketch(ctx.input / SKETCH)
+    ngrams, counts, _ = sketch.top(min_count=min_count)
+    wanted = [Wanted(sketch.n, len(ngrams), in_chunks(ngrams))]
+
+    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+        if not stored[sketch.n]:
+            raise Conflict(f"all that {domain} missed often is stored by now: there is nothing to grow by")
+        report = {
+            "missed_trigrams": sketch.seen,
+            "counted_trigrams": int(counts.sum()),
+            "stored_trigrams": stored[sketch.n],
+            "min_count": min_count,
+        }
+        return {**parent.meta, "report": report}
+
+    with ctx.plots.reader(parent.id) as reader:
+        missing = only_missing(wanted, reader, lower_name)
+        return write_version(ctx, str(domain), lower, missing, parent=None, onto=parent.id, extend=True, meta=meta)
+
+
+def grown(ctx: JobContext, domain: DomainId) -> None:
+    """After the publication: what was recorded has done its work. Again: nothing."""
+    files = MissFiles(Layout(ctx.settings.data).misses)
+    files.forget(str(domain), only_epoch=ctx.job.spec["epoch"])

@@ -1,0 +1,144 @@
+"""Recorded misses on disk, and the switch for each domain. Any process may use them; nothing is kept in memory.
+
+    misses/<root.branch>/epoch                           a random word; this folder is there where recording is on
+    misses/<root.branch>/<version>.<epoch>.safetensors   the sketch of one PLOT version's misses
+
+To forget is to begin a new epoch: sketches of an older one, also those that a recorder writes late, count for nothing
+and are removed. To switch off is to remove the folder, which a late recorder does not make again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+import plot_store
+from hmi.core import DomainId
+from hmi.errors import Damaged
+from hmi.model.files import full_or, write_bytes
+from hmi.stores.layout import clear_leftovers
+from plot_store import MissSketch
+
+EPOCH: Final = "epoch"
+HOUR_S: Final = 3600.0
+SUFFIX: Final = ".safetensors"
+SKETCH: Final = "misses"  # the name of a sketch among a job's inputs
+Epochs = dict[str, str]
+
+
+class MissFiles:
+    """Owns `<data>/misses`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def epochs(self) -> Epochs:
+        """The domains that are recorded, each with its epoch."""
+        found: Epochs = {}
+        for path in self.folder.glob(f"[!.]*/{EPOCH}"):
+            with suppress(FileNotFoundError):  # switched off this moment
+                found[path.parent.name.replace(".", "/")] = path.read_text()
+        return found
+
+    def epoch(self, domain: str) -> str | None:
+        """The domain's epoch; None where it is not recorded."""
+        try:
+            return (self._of(domain) / EPOCH).read_text()
+        except FileNotFoundError:
+            return None
+
+    def switch_on(self, domain: str) -> None:
+        """Record this domain from now on; nothing changes where that is so already. Raises StorageFull."""
+        try:
+            self._of(domain).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise full_or(error, self._of(domain)) from error
+        if self.epoch(domain) is None:
+            self._begin(domain)
+
+    def switch_off(self, domain: str) -> None:
+        """Record it no more, and delete what was recorded. Again: nothing."""
+        gone = self.folder / f".{self._of(domain).name}.{secrets.token_hex(4)}.tmp"
+        # Renamed first, so that a recorder which writes at this moment cannot leave anything.
+        with suppress(FileNotFoundError):
+            self._of(domain).replace(gone)
+            shutil.rmtree(gone)
+
+    def forget(self, domain: str, only_epoch: str | None = None) -> None:
+        """Delete what was recorded and go on recording; with `only_epoch` only if nobody did so since."""
+        epoch = self.epoch(domain)
+        if epoch is not None and only_epoch in (None, epoch):
+            with suppress(FileNotFoundError):  # switched off this moment
+                self._begin(domain)
+                self._sweep(domain)
+
+    def write(self, domain: str, version: str, epoch: str, sketch: MissSketch) -> None:
+        """Replace a version's sketch, durably; nothing where the domain is off. Raises StorageFull."""
+        with suppress(FileNotFoundError):
+            write_bytes(self._path(domain, version, epoch), sketch_bytes(sketch))
+
+    def read(self, domain: str, version: str, epoch: str) -> MissSketch | None:
+        """A version's sketch of this epoch; None where there is none. Raises Damaged."""
+        path = self._path(domain, version, epoch)
+        return read_sketch(path) if path.exists() else None
+
+    def all(self, domain: str) -> MissSketch | None:
+        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged."""
+        epoch = self.epoch(domain)
+        sketches = [read_sketch(path) for path in sorted(self._of(domain).glob(f"*.{epoch}{SUFFIX}"))]
+        whole: MissSketch | None = None
+        for sketch in sketches:
+            if whole is None:
+                whole = MissSketch(sketch.n, sketch.capacity)
+            whole.merge(sketch)
+        return whole
+
+    def prune(self, exists: Callable[[str], bool]) -> None:
+        """Remove what belongs to domains and versions that no longer exist, to earlier epochs and to killed writers."""
+        clear_leftovers(self.folder, HOUR_S)
+        for domain in self.epochs():
+            if not exists(domain):
+                self.switch_off(domain)
+                continue
+            self._sweep(domain)
+            for path in self._of(domain).glob(f"*{SUFFIX}"):
+                if not exists(path.name.partition(".")[0]):
+                    path.unlink(missing_ok=True)
+
+    def _begin(self, domain: str) -> None:
+        write_bytes(self._of(domain) / EPOCH, secrets.token_hex(8).encode())
+
+    def _sweep(self, domain: str) -> None:
+        epoch = self.epoch(domain)
+        for path in self._of(domain).glob(f"*{SUFFIX}"):
+            if path.name.split(".")[1] != epoch:
+                path.unlink(missing_ok=True)
+
+    def _of(self, domain: str) -> Path:
+        return self.folder / ".".join(DomainId.parse(domain).parts)
+
+    def _path(self, domain: str, version: str, epoch: str) -> Path:
+        return self._of(domain) / f"{version}.{epoch}{SUFFIX}"
+
+
+def sketch_bytes(sketch: MissSketch) -> bytes:
+    """What `read_sketch` reads."""
+    data: bytes = save(sketch.to_arrays())
+    return data
+
+
+def read_sketch(path: Path) -> MissSketch:
+    """Raises Damaged."""
+    try:
+        return MissSketch.from_arrays(load_file(path))
+    except (SafetensorError, OSError, plot_store.Damaged) as error:
+        raise Damaged(
+            f"the recorded misses {path.name} cannot be read ({error}): switch recording off and on"
+        ) from error

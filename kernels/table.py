@@ -1,0 +1,129 @@
+"""The level table: pointers to all the indexes and rows of a chain, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import cpu_index
+from kernels.layout import MAX_N, Bytes, Keys, header_bytes, stride
+from kernels.reference import default_steps, positions
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowsView:
+    """The rows of one segment and which of them have been checked since it was mapped."""
+
+    rows: Bytes  # uint8 [count, stride]
+    verified: Keys  # uint64 [(count + 63) // 64], writable: bit r % 64 of word r // 64 is row r's; all ones = no checks
+
+
+@dataclass(frozen=True)
+class IndexRun:
+    """One index over some segments of one version: the unit that the kernels probe."""
+
+    order: int
+    depth: int  # of the version in its chain, 0 = nearest
+    dtype: int  # code of the rows' storage type
+    slots: Keys  # uint64 [cap]
+    shift: int  # a row id is (ordinal << shift) | row
+    direct: bool  # slots[token] is a row id or EMPTY_SLOT (order 1 only); else a hash index
+    segments: tuple[RowsView, ...]  # by ordinal
+
+
+@dataclass(frozen=True)
+class LevelTable:
+    """What the kernels read of a chain. Keeps what it points at alive; for the columns see kernels/cpu_index.py."""
+
+    n: int
+    dim: int
+    runs: tuple[IndexRun, ...]  # one per level, in the levels' order
+    levels: Ints  # [levels, LEVEL_COLUMNS]
+    segs: Ints  # [segments, SEGMENT_COLUMNS]: the runs' segments, one run after the other
+    steps: Ints  # [steps, 3]: order, first level, end level of each step of the back-off
+    headers: Ints  # [n + 1]: bytes of a row's header by order
+    turns: Ints  # [n]: the positions of a window in the order in which they are added
+    bounds: Ints  # [n + 1]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
+    zeros: Bytes  # a row of nothing, with scales of 0: what the kernels add where there is no vector
+    addresses: tuple[int, int, int, int, int]  # of levels, segs, bounds, headers, zeros
+    mixed: bool  # whether any rows are fp16 or fp32
+    plain: bool  # n = 3 and the default steps: the fast body's case
+
+
+class DamagedRow(Exception):
+    """A row is not what was written. `segment` counts the runs' segments in the order of `LevelTable.runs`."""
+
+    def __init__(self, segment: int, row: int) -> None:
+        super().__init__(f"row {row} of segment {segment} fails its check")
+        self.segment = segment
+        self.row = row
+
+
+def level_table(
+    runs: Sequence[IndexRun], n: int, dim: int, steps: Sequence[tuple[int, int | None]] | None = None
+) -> LevelTable:
+    """runs: nearest version first, newest run of a version first; any mix of orders 1..n.
+
+    steps: how a window is filled, (order, depth) or (order, None) for every version; None: the longest n-grams first.
+    """
+    assert 1 <= n <= MAX_N
+    ordered = sorted(runs, key=lambda run: (-run.order, run.depth))  # stable: newest first inside a version
+    levels = np.zeros((len(ordered), cpu_index.LEVEL_COLUMNS), np.int64)
+    segs: list[tuple[int, int, int]] = []
+    for i, run in enumerate(ordered):
+        _check_run(run, n, dim)
+        levels[i] = (
+            run.slots.ctypes.data, run.slots.size, len(segs), len(run.segments), run.shift, run.dtype, run.depth,
+            run.direct, run.order, stride(n, run.order, dim, run.dtype),
+        )  # fmt: skip
+        for view in run.segments:
+            segs.append((view.rows.ctypes.data, view.rows.shape[0], view.verified.ctypes.data))
+    asked = default_steps(n) if steps is None else steps
+    table = np.array(segs, np.int64).reshape(-1, cpu_index.SEGMENT_COLUMNS)
+    bounds = np.searchsorted([-run.order for run in ordered], range(-n, 1)).astype(np.int64)
+    headers = np.array([0, *(header_bytes(n, order) for order in range(1, n + 1))], np.int64)
+    zeros = np.zeros(64 + 4 * dim, np.uint8)
+    return LevelTable(
+        n=n,
+        dim=dim,
+        runs=tuple(ordered),
+        levels=levels,
+        segs=table,
+        steps=np.array([_step(ordered, *step) for step in asked], np.int64).reshape(-1, 3),
+        headers=headers,
+        turns=np.array(positions(n), np.int64),
+        bounds=bounds,
+        zeros=zeros,
+        addresses=(
+            levels.ctypes.data, table.ctypes.data, bounds.ctypes.data, headers.ctypes.data, zeros.ctypes.data
+        ),  # fmt: skip
+        mixed=any(run.dtype for run in ordered),
+        plain=n == 3 and list(asked) == default_steps(n),
+    )
+
+
+def _check_run(run: IndexRun, n: int, dim: int) -> None:
+    assert 1 <= run.order <= n
+    assert run.order == 1 or not run.direct
+    assert run.slots.dtype == np.uint64
+    assert run.slots.flags.c_contiguous
+    assert run.slots.size > 0
+    for view in run.segments:
+        assert view.rows.dtype == np.uint8
+        assert view.rows.flags.c_contiguous
+        assert view.rows.shape[1] == stride(n, run.order, dim, run.dtype)
+        assert view.verified.dtype == np.uint64
+        assert view.verified.flags.c_contiguous
+        assert view.verified.flags.writeable
+        assert view.verified.size * 64 >= view.rows.shape[0]
+
+
+def _step(runs: Sequence[IndexRun], order: int, depth: int | None) -> tuple[int, int, int]:
+    """A step and its levels, which lie together because the runs are sorted."""
+    chosen = [i for i, run in enumerate(runs) if run.order == order and depth in (None, run.depth)]
+    return (order, chosen[0], chosen[-1] + 1) if chosen else (order, 0, 0)

@@ -1,0 +1,40 @@
+"""Appending: a few entries on top of a ref's current version, as one small segment per order."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plot_store import builds, names, version_tree
+from plot_store.environment import Environment
+from plot_store.errors import NotFound, PlotStoreError
+from plot_store.nouns import VersionInfo
+from plot_store.writer import SEGMENT_BYTES, Writer
+
+Entries = Mapping[int, tuple[NDArray[np.uint32], NDArray[np.float32]]]
+COMPACTED = "compacted"  # the meta key by which a compaction names what it replaced
+
+
+def append(
+    environment: Environment, ref: str, entries: Entries, build: str | None, meta: dict[str, Any]
+) -> VersionInfo:
+    """See `Store.append`."""
+    schema = environment.catalogue.read(lambda txn: version_tree.resolve(txn, names.check_ref(ref))).schema
+    opened = builds.open_build(environment, ref, build or f"append-{uuid.uuid4().hex}", schema, None, True)
+    with Writer(environment, opened, {}, SEGMENT_BYTES) as writer:
+        try:
+            if writer.base is None:
+                raise NotFound(f"{ref} was deleted meanwhile: publish it, then append")
+            for order, (ngrams, rows) in entries.items():
+                writer.add(order, ngrams, rows)
+            inherited = {key: value for key, value in writer.base.meta.items() if key != COMPACTED}
+            return writer.publish(meta={**inherited, **meta})
+        except BaseException:
+            with suppress(PlotStoreError):  # the first failure is what the caller must hear of
+                writer.abort()
+            raise

@@ -1,0 +1,197 @@
+"""What a corpus has been counted to, on disk, and choosing which n-grams a PLOT stores.
+
+Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. One file holds the
+n-grams of one order that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending, for each k; the number of n-grams of each count lies in
+memory. A choice is thus known from a few thousand numbers, and given out in one pass over the files that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kernels.layout import words
+from plot_store.errors import Invalid
+from plot_store.files import guarded, remove, sync_folder, write_temporary
+from plot_store.runs import SUFFIX, RunWriter, read_run
+from plot_store.tally import Tally
+from plot_store.windows import unpack
+
+SEAL: Final = "counted.json"
+FORMAT: Final = 1
+_SLACK: Final = 1e-6  # of an occurrence: α% of the total is a float
+
+
+@dataclass(frozen=True)
+class Table:
+    """One order's counts."""
+
+    order: int
+    histogram: dict[int, int]  # occurrences -> how many n-grams have as many
+    files: dict[int, str]  # k -> the file of the n-grams with 2**k occurrences or more, and less than twice that
+
+    @property
+    def total(self) -> int:
+        return sum(count * ngrams for count, ngrams in self.histogram.items())
+
+    @property
+    def distinct(self) -> int:
+        return sum(self.histogram.values())
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """All n-grams that occur more often than `count`, and the first `quota` by key of those that occur as often."""
+
+    count: int
+    quota: int
+
+
+class CountedNgrams:
+    """The counts of one corpus, read-only. Choosing streams: memory does not grow with the corpus."""
+
+    def __init__(self, folder: Path, n: int, tables: dict[int, Table]) -> None:
+        self.folder, self.n = folder, n
+        self._tables = tables
+
+    @classmethod
+    def open(cls, folder: str | Path) -> CountedNgrams | None:
+        """What `NgramCounter.finish` sealed in this folder; None where it did not come to that. Raises StoreIO."""
+        folder = Path(folder)
+        with guarded(f"reading {SEAL}"):
+            raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
+        body, _, check = raw.rpartition(b"\n")
+        if not raw or xxhash.xxh3_64_hexdigest(body).encode() != check:
+            return None
+        told = json.loads(body)
+        if told["format"] != FORMAT:
+            return None
+        tables = {t["order"]: Table(t["order"], _ints(t["histogram"]), _ints(t["files"])) for t in told["tables"]}
+        there = all((folder / name).exists() for table in tables.values() for name in table.files.values())
+        return cls(folder, told["n"], tables) if there else None
+
+    @classmethod
+    def seal(cls, folder: Path, n: int, tables: Sequence[Table]) -> CountedNgrams:
+        """Make synced tables durable as a whole. Raises StoreFull, StoreIO."""
+        body = json.dumps({"format": FORMAT, "n": n, "tables": [asdict(table) for table in tables]}).encode()
+        path = write_temporary(folder, [body, b"\n", xxhash.xxh3_64_hexdigest(body).encode()])
+        with guarded(f"sealing {folder}"):
+            path.replace(folder / SEAL)
+            sync_folder(folder)
+        return cls(folder, n, {table.order: table for table in tables})
+
+    @staticmethod
+    def clear(folder: Path) -> None:
+        """Make the folder, without anything of an earlier count. Raises StoreIO."""
+        with guarded(f"preparing {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            left = [folder / SEAL, *folder.glob(f"*{SUFFIX}"), *folder.glob("*.tmp")]
+        for path in left:
+            remove(path)
+
+    def total(self, order: int) -> int:
+        """Occurrences of n-grams of this order. Raises Invalid for one that was not counted."""
+        return self._table(order).total
+
+    def distinct(self, order: int) -> int:
+        """Different n-grams of this order. Raises Invalid."""
+        return self._table(order).distinct
+
+    def chosen(self, order: int, alpha: float, min_count: int = 1) -> int:
+        """How many n-grams `covering` gives; costs next to nothing. Raises Invalid."""
+        table = self._table(order)
+        cut = _cut(table, alpha)
+        if cut is None:
+            return 0
+        above = sum(ngrams for count, ngrams in table.histogram.items() if count > cut.count and count >= min_count)
+        return above + (cut.quota if cut.count >= min_count else 0)
+
+    def covering(self, order: int, alpha: float, min_count: int = 1) -> Iterator[NDArray[np.uint32]]:
+        """The fewest n-grams whose occurrences reach `alpha` percent, less those rarer than `min_count`.
+
+        Chunks uint32 [m, order]. Frequent ones first: by falling power of two of their occurrences, and ascending
+        within a power, so that rows which are used together lie together and in an order that is always the same.
+        Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid, Damaged, StoreIO.
+        """
+        table = self._table(order)
+        cut = _cut(table, alpha)
+        if cut is None:
+            return
+        quota, least = cut.quota, max(cut.count, min_count)
+        for power in sorted(table.files, reverse=True):
+            if power < least.bit_length() - 1:
+                return
+            for part in read_run(self.folder / table.files[power], words(order)):
+                taken = part.counts > cut.count
+                edge = np.flatnonzero(part.counts == cut.count)[:quota]
+                quota -= edge.size
+                taken[edge] = True
+                taken &= part.counts >= min_count
+                if taken.any():
+                    yield unpack(part.keys[taken], order)
+
+    def _table(self, order: int) -> Table:
+        if order not in self._tables:
+            raise Invalid(f"order {order} was not counted: use one of {sorted(self._tables)}")
+        return self._tables[order]
+
+
+class TableWriter:
+    """Writes one order's table from the merged, ascending stream of its n-grams."""
+
+    def __init__(self, folder: Path, order: int, block: int) -> None:
+        self._folder, self._order, self._block = folder, order, block
+        self._writers: dict[int, RunWriter] = {}
+        self._histogram: Counter[int] = Counter()
+
+    def add(self, part: Tally) -> None:
+        """The next n-grams, above all before. Raises StoreFull, StoreIO."""
+        counts, ngrams = np.unique(part.counts, return_counts=True)
+        self._histogram.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))
+        powers = np.frexp(part.counts.astype(np.float64))[1] - 1  # exact below 2**53 occurrences
+        for power in np.unique(powers).tolist():
+            self._writer(power).add(part.where(powers == power))
+
+    def close(self) -> Table:
+        """The table, its files synced."""
+        files = {power: writer.close(durable=True).name for power, writer in self._writers.items()}
+        return Table(self._order, dict(self._histogram), files)
+
+    def _writer(self, power: int) -> RunWriter:
+        if power not in self._writers:
+            path = self._folder / f"{self._order}-of-2-to-{power}{SUFFIX}"
+            self._writers[power] = RunWriter(path, words(self._order), self._block)
+        return self._writers[power]
+
+
+def _cut(table: Table, alpha: float) -> _Cut | None:
+    """Where `alpha` percent end; None for no n-gram at all. Raises Invalid."""
+    if not 0 <= alpha <= 100:
+        raise Invalid(f"alpha = {alpha} is outside 0..100: give the percentage of occurrences to cover")
+    if alpha == 0 or not table.histogram:
+        return None
+    wanted, covered = alpha / 100 * table.total - _SLACK, 0
+    for count in sorted(table.histogram, reverse=True):
+        ngrams = table.histogram[count]
+        if covered + count * ngrams >= wanted:
+            quota = max(1, int((wanted - covered) / count))
+            while covered + count * quota < wanted:
+                quota += 1
+            while quota > 1 and covered + count * (quota - 1) >= wanted:
+                quota -= 1
+            return _Cut(count, quota)
+        covered += count * ngrams
+    raise AssertionError("100 percent are all n-grams")
+
+
+def _ints(pairs: dict[str, Any]) -> dict[int, Any]:
+    """JSON makes text of a dictionary's keys."""
+    return {int(key): value for key, value in pairs.items()}

@@ -1,0 +1,200 @@
+"""Counting n-grams of a corpus larger than memory.
+
+Keys are gathered in memory; a full buffer is sorted, counted and spilled as a run while the next one fills. At the end
+the runs are merged, streaming, into the tables from which `CountedNgrams` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.layout import MAX_N, words
+from plot_store.counted import CountedNgrams, TableWriter
+from plot_store.errors import Closed, Invalid
+from plot_store.files import guarded
+from plot_store.runs import BLOCK_ENTRIES, SUFFIX, RunWriter, merge
+from plot_store.tally import tally
+from plot_store.windows import Keys, Strip, check_texts, starts_of
+
+MEMORY_BYTES: Final = 256 << 20
+LEAST_MEMORY: Final = 1 << 20
+FAN_IN: Final = 64  # runs of one level that are merged into one of the next
+AT_ONCE: Final = 1 << 18  # tokens cut at once
+
+Progress = Callable[[int, int], None]  # (entries merged, of all)
+
+
+class NgramCounter:
+    """Counts n-grams of several orders. Files lie in `folder`; memory stays below about `memory_bytes`.
+
+    Of order n every window centred on a token counts, 0 = outside the text; of lower orders runs of tokens inside a
+    text. A token of id 0 is no centre, and in no n-gram of a lower order. Not thread-safe. Close it, or use it as a
+    context; `finish` closes it.
+    """
+
+    def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:
+        """Takes over `folder`: what an earlier count left there goes. Raises Invalid, StoreIO."""
+        self.n, self.orders = n, tuple(sorted(set(orders)))
+        if not 1 <= n <= MAX_N or not self.orders or not 1 <= self.orders[0] <= self.orders[-1] <= n:
+            raise Invalid(f"n = {n} with orders {self.orders} cannot be counted: use n of 1..{MAX_N}, orders of 1..n")
+        if memory_bytes < LEAST_MEMORY:
+            raise Invalid(f"memory_bytes = {memory_bytes} is too little: give at least {LEAST_MEMORY}")
+        self.folder = Path(folder)
+        CountedNgrams.clear(self.folder)
+        self._at_once = min(AT_ONCE, memory_bytes // 512)
+        self._block = min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ngram-runs")
+        room = _room(memory_bytes // 2, [words(order) for order in self.orders])
+        self._piles = {order: _Pile(order, room, self._block, self.folder, self._pool) for order in self.orders}
+        self._open = True
+
+    def add(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+        """Count the texts t = tokens[offsets[t]:offsets[t + 1]].
+
+        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before).
+        """
+        self._check_open()
+        check_texts(tokens, offsets)
+        begin, texts = 0, len(offsets) - 1
+        while begin < texts:
+            # Whole texts, not many more tokens than `_at_once`: what is being cut takes memory, too.
+            end = int(np.searchsorted(offsets, offsets[begin] + self._at_once, "right")) - 1
+            end = min(max(end, begin + 1), texts)
+            self._cut(tokens[offsets[begin] : offsets[end]], offsets[begin : end + 1] - offsets[begin])
+            begin = end
+
+    def finish(self, progress: Progress = lambda _done, _all: None) -> CountedNgrams:
+        """Merge everything into durable tables in `folder`.
+
+        Raises StoreFull, StoreIO, Damaged, Closed, and whatever `progress` raises.
+        """
+        self._check_open()
+        runs = {order: pile.settled() for order, pile in self._piles.items()}
+        entries, done = sum(run.entries for pile in runs.values() for run in pile), 0
+
+        def merged(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(done, entries)
+
+        try:
+            tables = []
+            for order, pile in runs.items():
+                writer = TableWriter(self.folder, order, self._block)
+                for part in merge([run.path for run in pile], words(order), merged):
+                    writer.add(part)
+                tables.append(writer.close())
+                _remove(pile)
+            return CountedNgrams.seal(self.folder, self.n, tables)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the background work. Again: nothing."""
+        self._open = False
+        self._pool.shutdown()
+        self._piles.clear()
+
+    def _cut(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+        strip = Strip(tokens, starts_of(offsets), self.n)
+        for order, pile in self._piles.items():
+            everywhere = np.ones(tokens.size, np.bool_)
+            pile.add(strip.windows(order, everywhere) if order == self.n else strip.grams(order))
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("the counter has been closed: begin another one")
+
+    def __enter__(self) -> NgramCounter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Pile:
+    """One order's keys: a buffer that fills, one that is sorted in the background, and runs on disk by level."""
+
+    def __init__(self, order: int, room: int, block: int, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self._order, self._words, self._room, self._block = order, words(order), room, block
+        self._folder, self._pool = folder, pool
+        self._buffer = np.empty((room, self._words), np.uint64)
+        self._used = self._made = 0
+        self._levels: list[list[RunWriter]] = [[]]
+        self._busy: Future[None] | None = None
+
+    def add(self, keys: Keys) -> None:
+        done = 0
+        while done < len(keys):
+            take = min(len(keys) - done, self._room - self._used)
+            self._buffer[self._used : self._used + take] = keys[done : done + take]
+            self._used += take
+            done += take
+            if self._used == self._room:
+                self._hand_over()
+
+    def settled(self) -> list[RunWriter]:
+        """Everything on disk: the runs, all finished."""
+        self._hand_over()
+        self._wait()
+        return [run for level in self._levels for run in level]
+
+    def _hand_over(self) -> None:
+        self._wait()
+        full, self._buffer = self._buffer[: self._used], np.empty((self._room, self._words), np.uint64)
+        self._used = 0
+        if len(full):
+            self._busy = self._pool.submit(self._spill, full)
+
+    def _wait(self) -> None:
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.result()
+
+    def _spill(self, keys: Keys) -> None:
+        """In the background: a sorted run, and a merge of each level that is full."""
+        run = self._new_run()
+        counted = tally(keys)
+        for at in range(0, len(counted), self._block):
+            run.add(counted.part(at, at + self._block))
+        run.close()
+        self._levels[0].append(run)
+        for level, runs in enumerate(self._levels):
+            if len(runs) < FAN_IN:
+                return
+            into = self._new_run()
+            for part in merge([run.path for run in runs], self._words):
+                into.add(part)
+            into.close()
+            _remove(runs)
+            self._levels[level] = []
+            if level + 1 == len(self._levels):
+                self._levels.append([])
+            self._levels[level + 1].append(into)
+
+    def _new_run(self) -> RunWriter:
+        self._made += 1
+        return RunWriter(self._folder / f"{self._order}-{self._made}{SUFFIX}", self._words, self._block)
+
+
+def _room(budget: int, key_words: list[int]) -> int:
+    """Keys in a buffer: each order has two of them, and one is counted at a time."""
+    counting = (
+        25 if max(key_words) == 1 else 65
+    )  # a mask, where keys begin, the distinct ones and their counts; an order
+    return max(1024, budget // (16 * sum(key_words) + counting))
+
+
+def _remove(runs: list[RunWriter]) -> None:
+    for run in runs:
+        with guarded(f"removing {run.path.name}"):
+            run.path.unlink()

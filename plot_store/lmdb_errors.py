@@ -1,0 +1,64 @@
+"""LMDB's errors as the store's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from plot_store import files
+from plot_store.errors import Damaged, PlotStoreError, StoreFull, StoreIO
+
+_NO_ROOM: Final = 1 << 20  # with less free than this, LMDB's "I/O error" or "corrupted" means a full disk
+_DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
+
+
+class Grow(Exception):
+    """The map must change size; ours = it is full, else another process has grown it."""
+
+    def __init__(self, ours: bool) -> None:
+        super().__init__()
+        self.ours = ours
+
+
+@contextlib.contextmanager
+def translated(doing: str, folder: Path) -> Iterator[None]:
+    """LMDB's errors as the store's."""
+    try:
+        yield
+    except PlotStoreError:
+        raise
+    except lmdb.MapFullError as error:
+        raise Grow(True) from error
+    except lmdb.MapResizedError as error:
+        raise Grow(False) from error
+    except lmdb.Error as error:
+        raise _as_ours(error, doing, folder) from error
+    except OSError as error:  # py-lmdb makes the folder itself
+        raise files.io_error(error, doing) from error
+    except json.JSONDecodeError as error:
+        raise Damaged(f"a catalogue record is not JSON ({error}): restore the store from an export") from error
+
+
+def _as_ours(error: lmdb.Error, doing: str, folder: Path) -> PlotStoreError:
+    """On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so room is asked
+    for first."""
+    text = str(error)
+    if "No space left" in text or "quota" in text.lower() or _is_full(folder):
+        return StoreFull(f"no space left while {doing} ({text}): free disk space, then run it again")
+    if isinstance(error, _DAMAGE):
+        return Damaged(f"the catalogue is damaged ({text}): restore the store from an export or a backup")
+    if isinstance(error, lmdb.PanicError):
+        return StoreIO(f"LMDB gave up while {doing} ({text}): check the disk, then close the store and open it again")
+    return StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits")
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return files.free_bytes(folder) < _NO_ROOM
+    except OSError:
+        return False

@@ -1,0 +1,112 @@
+"""The entries that one version stores itself, streamed piece by piece: what compaction and comparison read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import layout, ops
+from kernels.layout import Bytes
+from plot_store.environment import Environment
+from plot_store.errors import Damaged
+from plot_store.mapping import read_ahead
+from plot_store.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.reader import index_run
+from plot_store.segment import Segment
+
+PIECE_BYTES: Final = 8 << 20
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An index and the names of the rows segments it covers, oldest first."""
+
+    index: SegmentInfo
+    covers: tuple[str, ...]
+    view: ops.IndexRun
+
+
+@dataclass(frozen=True)
+class Own:
+    """A version's own segments, mapped."""
+
+    version: VersionInfo
+    opened: dict[str, Segment]
+
+    @property
+    def schema(self) -> Schema:
+        return self.version.schema
+
+    def runs(self, order: int) -> list[Run]:
+        """The indexes of an order, oldest first."""
+        found = [s for s in self.version.segments if s.kind == "index" and s.order == order]
+        return [self._run(info) for info in found]
+
+    def _run(self, info: SegmentInfo) -> Run:
+        covers = tuple(f"{digest}.rows" for digest, _ in self.opened[info.name].covers)
+        return Run(info, covers, index_run(self.opened, info, self.version, 0))
+
+    def table(self, runs: Sequence[Run]) -> ops.LevelTable:
+        """What finds the newest row of an n-gram among these runs, given oldest first."""
+        return ops.level_table([run.view for run in reversed(runs)], self.schema.n, self.schema.dim)
+
+    def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
+        """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
+
+        Each row's check has been looked at; rows of format 1 get theirs. Raises Damaged.
+        """
+        for name in names:
+            segment = self.opened[name]
+            read_ahead(segment.raw)
+            step = max(1, PIECE_BYTES // segment.layout.stride)
+            for start in range(0, segment.info.count, step):
+                rows = segment.rows[start : start + step]
+                yield rows.nbytes, self._sound(segment, rows[newest(table, order, rows)], order)
+
+    def rows_at(self, order: int, addresses: Ints) -> Bytes:
+        """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises Damaged."""
+        stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
+        rows = np.empty((len(addresses), stride), np.uint8)
+        for segment in self.opened.values():
+            if segment.info.kind == "rows" and segment.info.order == order:
+                start = segment.rows.ctypes.data
+                here = np.flatnonzero((addresses >= start) & (addresses < start + segment.rows.nbytes))
+                rows[here] = self._sound(segment, segment.rows[(addresses[here] - start) // stride], order)
+        return rows
+
+    def _sound(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
+        """The rows, a copy, with good checks."""
+        n = self.schema.n
+        if segment.layout.format == 1:
+            end = layout.header_bytes(n, order)
+            rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
+        elif not ops.check_rows(rows, n, order).all():
+            raise Damaged(
+                f"rows of segment {segment.info.name} are damaged: restore it with an import of an export, or build "
+                "the version again; `verify` lists everything that is damaged"
+            )
+        return rows
+
+
+def newest(table: ops.LevelTable, order: int, rows: Bytes) -> NDArray[np.bool_]:
+    """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram."""
+    ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
+    found, _ = ops.find(table, order, ngrams, check=False)
+    here = rows.ctypes.data + np.arange(rows.shape[0], dtype=np.int64) * rows.shape[1]
+    return np.asarray(found == here)
+
+
+def open_own(environment: Environment, version: VersionInfo) -> Own:
+    """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew, StoreIO."""
+    opened: dict[str, Segment] = {}
+    for info in version.segments:
+        segment = environment.segments.get(info, version.schema)
+        if segment is None:
+            raise Damaged(f"segment {info.name} is missing: restore it with an import, or build the version again")
+        opened[info.name] = segment
+    return Own(version, opened)

@@ -1,0 +1,165 @@
+"""Verification in child processes: what a damaged file or disk can kill is then never the process that serves.
+
+`probe` looks at the catalogue alone and takes milliseconds: call it before a store is opened. `scrub` reads every byte,
+at a bounded rate if wanted. Neither opens a file of the store here, so LMDB's locks stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from plot_store import errors
+from plot_store.errors import Damaged, PlotStoreError, StoreIO
+from plot_store.nouns import Damage, VerifyReport
+
+CURE: Final = "restore the store from a copy, or import its exports into a new one"
+PACKAGE: Final = Path(__file__).resolve().parent
+# Runs one module of the package without the package's own imports, of which numba alone takes a second.
+_BARE: Final = (
+    "import sys, types; package = types.ModuleType('plot_store'); package.__path__ = [sys.argv.pop(1)]; "
+    "sys.modules['plot_store'] = package; from plot_store.probe import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class ScrubProgress:
+    """How far a scrub is, in bytes; `segment` is the file being read, "" for the catalogue."""
+
+    segment: str
+    done: int
+    total: int
+
+
+def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
+    """Check the catalogue of a store without opening it here: structure, free list, every record's checksum.
+
+    Says nothing of segments (`scrub` does). A store that does not exist yet is sound. Safe beside live processes.
+    Raises Damaged, StoreIO (unreadable, or no answer in time).
+    """
+    command = [sys.executable, "-P", "-c", _BARE, str(PACKAGE), str(path)]
+    try:
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StoreIO(f"checking the catalogue of {path} took over {timeout_s:.0f} s: check the disk") from error
+    if ran.returncode < 0:
+        raise Damaged(f"the catalogue of {path} kills its reader ({_signal(ran.returncode)}): {CURE}")
+    try:
+        answer = json.loads(ran.stdout)
+    except ValueError:
+        raise StoreIO(f"checking the catalogue of {path} failed ({_last_line(ran.stderr)}): check memory and "
+                      "the installation") from None  # fmt: skip
+    if "damaged" in answer:
+        raise Damaged(f"the catalogue of {path} is damaged ({answer['damaged']}): {CURE}")
+    if "failed" in answer:
+        raise StoreIO(f"the catalogue of {path} cannot be read ({answer['failed']}): check the disk and permissions")
+
+
+def scrub(
+    path: str | Path,
+    *,
+    ref: str | None = None,
+    bytes_per_second: float | None = None,
+    progress: Callable[[ScrubProgress], None] | None = None,
+    silence_s: float = 900.0,
+) -> VerifyReport:
+    """As `Store.verify`, in a child process that may die of what it reads; then the segment is named as damaged.
+
+    ref: only a ref's retained versions and their ancestors. bytes_per_second bounds the reading. silence_s: a child
+    that reports nothing for so long is killed. Raises NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
+    """
+    probe(path)
+    command = [sys.executable, "-P", "-m", "plot_store.scrub_child", str(path)]
+    command += ["--ref", ref] if ref is not None else []
+    command += ["--rate", str(bytes_per_second)] if bytes_per_second is not None else []
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment()
+        )
+        try:
+            return _follow(child, said, progress, silence_s)
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def _follow(
+    child: subprocess.Popen[str],
+    said: IO[bytes],
+    progress: Callable[[ScrubProgress], None] | None,
+    silence_s: float,
+) -> VerifyReport:
+    """The child's report, or one that names what it was reading when it died. Raises what it raised."""
+    at = ScrubProgress("", 0, 0)
+    for message in _messages(child, silence_s):
+        if "report" in message:
+            return _report(message["report"])
+        if "error" in message:
+            raise _error(message["error"], message["message"])
+        at = ScrubProgress(**message)
+        if progress is not None:
+            progress(at)
+    code = child.wait()
+    if code >= 0:
+        said.seek(0)
+        raise StoreIO(f"the scrub ended early ({_last_line(said.read())}): check memory and the installation")
+    what = f"its reader died of it or was killed ({_signal(code)}), and nothing after it was read: check the disk"
+    return VerifyReport(0, 0, at.done, (Damage(at.segment, what),))
+
+
+def _messages(child: subprocess.Popen[str], silence_s: float) -> Iterator[dict[str, Any]]:
+    """The child's lines as they come; it is killed when none comes for `silence_s`."""
+    assert child.stdout is not None
+    while True:
+        guard = threading.Timer(silence_s, child.kill)
+        guard.start()
+        try:
+            line = child.stdout.readline()
+        finally:
+            guard.cancel()
+        if not line.endswith("\n"):
+            return
+        yield json.loads(line)
+
+
+def _report(raw: dict[str, Any]) -> VerifyReport:
+    damages = tuple(Damage(**damage) for damage in raw.pop("damages"))
+    return VerifyReport(**raw, damages=damages)
+
+
+def _error(kind: str, message: str) -> PlotStoreError:
+    """The store's error of this kind."""
+    waiting: list[type[PlotStoreError]] = [errors.PlotStoreError]
+    while waiting:
+        found = waiting.pop()
+        if found.kind == kind:
+            return found(message)
+        waiting += found.__subclasses__()
+    return PlotStoreError(message)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with this package where we found it ourselves."""
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _signal(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

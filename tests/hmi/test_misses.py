@@ -1,0 +1,188 @@
+"""What is kept of missed n-grams: where it lies, who writes it, and that it goes when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hmi.errors import Damaged
+from hmi.stores import miss_recorder
+from hmi.stores.miss_files import MissFiles
+from hmi.stores.miss_recorder import MissRecorder
+from plot_store import Hits, MissSketch, Schema, VersionInfo
+
+NEWS, LAW = "tiny/news", "tiny/law"
+
+
+def version(ref: str, number: int = 1) -> VersionInfo:
+    return VersionInfo(f"v{number:032x}", ref, None, None, "", Schema(dim=4, vocab=50), ())
+
+
+def look(recorder: MissRecorder, to: VersionInfo, text: list[int], times: int = 1) -> None:
+    tokens = np.array(text * times, np.int32)
+    offsets = np.arange(0, len(tokens) + 1, len(text), dtype=np.int64)
+    hits = Hits(np.full(len(tokens), 2, np.int8), np.zeros(len(tokens), np.int16))
+    recorder.record(to, tokens, offsets, hits)
+
+
+def kept(files: MissFiles, domain: str) -> dict[tuple[int, ...], int]:
+    sketch = files.all(domain)
+    if sketch is None:
+        return {}
+    ngrams, counts, _ = sketch.top()
+    return {tuple(map(int, g)): int(c) for g, c in zip(ngrams, counts, strict=True)}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> MissFiles:
+    return MissFiles(tmp_path / "misses")
+
+
+def test_nothing_is_kept_unless_it_is_switched_on(files: MissFiles) -> None:
+    recorder = MissRecorder(files)
+    files.switch_on(LAW)
+    assert recorder.start()
+    assert recorder.on
+    look(recorder, version(NEWS), [5, 6])
+    recorder.stop()
+    assert kept(files, NEWS) == {}
+    assert sorted(p.name for p in files.folder.rglob("*") if p.is_file()) == [".lock", "epoch"]
+
+
+def test_a_restart_goes_on(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    for times in (1, 2):
+        recorder = MissRecorder(files)
+        recorder.start()
+        look(recorder, version(NEWS), [5, 6], times)
+        look(recorder, version(NEWS, 2), [7])
+        recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 6): 3, (5, 6, 0): 3, (0, 7, 0): 2}, "the versions' sketches are added up"
+    assert len(list(files.folder.glob("tiny.news/*.safetensors"))) == 2
+
+
+def test_switching_off_deletes_what_was_kept(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5, 6])
+    recorder.flush()
+    assert kept(files, NEWS)
+    other = MissFiles(files.folder)  # another process
+    other.switch_off(NEWS)
+    look(recorder, version(NEWS), [5, 6])
+    recorder.flush()
+    assert not recorder.on
+    assert [p.name for p in files.folder.iterdir()] == [".lock"]
+    other.switch_on(NEWS)
+    look(recorder, version(NEWS), [8])
+    recorder.refresh()
+    look(recorder, version(NEWS), [9])
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 9, 0): 1}
+
+
+def test_off_and_on_between_two_rounds_is_noticed(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5, 6])
+    files.switch_off(NEWS)
+    files.switch_on(NEWS)
+    recorder.stop()
+    assert kept(files, NEWS) == {}, "what a late recorder writes is of an older epoch"
+    files.prune(lambda _: True)
+    assert [p.name for p in (files.folder / "tiny.news").iterdir()] == ["epoch"]
+
+
+def test_forgetting_starts_anew_and_only_once(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    epoch = files.epoch(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5, 6])
+    recorder.flush()
+    files.forget(NEWS, only_epoch=epoch)
+    recorder.refresh()
+    look(recorder, version(NEWS), [7])
+    recorder.flush()
+    files.forget(NEWS, only_epoch=epoch)
+    assert kept(files, NEWS) == {(0, 7, 0): 1}
+    files.forget(LAW)
+    assert files.epoch(LAW) is None, "forgetting switches nothing on"
+    recorder.stop()
+
+
+def test_one_process_records(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    first, second = MissRecorder(files), MissRecorder(files)
+    assert first.start()
+    assert not second.start()
+    look(second, version(NEWS), [1])
+    second.stop()
+    look(first, version(NEWS), [2])
+    first.stop()
+    assert kept(files, NEWS) == {(0, 2, 0): 1}
+    assert second.start()
+    second.stop()
+
+
+def test_it_is_written_every_few_seconds(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files, flush_s=0.01)
+    recorder.start()
+    look(recorder, version(NEWS), [5, 6])
+    for _ in range(500):
+        if kept(files, NEWS):
+            break
+        threading.Event().wait(0.01)
+    assert kept(files, NEWS), "the thread writes by itself"
+    recorder.stop()
+    assert "hmi-misses" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_memory_holds_a_few_sketches_and_none_is_lost(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(miss_recorder, "MOST", 2)
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    for _ in range(2):
+        for number in range(5):
+            look(recorder, version(NEWS, number), [5])
+            assert len(recorder._sketches) <= 2
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 0): 10}
+
+
+def test_a_damaged_sketch_ends_nothing(files: MissFiles) -> None:
+    files.switch_on(NEWS)
+    epoch = files.epoch(NEWS)
+    assert epoch is not None
+    files.write(NEWS, version(NEWS).id, epoch, MissSketch(3))
+    (path,) = files.folder.glob("tiny.news/*.safetensors")
+    path.write_bytes(b"\xff" * 50)
+    with pytest.raises(Damaged, match="off and on"):
+        files.all(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5])
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 0): 1}
+
+
+def test_what_no_longer_exists_is_pruned(files: MissFiles) -> None:
+    recorder = MissRecorder(files)
+    for domain in (NEWS, LAW):
+        files.switch_on(domain)
+    recorder.start()
+    for domain, number in ((NEWS, 1), (NEWS, 2), (LAW, 3)):
+        look(recorder, version(domain, number), [5])
+    recorder.stop()
+    alive = {NEWS, version(NEWS, 2).id}
+    files.prune(alive.__contains__)
+    assert set(files.epochs()) == {NEWS}
+    assert kept(files, NEWS) == {(0, 5, 0): 1}
+    assert not (files.folder / "tiny.law").exists()

@@ -1,0 +1,45 @@
+// kernels/lookup.cu compiled for the CPU: the threads of a block run one after another, in either direction, and
+// shared memory begins with rubbish, as on a device.
+
+#include <cstring>
+
+#define __device__
+
+static float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+static unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+#include "lookup.cu"
+
+// What kernels/cuda_upload.py and kernels/cuda.py take these to be.
+static_assert(sizeof(Table) == 8 * TABLE_WORDS && sizeof(Step) == 8 * STEP_WORDS);
+static_assert(sizeof(Level) == 8 * LEVEL_WORDS && sizeof(Segment) == 8 * SEGMENT_WORDS);
+static_assert(TILE == HOST_TILE);
+
+struct CpuBlock {
+    int threads;
+    bool backwards;
+    template <class Phase>
+    void run(Phase phase) const {
+        for (int t = 0; t < threads; t++) phase(backwards ? threads - 1 - t : t, threads);
+    }
+};
+
+extern "C" void launch(i64 blocks, i64 threads, i64 backwards, const Table* table, const int* tokens, i64 total,
+                       const i64* offsets, i64 texts, i64 vocab, void* out, i64 half, i64 wide, signed char* order,
+                       short* depth, int* wrong) {
+    const Batch batch = {tokens, total, offsets, texts, vocab, out, half, wide, order, depth, wrong};
+    for (i64 index = 0; index < blocks; index++) {
+        Tile shared;
+        std::memset(&shared, 0xA5, sizeof shared);
+        look_up_all(*table, batch, index, blocks, CpuBlock{(int)threads, backwards != 0}, shared);
+    }
+}

@@ -1,0 +1,75 @@
+"""Random chains, once as dictionaries for the reference and once as a table for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels import layout, ops, reference
+
+Chain = list[dict[tuple[int, ...], np.ndarray]]
+Steps = Sequence[tuple[int, int | None]] | None
+
+
+def view(rows: layout.Bytes, *, checked: bool = False) -> ops.RowsView:
+    """Rows of a segment, none of them checked so far (or all)."""
+    words = np.full((len(rows) + 63) // 64, layout.EMPTY_SLOT if checked else 0, np.uint64)
+    return ops.RowsView(np.ascontiguousarray(rows), words)
+
+
+def index_run(
+    parts: Sequence[layout.Bytes], order: int, dtype: int, *, depth: int = 0, vocab: int | None = None
+) -> ops.IndexRun:
+    """An index over rows segments, oldest first; direct when a vocabulary is given."""
+    keys = [layout.row_keys(part, order) for part in parts]
+    slots, shift, _ = ops.build_index(keys) if vocab is None else ops.build_direct(keys, vocab)
+    return ops.IndexRun(order, depth, dtype, slots, shift, vocab is not None, tuple(map(view, parts)))
+
+
+def random_rows(
+    rng: np.random.Generator, n: int, order: int, dtype: int, dim: int, vocab: int
+) -> tuple[layout.Bytes, dict[tuple[int, ...], np.ndarray]]:
+    """Up to 60 rows of random n-grams, repetitions among them, and what they mean."""
+    ngrams = rng.integers(0, vocab, (int(rng.integers(1, 60)), order)).astype(np.uint32)
+    vectors = rng.standard_normal((len(ngrams), layout.roles(n, order), dim)).astype(np.float32)
+    stored = reference.stored(vectors, dtype)
+    meaning = {tuple(map(int, gram)): rows for gram, rows in zip(ngrams, stored, strict=True)}
+    return ops.encode(ngrams, vectors, dtype, n), meaning
+
+
+def random_chain(
+    rng: np.random.Generator, dtypes: Sequence[int], dim: int, vocab: int, n: int = 3, steps: Steps = None
+) -> tuple[Chain, ops.LevelTable]:
+    """Versions nearest first, each of its own storage type, with up to two indexes of each order."""
+    chain: Chain = []
+    runs = []
+    for depth, dtype in enumerate(dtypes):
+        entries: dict[tuple[int, ...], np.ndarray] = {}
+        for order in range(1, n + 1):
+            for _ in range(int(rng.integers(0, 3))):  # indexes of one version, oldest first
+                rows, meaning = random_rows(rng, n, order, dtype, dim, vocab)
+                parts = [part for part in np.array_split(rows, int(rng.integers(1, 4))) if len(part)]
+                direct = vocab if order == 1 and rng.integers(2) else None
+                runs.append(index_run(parts, order, dtype, depth=depth, vocab=direct))
+                entries.update(meaning)
+        chain.append(entries)
+    newest_first = [run for depth in range(len(dtypes)) for run in reversed(runs) if run.depth == depth]
+    return chain, ops.level_table(newest_first, n, dim, steps)
+
+
+def ragged(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32, offsets int64) of a batch."""
+    tokens = np.array([t for text in texts for t in text], np.int32)
+    return tokens, np.cumsum([0, *map(len, texts)]).astype(np.int64)
+
+
+def lookup(
+    table: ops.LevelTable, texts: Sequence[Sequence[int]], vocab: int, dtype: type[np.generic] = np.float32
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(out, order, depth) of a batch, from arrays full of rubbish."""
+    tokens, offsets = ragged(texts)
+    out = np.full((tokens.size, table.dim), 77, dtype)
+    order, depth = np.full(tokens.size, 9, np.int8), np.full(tokens.size, 9, np.int16)
+    ops.lookup(table, tokens, offsets, vocab, out, order, depth)
+    return out, order, depth

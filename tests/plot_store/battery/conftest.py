@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nursery import Nurseries
+
+HERE = Path(__file__).resolve().parent
+SIZE = os.environ.get("HMI_BATTERY", "1")  # "full", or by how much the usual counts are multiplied
+FULL = SIZE == "full"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With HMI_BATTERY=full every count is the long one, and the tests belong to `make stress`."""
+    for item in items:
+        if FULL and HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def counts() -> Callable[[int, int], int]:
+    """counts(usual, full): how many turns this run takes."""
+    return lambda usual, full: full if FULL else max(1, round(usual * float(SIZE)))
+
+
+@pytest.fixture(scope="session")
+def iolog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorder, compiled."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler here, so what the store writes cannot be recorded")
+    library = tmp_path_factory.mktemp("iolog") / "iolog.so"
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "iolog.c"), "-ldl", "-lpthread"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        pytest.skip(f"the recorder does not compile here: {done.stderr[:500]}")
+    return library
+
+
+@pytest.fixture(scope="session")
+def nurseries(iolog: Path) -> Iterator[Nurseries]:
+    found = Nurseries(iolog, min(2, os.cpu_count() or 1))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def tell() -> Callable[[str], None]:
+    """Print a summary line; HMI_BATTERY_OUT names a file that collects them."""
+
+    def say(line: str) -> None:
+        print(line)
+        if path := os.environ.get("HMI_BATTERY_OUT"):
+            with open(path, "a") as file:
+                file.write(line + "\n")
+
+    return say

@@ -1,0 +1,138 @@
+"""Jobs that damage segments, catalogue records and exports: all is found, and no wrong vector is ever returned."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import agree
+import lmdb
+import plain
+import plotlab as lab
+from job_crash import Ops
+from plain import Op, Plain
+
+from plot_store import Damaged, PlotStoreError, Store
+
+Emit = Callable[[Any], None]
+TEXTS = 6
+
+
+def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
+    """Bytes that are not `good`, and how they came about."""
+    places = [rng.randrange(len(good)) for _ in range(rng.choice((1, 16)))]
+    at = next((place for place in places if good[place]), places[0])  # half the time rather no padding
+    kind = rng.choices(["flip", "cut", "grow", "zeros", "noise"], [16, 3, 1, 2, 2])[0]
+    if kind == "flip":
+        bad = bytearray(good)
+        bad[at] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        bad = bytearray(good[:at])
+    elif kind == "grow":
+        bad = bytearray(good + rng.randbytes(rng.randint(1, 5000)))
+    else:
+        size = rng.choice((8, 512, 4096))
+        bad = bytearray(good)
+        bad[at : at + size] = (
+            bytes(len(bad[at : at + size])) if kind == "zeros" else rng.randbytes(len(bad[at : at + size]))
+        )
+    return (f"{kind} at {at} of {len(good)}", bytes(bad)) if bytes(bad) != good else spoil(rng, good)
+
+
+def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: int, count: int) -> Any:
+    """Damage one segment file after another. Emits {"found", "answers"}."""
+    path, model = Path(folder) / "store", plain.after([Op(*op) for op in ops], changed)
+    found: list[str] = []
+    answers: Counter[str] = Counter()
+    names = sorted(file.name for file in (path / "segments").iterdir())
+    for seed in range(first, first + count):
+        rng = random.Random(seed)
+        name = rng.choice(names)
+        file = path / "segments" / name
+        good = file.read_bytes()
+        how, bad = spoil(rng, good)
+        file.write_bytes(bad)
+        with Store.open(path) as store:
+            if name not in {damage.segment for damage in store.verify().damages}:
+                found.append(f"{how} of {name}: verify does not name it")
+            found += [f"{how} of {name}: {what}" for what in believed(store, model, answers)]
+        file.write_bytes(good)
+    return {"found": found, "answers": answers}
+
+
+def believed(store: Store, model: Plain, answers: Counter[str]) -> list[str]:
+    """Wrong answers of any current version. An error of the store is no wrong answer."""
+    found = []
+    for ref, index in model.current.items():
+        chain = agree.oracle(model, index)
+        try:
+            reader = store.reader(ref)
+        except PlotStoreError as error:
+            answers[f"reader: {error.kind}"] += 1
+            continue
+        with reader:
+            asks = [
+                lambda r=reader, c=chain, o=order: agree.wrong_entries(r, c, o)
+                for order in reader.version.schema.orders
+            ]
+            asks += [lambda r=reader, c=chain, s=seed: agree.wrong_texts(r, c, s) for seed in range(TEXTS)]
+            for ask in asks:
+                try:
+                    wrong = ask()
+                    answers["right"] += not wrong
+                    found += wrong
+                except Damaged:
+                    answers["look-up: damaged"] += 1
+    return found
+
+
+def records(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: int, count: int) -> Any:
+    """Damage one record of the catalogue after another (LMDB itself stays sound). As `segments`."""
+    path, model = Path(folder) / "store", plain.after([Op(*op) for op in ops], changed)
+    found: list[str] = []
+    answers: Counter[str] = Counter()
+    with lmdb.open(str(path / "catalogue")) as env, env.begin() as txn:
+        good = dict(txn.cursor())
+    for seed in range(first, first + count):
+        rng = random.Random(seed)
+        key = rng.choice(sorted(good))
+        how, bad = spoil(rng, good[key])
+        _put(path, key, bad)
+        try:
+            with Store.open(path) as store:
+                if store.verify().ok:
+                    found.append(f"{how} of record {key!r}: verify finds nothing")
+                found += [f"{how} of record {key!r}: {what}" for what in believed(store, model, answers)]
+        except PlotStoreError as error:
+            answers[f"open or verify: {error.kind}"] += 1
+        _put(path, key, good[key])
+    return {"found": found, "answers": answers}
+
+
+def _put(path: Path, key: bytes, value: bytes) -> None:
+    with lmdb.open(str(path / "catalogue")) as env, env.begin(write=True) as txn:
+        txn.put(key, value)
+
+
+def archives(*, emit: Emit, side: str, first: int, count: int) -> Any:
+    """Damage an export again and again; the import refuses each, and nothing is left."""
+    found: list[str] = []
+    answers: Counter[str] = Counter()
+    good = (Path(side) / "i1.plot").read_bytes()
+    with lab.scratch() as folder:
+        bad_file = folder / "bad.plot"
+        for seed in range(first, first + count):
+            how, bad = spoil(random.Random(seed), good)
+            bad_file.write_bytes(bad)
+            with Store.open(folder / "store", create=True) as store:
+                try:
+                    store.import_archive(bad_file)
+                    found.append(f"export, {how}: imported")
+                except PlotStoreError as error:
+                    answers[error.kind] += 1
+                left = [*store.refs(), *(file.name for file in (store.path / "segments").iterdir())]
+                found += [f"export, {how}: left {name}" for name in left]
+    return {"found": found, "answers": answers}

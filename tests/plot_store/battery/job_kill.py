@@ -1,0 +1,37 @@
+"""The job of the kill test: random operations on a store, each acknowledged when it has returned, until it dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import play
+from plain import Op, draw
+from recorder import Recorder
+
+from plot_store import Store
+
+
+def operations(seed: int, first: int, count: int) -> list[Op]:
+    """Operations first..first + count - 1 of an endless list. The first is a collection: it ends unfinished builds."""
+    numbers = range(first, first + count)
+    return [Op("gc", arg=2) if n == first else draw(random.Random(seed * 1_000_003 + n), n) for n in numbers]
+
+
+def live(
+    *, emit: Callable[[Any], None], folder: str, side: str, seed: int, first: int, count: int, kinds: str, at: int,
+    after: bool,
+) -> None:  # fmt: skip
+    """Emits "open", then for each operation (kind of error or "", whether it changed anything).
+
+    kinds, at, after: die by SIGKILL before (after) the at-th operation on files of these kinds; at = 0: live on.
+    """
+    recorder = Recorder(folder)
+    if at:
+        recorder.plan(at, at, "kill_after" if after else "kill_before", kinds=kinds)
+    with Store.open(Path(folder) / "store", create=True) as store:
+        emit("open")
+        for i, op in enumerate(operations(seed, first, count)):
+            emit(play.kind_of_failure(store, op, first + i, Path(side)))

@@ -1,0 +1,121 @@
+"""Bugs to plant, so that the battery can show that it sees them. Each leaves out or turns round one step."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, Final
+
+import lmdb
+
+from plot_store import catalogue, gc, version_tree
+from plot_store.catalogue import Catalogue, Txn
+
+
+def _without_sync(of_folders: bool) -> None:
+    for name in ("fsync", "fdatasync"):
+        setattr(os, name, _skipping(getattr(os, name), of_folders))
+
+
+def _skipping(real: Callable[[int], None], of_folders: bool) -> Callable[[int], None]:
+    def call(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode) != of_folders:
+            real(fd)
+
+    return call
+
+
+def no_segment_sync() -> None:
+    """Segments are named before their bytes are durable."""
+    _without_sync(of_folders=False)
+
+
+def no_folder_sync() -> None:
+    """A version names segments whose names are not durable."""
+    _without_sync(of_folders=True)
+
+
+def sync_off() -> None:
+    """LMDB commits without an fsync."""
+    real = lmdb.open
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return real(*arguments, **{**options, "sync": False, "metasync": False})
+
+    lmdb.open = call
+
+
+def collection_reversed() -> None:
+    """The collector unlinks files before the records that name them are gone."""
+    real = gc.collect
+
+    def call(environment: Any, *arguments: Any, **options: Any) -> Any:
+        for name in real(environment, *arguments, **{**options, "dry_run": True}).segments:
+            os.unlink(environment.folder / name)
+        return real(environment, *arguments, **options)
+
+    gc.collect = call
+
+
+class _Later(Txn):
+    """A transaction that writes refs and keeps all else back."""
+
+    def __init__(self, raw: Any) -> None:
+        super().__init__(raw)
+        self.kept: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        return self.kept[key] if key in self.kept else super().get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        if key.startswith(version_tree.REF):
+            super().put(key, value)
+        else:
+            self.kept[key] = value
+
+    def delete(self, key: str) -> bool:
+        known = self.get(key) is not None
+        self.kept[key] = None
+        return known
+
+
+def ref_before_manifest() -> None:
+    """A publication commits the ref, and in a second transaction everything else."""
+    real = Catalogue.write
+
+    def write(self: Catalogue, body: Callable[[Txn], Any]) -> Any:
+        held: list[_Later] = []
+
+        def first(txn: Txn) -> Any:
+            held[:] = [_Later(txn._raw)]
+            return body(held[0])
+
+        def second(txn: Txn) -> None:
+            for key, value in held[0].kept.items():
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
+
+        done = real(self, first)
+        real(self, second)
+        return done
+
+    Catalogue.write = write  # type: ignore[method-assign]
+
+
+BUGS: Final = {
+    "no segment fsync": no_segment_sync,
+    "no folder fsync": no_folder_sync,
+    "sync off": sync_off,
+    "collection reversed": collection_reversed,
+    "ref before manifest": ref_before_manifest,
+}
+assert catalogue.lmdb is lmdb  # or `sync_off` would change another module's
+
+
+def plant(name: str) -> None:
+    """In this process, for good. "" plants nothing."""
+    if name:
+        BUGS[name]()

@@ -1,0 +1,131 @@
+"""Power cuts: the store is opened in every state that a disk may be left in, and planted bugs must show."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import play
+import plotlab as lab
+import pytest
+import sabotage
+from nursery import Nurseries, Nursery
+from plain import Op
+from powercut import MARK, Disk, Tree, read_log, write_tree
+
+SCRIPT = [
+    Op("publish", "r", 1), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("publish", "r", 4), Op("tag", "r", 0, 1),
+    Op("begin", "s", 5), Op("finish", "s", 5), Op("append", "r/a", 6), Op("compact", "r/a"), Op("import", "i1", 1),
+    Op("pin", "r/a", 0, 1), Op("publish", "q", 8), Op("delete", "s"), Op("rollback", "r", 0, 1), Op("gc", arg=1),
+    Op("extend", "q", 9), Op("unpin", "r/a", 0, 1), Op("compact", "q"), Op("delete", "q"), Op("publish", "r", 10),
+    Op("gc", arg=1), Op("import", "i2", 2), Op("export", "i2/a"),
+]  # fmt: skip
+RECIPES = ("none", "all", "random", "random", "random", "random")
+
+
+@pytest.fixture(scope="module")
+def side() -> Iterator[Path]:
+    with lab.scratch() as folder:
+        play.prepare(folder)
+        yield folder
+
+
+@dataclass(frozen=True)
+class State:
+    """A disk after a cut: what was acknowledged, and what is there."""
+
+    done: int
+    tree: Tree
+
+
+class Recording:
+    """The log of a run of SCRIPT."""
+
+    def __init__(self, nursery: Nursery, side: Path, bug: str = "") -> None:
+        with lab.scratch() as folder:
+            self.root = str(folder / "disk")
+            Path(self.root).mkdir()
+            outcome = nursery.run("record", folder=self.root, log=folder / "log", side=side, ops=SCRIPT, bug=bug)
+            assert outcome.well, outcome
+            self.changed: list[bool] = outcome.lines
+            self.ops = list(read_log(folder / "log"))
+        assert len(self.changed) == len(SCRIPT)
+
+    def states(self, seed: int, share: float) -> Iterator[State]:
+        """Distinct states. share: of every cut's six recipes, how many are taken."""
+        rng, disk, done = random.Random(seed), Disk(self.root), -1
+        seen: set[bytes] = set()
+        for op in self.ops:
+            if op.kind == MARK:
+                done = int(op.path)
+            disk.apply(op)
+            for mode in RECIPES:
+                if rng.random() < share:
+                    tree = disk.cut(rng, mode)
+                    key = digest(done, tree)
+                    if key not in seen:
+                        seen.add(key)
+                        yield State(done, tree)
+
+
+def digest(done: int, tree: Tree) -> bytes:
+    whole = hashlib.blake2b(str(done).encode())
+    for path in sorted(tree):
+        whole.update(path.encode() + b"\0" + (tree[path] or b""))
+    return whole.digest()
+
+
+def judge(nursery: Nursery, recording: Recording, side: Path, state: State) -> tuple[int, Any]:
+    """(what was acknowledged, the verdict on the store in this state)."""
+    with lab.scratch() as folder:
+        write_tree(state.tree, recording.root, folder)
+        outcome = nursery.run("judge", folder=folder / "deep" / "store", side=side, ops=SCRIPT,
+                              changed=recording.changed, done=state.done)  # fmt: skip
+    if not outcome.well:
+        return state.done, {"found": [outcome.trouble]}
+    return state.done, outcome.result
+
+
+def test_no_power_cut_loses_anything(
+    nurseries: Nurseries, side: Path, counts: Callable[[int, int], int], tell: Callable[[str], None]
+) -> None:
+    recording = nurseries.lend(lambda nursery: Recording(nursery, side))
+    wanted, judged, seed = counts(1000, 10_000), 0, 0
+    bad: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    while judged < wanted:
+        share = min(1.0, (wanted - judged) / (4.0 * len(recording.ops)))
+        for done, verdict in nurseries.map(lambda n, s: judge(n, recording, side, s), recording.states(seed, share)):
+            judged += 1
+            bad.update(f"after {done}: {what}" for what in verdict["found"])
+            ends["new" if verdict.get("next") else verdict.get("refused", "old")] += 1
+        seed += 1
+    kinds = sorted({op.kind for op in SCRIPT})
+    tell(f"crash replay: {judged:,} states of {len(recording.ops)} operations over {', '.join(kinds)}: "
+         f"{bad.total()} violations ({dict(ends)})")  # fmt: skip
+    assert not bad, bad.most_common(5)
+    assert ends["old"] > wanted // 10
+    assert ends["new"] > wanted // 100
+
+
+@pytest.mark.parametrize("bug", list(sabotage.BUGS))
+def test_a_planted_bug_is_caught(
+    nurseries: Nurseries, side: Path, bug: str, counts: Callable[[int, int], int], tell: Callable[[str], None]
+) -> None:
+    recording = nurseries.lend(lambda nursery: Recording(nursery, side, bug))
+    judged, caught = 0, 0
+    example: list[str] = []
+    for _, verdict in nurseries.map(
+        lambda n, s: judge(n, recording, side, s), recording.states(1, counts(8, 60) / 100)
+    ):
+        judged += 1
+        if verdict["found"]:
+            caught += 1
+            example = example or verdict["found"]
+    tell(f"planted bug, {bug}: {caught} of {judged} states are bad, such as {example[:1]}")
+    assert caught

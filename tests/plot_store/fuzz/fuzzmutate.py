@@ -1,0 +1,145 @@
+"""Seeded damage to bytes, and repair of the checksums above it, so that the code behind them is reached as well."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+import xxhash
+
+from kernels.layout import header_bytes, row_checks
+from plot_store import records
+from plot_store.archive_format import Packer, Unpacker
+from plot_store.format import HEADER_BYTES, ROWS, Layout
+
+NUMBERS = (0, 1, 2, 3, 5, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+HEAD = 320  # where the fields lie that decide sizes
+Bytes = bytearray
+
+
+def damaged(rng: Random, good: bytes, others: Sequence[bytes]) -> bytes:
+    """One to four random edits; `others` are what pieces may be taken from."""
+    data = bytearray(good)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        if data:
+            rng.choice(EDITS)(rng, data, rng.choice(others))
+    return bytes(data)
+
+
+def _at(rng: Random, data: Bytes) -> int:
+    """Half of the time among the fields of the head."""
+    return rng.randrange(min(HEAD, len(data)) if rng.random() < 0.5 else len(data))
+
+
+def _flip(rng: Random, data: Bytes, other: bytes) -> None:
+    data[_at(rng, data)] ^= 1 << rng.randrange(8)
+
+
+def _byte(rng: Random, data: Bytes, other: bytes) -> None:
+    data[_at(rng, data)] = rng.randrange(256)
+
+
+def _number(rng: Random, data: Bytes, other: bytes) -> None:
+    size = rng.choice((1, 2, 4, 8))
+    at = _at(rng, data) // size * size
+    near = int.from_bytes(data[at : at + size], "little") + rng.randrange(-2, 3)
+    value = rng.choice((*NUMBERS, near)) % (1 << 8 * size)
+    data[at : at + size] = value.to_bytes(size, "little")[: len(data) - at]
+
+
+def _zero(rng: Random, data: Bytes, other: bytes) -> None:
+    at, size = _at(rng, data), rng.randrange(1, 600)
+    data[at : at + size] = bytes(min(size, len(data) - at))
+
+
+def _move(rng: Random, data: Bytes, other: bytes) -> None:
+    size = rng.randrange(1, 600)
+    piece = data[(source := _at(rng, data)) : source + size]
+    at = rng.randrange(len(data))
+    data[at : at + len(piece)] = piece[: len(data) - at]
+
+
+def _splice(rng: Random, data: Bytes, other: bytes) -> None:
+    at = rng.randrange(len(data))
+    data[at:] = other[at:]
+
+
+def _cut(rng: Random, data: Bytes, other: bytes) -> None:
+    del data[rng.randrange(len(data)) :]
+
+
+def _grow(rng: Random, data: Bytes, other: bytes) -> None:
+    data += rng.randbytes(rng.randrange(1, 64))
+
+
+EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
+    _flip, _flip, _byte, _number, _number, _number, _zero, _move, _splice, _cut, _grow,
+)  # fmt: skip
+
+
+def forged_segment(data: bytes) -> bytes:
+    """A segment of one block whose header and table match its content again; shorter ones stay as they are."""
+    if len(data) < HEADER_BYTES + 16:
+        return data
+    head = data[: HEADER_BYTES - 8]
+    whole = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data[HEADER_BYTES:-16]
+    table = struct.pack("<Q", xxhash.xxh3_64_intdigest(whole))
+    return whole + table + struct.pack("<Q", xxhash.xxh3_64_intdigest(table))
+
+
+def forged_rows(data: bytes, layout: Layout) -> bytes:
+    """Rows whose own checks match what is in them now."""
+    if layout.kind != ROWS or len(data) != layout.file_bytes:
+        return data
+    raw = np.frombuffer(data, np.uint8).copy()
+    rows = raw[layout.data_at : layout.data_at + layout.data_bytes].reshape(layout.count, layout.stride)
+    at = header_bytes(layout.n, layout.order) - 8
+    rows[:, at : at + 8] = row_checks(rows, layout.n, layout.order)[:, None].view(np.uint8)
+    return raw.tobytes()
+
+
+def parts(archive: bytes) -> tuple[bytes, bytes]:
+    """(the versions of its manifest as JSON, what follows the manifest)."""
+    file = io.BytesIO(archive)
+    listed = [records.version_fields(version) for version in Unpacker(file).head()]
+    return records.dump(listed), archive[file.tell() :]
+
+
+def forged_archive(rng: Random, manifest: bytes, rest: bytes) -> bytes:
+    """An export whose manifest was changed in one place and whose ids and checksums match it again."""
+    listed = json.loads(manifest)
+    _change(rng, rng.choice(listed))
+    for at, fields in reversed(list(enumerate(listed))):
+        if rng.random() < 0.9:
+            del fields["id"]
+            fields["parent"] = listed[at + 1]["id"] if at + 1 < len(listed) else fields["parent"]
+            fields["id"] = "v" + xxhash.xxh3_128_hexdigest(records.dump(fields))
+    return with_manifest(records.dump({"versions": listed}), rest)
+
+
+def _change(rng: Random, value: object) -> None:
+    """One leaf of the manifest becomes something else."""
+    while isinstance(value, dict | list) and value:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = rng.choice(keys)
+        inner = value[key]  # type: ignore[call-overload,index]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.1:
+            value[key] = rng.choice(STRANGE) if rng.random() < 0.7 else rng.choice(NUMBERS)  # type: ignore[call-overload,index]
+            return
+        value = inner
+
+
+STRANGE: tuple[object, ...] = (
+    None, "", "x" * 300, "../../etc/passwd", "r/../a", True, -1, 1.5, 1e308, [], {}, [[]], {"a": 1}, "rows", "index",
+    "int8", "fp16", "v" + "0" * 32, "0" * 32 + ".rows", "\0", "\ud7ff",
+)  # fmt: skip
+
+
+def with_manifest(body: bytes, rest: bytes) -> bytes:
+    """An export as `Packer` begins it, around any bytes as its manifest."""
+    prefix = Packer().head([])[:16]
+    return prefix + struct.pack("<QQ", len(body), xxhash.xxh3_64_intdigest(body)) + body + rest

@@ -1,0 +1,99 @@
+"""Back-off plans through the store, for every width of window, against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotlab as lab
+import pytest
+
+from plot_store import Invalid, Store
+from plot_store.backoff import steps_of
+
+WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}
+FEW = 4  # so small a vocabulary that windows of five are found too
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 60)
+BY_VERSION_3 = [(3, 0), (2, 0), (3, 1), (2, 1), (1, None)]
+
+
+def chain_of(store: Store, n: int, dtypes: tuple[str, ...] = ("int8", "fp16", "fp32")) -> list[lab.Entries]:
+    """Publish a chain under r/a/b; its entries, nearest first."""
+    chain: list[lab.Entries] = []
+    for depth, dtype in enumerate(dtypes):
+        made = lab.content(10 * n + depth, WIDTHS[n], vocab=FEW)
+        lab.put(store, "/".join("rab"[: depth + 1]), made, dtype=dtype, n=n, vocab=FEW)
+        chain.insert(0, lab.entries(made, dtype))
+    return chain
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("backoff", ["order", "version"])
+def test_named_plans_equal_the_oracle(store: Store, n: int, backoff: str) -> None:
+    chain = chain_of(store, n)
+    steps = steps_of(backoff, n, len(chain))
+    with store.reader("r/a/b", backoff=backoff) as reader:
+        for seed in range(4):
+            lab.same_as(reader, chain, lab.texts(seed, LENGTHS, FEW), steps)
+        counts = lab.look(reader, lab.texts(9, (500,), FEW))[1].counts()
+    names = ["5gram", "4gram", "trigram", "bigram", "unigram", "miss"]
+    assert list(counts) == names[5 - n :]
+    assert sum(counts.values()) == 500
+    assert counts[names[5 - n]] > 100
+    lab.check(store)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(3, 0)],
+        [(1, None)],
+        [(2, 1), (3, None), (1, 0)],
+        [(1, 0), (2, 0), (3, 0)],
+        [(3, 2), (3, 0), (3, 1), (2, None), (2, None), (1, 2)],
+    ],
+    ids=str,
+)
+def test_steps_equal_the_oracle(store: Store, steps: list[tuple[int, int | None]]) -> None:
+    chain = chain_of(store, 3)
+    with store.reader("r/a/b", backoff=steps) as reader:
+        for seed in range(4):
+            lab.same_as(reader, chain, lab.texts(seed, LENGTHS, FEW), steps)
+
+
+def test_what_the_names_mean() -> None:
+    assert steps_of("order", 3, 2) is None  # the kernels' own default
+    assert steps_of("version", 3, 2) == BY_VERSION_3
+    assert steps_of("version", 1, 2) == [(1, None)]
+    assert steps_of([(2, 1), [1, None]], 3, 2) == [(2, 1), (1, None)]
+
+
+def test_the_plans_differ_where_a_parents_trigram_meets_a_domains_bigram(store: Store) -> None:
+    root, domain = lab.content(1, (0, 0, 0)), lab.content(2, (0, 0, 0))
+    root[3] = lab.content(3, (1, 0, 0))[3]
+    a, b, c = root[3][0][0].tolist()
+    domain[2] = (root[3][0][:, 1:], lab.content(4, (0, 1, 0))[2][1])
+    lab.put(store, "r", root)
+    lab.put(store, "r/d", domain)
+    answers = []
+    for backoff, depth in (("order", 1), ("version", 0)):
+        with store.reader("r/d", backoff=backoff) as reader:
+            out, hits = lab.look(reader, [[a, b, c]])
+        assert (hits.order[1], hits.depth[1]) == (3, depth)  # "version": the trigram still fills the left role
+        answers.append(out)
+    assert not np.array_equal(*answers)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "says"),
+    [
+        ("longest", "use order or version"), (7, "is unknown"), ([], "has 0 steps"), ([(3, 0)] * 2000, "2000 steps"),
+        ([3], "is no pair"), ([(3,)], "is no pair"), (["32"], "is no pair"), ([(4, 0)], "order 4 is unknown"),
+        ([(0, 0)], "order 0 is unknown"), ([(3, 2)], "a version that the chain of 2 lacks"), ([(3, -1)], "lacks"),
+        ([(3, "0")], "lacks"), ([(True, 0)], "order True is unknown"),
+    ],
+)  # fmt: skip
+def test_a_wrong_plan_is_refused(store: Store, backoff: object, says: str) -> None:
+    lab.put(store, "r", lab.content(1))
+    lab.put(store, "r/a", lab.content(2))
+    with pytest.raises(Invalid, match=says):
+        store.reader("r/a", backoff=backoff)  # type: ignore[arg-type]
+    assert not store._env().pins()

@@ -1,0 +1,245 @@
+"""Counting on disk against a plain Counter, and choosing against the obvious choice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plot_store import runs
+from plot_store.counted import CountedNgrams
+from plot_store.counting import LEAST_MEMORY, NgramCounter
+from plot_store.errors import Closed, Damaged, Invalid, StoreFull
+from plot_store.tally import Tally, combined, tally
+from plot_store.windows import pack, unpack
+
+Text = list[int]
+Ngram = tuple[int, ...]
+
+
+def slow_counts(texts: list[Text], order: int, n: int) -> Counter[Ngram]:
+    """What the counter's docstring says, one token at a time."""
+    counts: Counter[Ngram] = Counter()
+    before = (n - 1) // 2
+    for text in texts:
+        padded = [0] * before + text + [0] * n
+        for i in range(len(text)):
+            if order == n and text[i]:
+                counts[tuple(padded[i : i + n])] += 1
+            elif order < n and i + order <= len(text) and all(text[i : i + order]):
+                counts[tuple(text[i : i + order])] += 1
+    return counts
+
+
+def slow_choice(counts: Counter[Ngram], alpha: float, min_count: int = 1) -> list[Ngram]:
+    """The fewest that reach alpha percent, ties by key, in the order in which they are given out."""
+    covered, chosen = 0, []
+    for ngram, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if alpha == 0 or (chosen and covered >= alpha / 100 * counts.total() - 1e-6):
+            break
+        covered += count
+        chosen.append((-count.bit_length(), ngram, count))
+    return [ngram for _, ngram, count in sorted(chosen) if count >= min_count]
+
+
+def random_texts(seed: int, texts: int = 300, ids: int = 12, longest: int = 15) -> list[Text]:
+    rng = random.Random(seed)
+    return [[int(ids * rng.random() ** 2) for _ in range(rng.randint(0, longest))] for _ in range(texts)]
+
+
+def feed(counter: NgramCounter, texts: list[Text], at_once: int) -> None:
+    for at in range(0, len(texts), at_once):
+        some = texts[at : at + at_once]
+        tokens = np.array([i for text in some for i in text], np.int32)
+        counter.add(tokens, np.cumsum([0, *map(len, some)]).astype(np.int64))
+
+
+def count(folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = LEAST_MEMORY) -> CountedNgrams:
+    with NgramCounter(n, range(1, n + 1), folder, memory) as counter:
+        feed(counter, texts, at_once)
+        return counter.finish()
+
+
+def given(counted: CountedNgrams, order: int, alpha: float, min_count: int = 1) -> list[Ngram]:
+    chunks = counted.covering(order, alpha, min_count)
+    return [tuple(map(int, ngram)) for chunk in chunks for ngram in chunk]
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many runs, several levels of merging and many blocks, from a small corpus."""
+    monkeypatch.setattr("plot_store.counting._room", lambda _budget, _words: 97)
+    monkeypatch.setattr("plot_store.counting.FAN_IN", 3)
+    monkeypatch.setattr("plot_store.counting.BLOCK_ENTRIES", 16)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("at_once", [1, 10, 1000])
+@pytest.mark.usefixtures("small_buffers")
+def test_counts_equal_a_counter(tmp_path: Path, n: int, at_once: int) -> None:
+    texts = [*random_texts(n), [0, 0], [], [5, 0, 6], [2**20 - 1] * 6]
+    counted = count(tmp_path, texts, n, at_once)
+    for order in range(1, n + 1):
+        wanted = slow_counts(texts, order, n)
+        assert (counted.total(order), counted.distinct(order)) == (wanted.total(), len(wanted))
+        assert given(counted, order, 100) == slow_choice(wanted, 100)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.usefixtures("small_buffers")
+def test_a_choice_is_the_fewest_ngrams_that_reach_alpha(tmp_path: Path, n: int) -> None:
+    texts = random_texts(7, 400)
+    counted = count(tmp_path, texts, n)
+    for order in (2, n):
+        wanted = slow_counts(texts, order, n)
+        for alpha in (0, 1e-9, 1, 10, 33.3, 50, 75, 90, 99, 99.99, 100):
+            for least in (1, 2, 5):
+                chosen = given(counted, order, alpha, least)
+                assert chosen == slow_choice(wanted, alpha, least)
+                assert counted.chosen(order, alpha, least) == len(chosen)
+
+
+def test_ties_at_the_edge_go_by_key(tmp_path: Path) -> None:
+    counted = count(tmp_path, [[9, 8], [7, 6], [5, 4], [3, 2]], n=2)
+    assert given(counted, 1, 50) == [(2,), (3,), (4,), (5,)]
+    assert given(counted, 1, 51) == [(2,), (3,), (4,), (5,), (6,)]
+
+
+def test_the_order_is_always_the_same(tmp_path: Path, small_buffers: None) -> None:
+    texts = random_texts(3)
+    first = given(count(tmp_path / "a", texts, at_once=3), 3, 80)
+    shuffled = random.Random(1).sample(texts, len(texts))
+    assert given(count(tmp_path / "b", shuffled, at_once=50), 3, 80) == first
+
+
+def test_an_empty_corpus_has_no_ngrams(tmp_path: Path) -> None:
+    counted = count(tmp_path, [[]])
+    assert (counted.total(3), counted.chosen(3, 100), given(counted, 3, 100)) == (0, 0, [])
+
+
+def test_finished_counts_are_found_again(tmp_path: Path) -> None:
+    assert CountedNgrams.open(tmp_path / "none") is None
+    texts = random_texts(5)
+    first = count(tmp_path, texts)
+    again = CountedNgrams.open(tmp_path)
+    assert again is not None
+    assert (again.n, given(again, 3, 70)) == (3, given(first, 3, 70))
+    (tmp_path / "counted.json").write_bytes((tmp_path / "counted.json").read_bytes().replace(b'"n": 3', b'"n": 2'))
+    assert CountedNgrams.open(tmp_path) is None, "changed by a hand or a disk"
+
+
+def test_a_killed_count_leaves_nothing_to_the_next(tmp_path: Path, small_buffers: None) -> None:
+    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as killed:
+        feed(killed, random_texts(1), 50)
+    assert CountedNgrams.open(tmp_path) is None
+    assert list(tmp_path.glob("*.run"))
+    texts = random_texts(2)
+    counted = count(tmp_path, texts)
+    assert given(counted, 3, 100) == slow_choice(slow_counts(texts, 3, 3), 100)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert all("-of-2-to-" in name or name == "counted.json" for name in names), "runs are gone once merged"
+
+
+def test_memory_is_bounded_whatever_the_corpus(tmp_path: Path) -> None:
+    memory, rng = 4 << 20, np.random.default_rng(0)
+    before = threading.active_count()
+    tracemalloc.start()
+    try:
+        with NgramCounter(3, (2, 3), tmp_path, memory) as counter:
+            for _ in range(30):  # 600,000 distinct trigrams and about as many bigrams: 19 MB with their counts
+                tokens = rng.integers(1, 1 << 20, 20_000).astype(np.int32)
+                counter.add(tokens, np.arange(0, 20_001, 100, dtype=np.int64))
+            counted = counter.finish()
+        chosen = sum(map(len, counted.covering(3, 100)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert chosen == counted.distinct(3) > 595_000
+    assert peak < memory
+    assert threading.active_count() == before
+
+
+def test_progress_is_told_and_may_stop_it(tmp_path: Path, small_buffers: None) -> None:
+    told: list[tuple[int, int]] = []
+    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as counter:
+        feed(counter, random_texts(4), 20)
+        counter.finish(lambda done, of: told.append((done, of)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > 0
+
+    def stop(_done: int, _of: int) -> None:
+        raise KeyboardInterrupt
+
+    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as counter:
+        feed(counter, random_texts(4), 20)
+        with pytest.raises(KeyboardInterrupt):
+            counter.finish(stop)
+    assert CountedNgrams.open(tmp_path) is None
+
+
+def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    for n, orders in ((0, (1,)), (6, (6,)), (3, ()), (3, (4,)), (3, (0, 3))):
+        with pytest.raises(Invalid, match=r"use n of 1\.\.5"):
+            NgramCounter(n, orders, tmp_path)
+    with pytest.raises(Invalid, match="too little"):
+        NgramCounter(3, (3,), tmp_path, 1000)
+    counter = NgramCounter(3, (3,), tmp_path)
+    good = np.array([1, 2], np.int32)
+    for tokens, offsets in (
+        (good, [0, 1]), (good, [1, 2]), (good, [0, 2, 1, 2]), (good, []), (-good, [0, 2]), (good << 20, [0, 2]),
+    ):  # fmt: skip
+        with pytest.raises(Invalid):
+            counter.add(tokens, np.array(offsets, np.int64))
+    counter.add(good, np.array([0, 2], np.int64))
+    counted = counter.finish()
+    with pytest.raises(Closed, match="another"):
+        counter.add(good, np.array([0, 2], np.int64))
+    with pytest.raises(Invalid, match="not counted"):
+        counted.total(2)
+    with pytest.raises(Invalid, match=r"0\.\.100"):
+        list(counted.covering(3, 101))
+
+
+def test_a_full_disk_is_said_though_it_happens_in_the_background(
+    tmp_path: Path, small_buffers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: runs.RunWriter, data: bytes) -> None:
+        raise StoreFull("no space left")
+
+    with NgramCounter(3, (3,), tmp_path, LEAST_MEMORY) as counter:
+        monkeypatch.setattr(runs.RunWriter, "_write", full)
+        with pytest.raises(StoreFull):
+            feed(counter, random_texts(1), 5)
+
+
+def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:
+    keys = pack(np.random.default_rng(0).integers(0, 50, (300, 5)).astype(np.uint32))
+    wanted = tally(keys)
+    writer = runs.RunWriter(tmp_path / "a.run", 2, block=64)
+    writer.add(wanted)
+    sound = writer.close().read_bytes()
+    assert same(combined(list(runs.read_run(tmp_path / "a.run", 2))), wanted)
+    for at in range(len(sound)):
+        (tmp_path / "b.run").write_bytes(sound[:at] + bytes([sound[at] ^ 0x41]) + sound[at + 1 :])
+        with pytest.raises(Damaged, match="count again"):
+            list(runs.read_run(tmp_path / "b.run", 2))
+        (tmp_path / "b.run").write_bytes(sound[:at])
+        with pytest.raises(Damaged, match="count again"):
+            list(runs.read_run(tmp_path / "b.run", 2))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_keys_keep_ngrams_and_their_order(order: int) -> None:
+    ngrams = np.random.default_rng(order).integers(0, 1 << 20, (500, order)).astype(np.uint32)
+    assert np.array_equal(unpack(pack(ngrams), order), ngrams)
+    found = unpack(tally(pack(ngrams)).keys, order)
+    assert [tuple(g) for g in found.tolist()] == sorted({tuple(g) for g in ngrams.tolist()})
+
+
+def same(a: Tally, b: Tally) -> bool:
+    return np.array_equal(a.keys, b.keys) and np.array_equal(a.counts, b.counts)

@@ -1,0 +1,139 @@
+"""A reader on a device answers what the reader answers: through the source's twin on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotlab as lab
+import pytest
+
+from kernels import cuda, cuda_device
+from plot_store import Closed, Damaged, Invalid, Store, StoreFull
+from plot_store.device import DeviceReader
+
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+import cuda_twin
+
+OLD = Path(__file__).parent / "formats" / "format-1.plot"
+
+
+@pytest.fixture(scope="session")
+def twin_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if cuda_twin.compiler() is None:
+        pytest.skip("there is no g++ to compile kernels/lookup.cu for the CPU")
+    return cuda_twin.compile_twin(tmp_path_factory.mktemp("twin"))
+
+
+@pytest.fixture(params=["twin", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> cuda.Device:
+    if request.param == "twin":
+        return cuda_twin.Twin(request.getfixturevalue("twin_library"))
+    try:
+        return cuda_device.CudaDevice()
+    except cuda_device.NoDevice as error:
+        pytest.skip(str(error))
+
+
+def put(device: cuda.Device, host: np.ndarray) -> Any:
+    array = device.empty(host.shape, host.dtype)
+    device.write(host, array)
+    return array
+
+
+def look(on: DeviceReader, device: cuda.Device, batch: list[list[int]], **options: Any) -> tuple[Any, Any]:
+    tokens, offsets = lab.ragged(batch)
+    return on.lookup(put(device, tokens), put(device, offsets), **options)
+
+
+@pytest.mark.parametrize("counts", [(200, 40, 8), (60, 8), (300, 200, 60, 30, 9)])
+@pytest.mark.parametrize("backoff", ["order", "version"])
+def test_answers_what_the_reader_answers(
+    store: Store, device: cuda.Device, counts: tuple[int, ...], backoff: str
+) -> None:
+    n = len(counts)
+    for depth, dtype in enumerate(["int8", "fp16", "fp32"]):
+        lab.put(store, "/".join(["r", "a", "b"][: depth + 1]), lab.content(depth, counts), dtype=dtype, n=n)
+    batch = lab.texts(1)
+    with store.reader("r/a/b", backoff=backoff) as reader, reader.on_device(device) as on:
+        out, hits = lab.look(reader, batch)
+        got, found = look(on, device, batch)
+        assert np.array_equal(device.read(got).view(np.uint32), out.view(np.uint32))
+        there = found.to_host()
+        assert np.array_equal(there.order, hits.order)
+        assert np.array_equal(there.depth, hits.depth)
+        assert there.counts() == hits.counts()
+        half, there_half = np.empty(out.shape, np.uint16), device.empty(out.shape, np.uint16)
+        reader.lookup(*lab.ragged(batch), out=half)
+        assert look(on, device, batch, out=there_half)[0] is there_half
+        assert np.array_equal(device.read(there_half), half)
+
+
+def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(store: Store, device: cuda.Device) -> None:
+    store.import_archive(OLD)
+    lab.put(store, "r/a", lab.content(3, (40, 20, 5), dim=5), dtype="fp16", extend=True)
+    batch = lab.texts(3, (40, 100))
+    with store.reader("r/a") as reader, reader.on_device(device) as on:
+        expected, hits = lab.look(reader, batch)
+        assert set(hits.order.tolist()) >= {1, 2, 3}
+        assert np.array_equal(device.read(look(on, device, batch)[0]), expected)
+
+
+def test_it_keeps_what_it_copied_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
+    lab.put(store, "r", lab.content(1))
+    batch = lab.texts(2)
+    reader = store.reader("r")
+    first, second = reader.on_device(device), reader.on_device(device)
+    assert first.bytes > sum(s.count for s in reader.version.segments if s.kind == "rows") * 3 * lab.DIM
+    expected = lab.look(reader, batch)[0]
+    lab.put(store, "r", lab.content(7))
+    store.gc(orphan_age_s=-60)
+    assert np.array_equal(device.read(look(first, device, batch)[0]), expected)
+    first.close()
+    first.close()
+    with pytest.raises(Closed, match="device reader"):
+        look(first, device, batch)
+    assert np.array_equal(device.read(look(second, device, batch)[0]), expected)
+    reader.close()
+    with pytest.raises(Closed, match="reader has been closed"):
+        look(second, device, batch)
+    with pytest.raises(Closed):
+        reader.on_device(device)
+
+
+def test_what_is_refused(store: Store, device: cuda.Device) -> None:
+    lab.put(store, "r", lab.content(1))
+    with store.reader("r") as reader, reader.on_device(device) as on:
+        with pytest.raises(Invalid, match="token id"):
+            look(on, device, [[lab.VOCAB]])
+        with pytest.raises(Invalid, match="out must be"):
+            look(on, device, [[1, 2]], out=device.empty((2, lab.DIM), np.float64))
+        for nothing in ([1, 2], 7, None):
+            with pytest.raises(Invalid, match="tokens: a"):
+                on.lookup(nothing, put(device, np.array([0, 2])))
+
+
+def test_no_room_and_no_device(store: Store, twin_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.put(store, "r", lab.content(1))
+    twin = cuda_twin.Twin(twin_library)
+    twin.free = 1000
+    with store.reader("r") as reader:
+        with pytest.raises(StoreFull, match=r"needs \d+ bytes of device memory and 1000 are free"):
+            reader.on_device(twin)
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(Invalid, match=r"pip install hmi-server\[cuda\]"):
+            reader.on_device(4095)
+
+
+def test_a_damaged_row_is_named_and_not_copied(store: Store, device: cuda.Device, tmp_path: Path) -> None:
+    version = lab.put(store, "r", lab.content(1))
+    name = next(s.name for s in version.segments if s.kind == "rows" and s.order == 3)
+    path = tmp_path / "plots" / "segments" / name
+    raw = bytearray(path.read_bytes())
+    raw[4096 + 40] ^= 1  # in the first row
+    path.write_bytes(raw)
+    with store.reader("r") as reader, pytest.raises(Damaged, match=f"row 0 of segment {name}"):
+        reader.on_device(device)

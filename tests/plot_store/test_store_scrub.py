@@ -1,0 +1,194 @@
+"""Probe and scrub: damage is found in a child process, and what kills the child does not kill us."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import plotlab as lab
+import pytest
+
+from plot_store import Damaged, NotFound, Store
+from plot_store.mdb_file import INTEGER_KEYS, BadFile, Walk, newest
+from plot_store.probe import check_record
+from plot_store.scrub import ScrubProgress, probe, scrub
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A closed store with three refs, several versions and a free list."""
+    path = tmp_path / "plots"
+    with Store.open(path, create=True) as store:
+        for seed in range(4):
+            lab.put(store, "r", lab.content(seed))
+            lab.put(store, "r/a", lab.content(seed + 10), parent="r", meta={"note": "x" * 6000})
+        store.gc(keep_versions=1)
+    return path
+
+
+def data(path: Path) -> Path:
+    return path / "catalogue" / "data.mdb"
+
+
+def records(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """What a file holds, by the walk; BadFile where it is refused."""
+    meta = newest(raw)
+    if meta is None:
+        raise BadFile("of another LMDB version")
+    return [(check_record(key, value), value) for key, value in Walk(raw, meta).records()]
+
+
+def test_a_sound_store(made: Path, tmp_path: Path) -> None:
+    probe(made)
+    probe(tmp_path / "nothing")
+    (tmp_path / "half" / "catalogue").mkdir(parents=True)
+    probe(tmp_path / "half")
+    assert scrub(made).ok
+    with pytest.raises(NotFound):
+        scrub(tmp_path / "nothing")
+    with pytest.raises(NotFound):
+        scrub(made, ref="r/none")
+
+
+def test_the_walk_agrees_with_lmdb(made: Path) -> None:
+    import lmdb
+
+    for _ in range(3):
+        with lmdb.open(str(data(made).parent)) as env, env.begin() as txn, txn.cursor() as cursor:
+            expected = list(cursor)
+        assert records(data(made).read_bytes()) == expected
+        with Store.open(made) as store:
+            lab.put(store, "r/b", lab.content(9), meta={"note": "y" * random.Random(1).randrange(9000)})
+
+
+def test_no_flipped_bit_gives_other_records(made: Path) -> None:
+    """A flip is refused, or lies where nothing reads it: never a record less, more or changed."""
+    raw = data(made).read_bytes()
+    expected, rng = records(raw), random.Random(5)
+    refused = 0
+    for round_ in range(1500):
+        damaged = bytearray(raw)
+        at = rng.randrange(160) + 4096 * rng.randrange(2) if round_ % 2 else rng.randrange(len(raw))
+        damaged[at] ^= 1 << rng.randrange(8)
+        try:
+            assert records(bytes(damaged)) == expected
+        except BadFile:
+            refused += 1
+    assert refused > 100
+
+
+def test_damage_is_refused(made: Path) -> None:
+    raw = data(made).read_bytes()
+    value = dict(records(raw))[b"ref/r"]
+    flipped = raw.replace(value, value[:-1] + b"!")
+    for damaged in (b"", raw[: len(raw) // 2], raw[:5000], bytes(len(raw)), flipped, os.urandom(len(raw))):
+        data(made).write_bytes(damaged)
+        with pytest.raises(Damaged, match="restore"):
+            probe(made)
+    data(made).unlink()
+    with pytest.raises(Damaged, match="missing or empty beside segments"):
+        probe(made)
+    data(made).write_bytes(raw)
+    probe(made)
+
+
+def test_a_free_list_with_a_page_in_use_is_refused(made: Path) -> None:
+    """LMDB would open it and read all records, and a later write would destroy one of them."""
+    raw = bytearray(data(made).read_bytes())
+    meta = newest(bytes(raw))
+    assert meta is not None
+    lists = list(Walk(bytes(raw), meta)._walk(meta.free, INTEGER_KEYS))
+    assert lists
+    value = lists[-1][1]
+    at = bytes(raw).index(value)
+    lowest = at + len(value) - 8
+    raw[lowest : lowest + 8] = meta.main.root.to_bytes(8, "little")
+    with pytest.raises(BadFile):
+        records(bytes(raw))
+
+
+def test_beside_a_live_writer(made: Path) -> None:
+    """Neither a torn copy nor a broken lock: the writer goes on publishing and every probe says sound."""
+    stop = threading.Event()
+    with Store.open(made) as store:
+
+        def publish() -> None:
+            seed = 0
+            while not stop.is_set():
+                seed += 1
+                lab.put(store, "r/w", lab.content(seed, (20, 5, 3)))
+
+        writer = threading.Thread(target=publish)
+        writer.start()
+        try:
+            for _ in range(8):
+                probe(made)
+        finally:
+            stop.set()
+            writer.join()
+        lab.check(store)
+    assert scrub(made).ok
+
+
+def test_scrub_finds_what_verify_finds(made: Path) -> None:
+    damaged = max((made / "segments").glob("*.rows"), key=lambda p: p.stat().st_size)
+    raw = bytearray(damaged.read_bytes())
+    raw[5000] ^= 4
+    damaged.write_bytes(raw)
+    found = scrub(made)
+    with Store.open(made) as store:
+        assert found == store.verify() == store.scrub()
+        assert damaged.name in {d.segment for d in found.damages}
+        assert scrub(made, ref="r") == store.verify("r")
+
+
+def test_progress_and_rate(made: Path) -> None:
+    seen: list[ScrubProgress] = []
+    began = time.monotonic()
+    size = scrub(made, progress=seen.append).bytes
+    free_running = time.monotonic() - began
+    assert seen
+    assert 0.9 * size < seen[-1].done <= seen[-1].total
+    assert [s.done for s in seen] == sorted(s.done for s in seen)
+    began = time.monotonic()
+    assert scrub(made, bytes_per_second=size / 2).ok
+    assert time.monotonic() - began > max(1.5, free_running)
+
+
+def test_a_child_that_dies_is_a_damage(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real SIGBUS: the child maps a file that is cut while it is read."""
+    code = (
+        "import json, mmap, os, sys, tempfile\n"
+        "print(json.dumps({'segment': 'abc.rows', 'done': 5, 'total': 9}), flush=True)\n"
+        "f = tempfile.TemporaryFile(); f.truncate(8192)\n"
+        "m = mmap.mmap(f.fileno(), 8192); f.truncate(0); m[5000]"
+    )
+    real = subprocess.Popen
+
+    def instead(command: list[str], **options: object) -> subprocess.Popen[str]:
+        return real([sys.executable, "-c", code], **options)  # type: ignore[call-overload,no-any-return]
+
+    probe(made)
+    monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
+    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    report = scrub(made)
+    assert [d.segment for d in report.damages] == ["abc.rows"]
+    assert "SIGBUS" in report.damages[0].what
+
+
+def test_a_child_that_hangs_is_killed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+
+    def instead(command: list[str], **options: object) -> subprocess.Popen[str]:
+        return real([sys.executable, "-c", "import time; time.sleep(60)"], **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
+    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    began = time.monotonic()
+    assert "SIGKILL" in scrub(made, silence_s=0.5).damages[0].what
+    assert time.monotonic() - began < 20
