@@ -43,6 +43,8 @@ class Settings:
     """The PLOT store may not grow over this; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB
     """Room on the disk that the PLOT store leaves to others."""
+    plot_keep_versions: int = 8
+    """Of each domain, its newest versions that collection leaves."""
     compact_segments: int = 8
     """The server merges a domain's small segments once one order of n-grams has more of them; 0 = never."""
     compact_small_bytes: int = 32 * MIB

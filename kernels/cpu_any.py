@@ -10,30 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_index import DAMAGED, DEPTH, DTYPE, FOUND_COLUMNS, LEVEL, ROW, confirm, seek
+from kernels.cpu_batch import FINE, checked
+from kernels.cpu_index import (
+    DAMAGED,
+    DEPTH,
+    DIM,
+    DTYPE,
+    FOUND_COLUMNS,
+    HEADERS,
+    LEVEL,
+    LEVELS,
+    ROW,
+    SEGS,
+)
 from kernels.cpu_rows import add_vector, store_bfloat
+from kernels.cpu_seek import confirm, seek
 from kernels.jit import carray, compiled, get, inlined, load_f32, pointer
 from kernels.layout import FIELD_BITS, TAG_SHIFT, WORD_IDS
 
 BLOCK = 256  # tokens resolved together: enough misses in flight, and the rows stay in the second-level cache
-BAD_OFFSETS, BAD_TOKEN, FINE = -1, -2, 0
 COVER = 3  # at most so many placements of an order cover one position (n = 5, order 3)
 AT, KIND, TERM_COLUMNS = 0, 1, 2
 ONE = np.float32(1)
-
-
-@compiled
-def checked(tokens: Any, offsets: Any, vocab: Any) -> Any:
-    """FINE, or what is wrong with a ragged batch: nothing after this looks outside an array."""
-    if offsets.size < 1 or offsets[0] != 0 or offsets[offsets.size - 1] != tokens.size:
-        return BAD_OFFSETS
-    for t in range(offsets.size - 1):
-        if offsets[t + 1] < offsets[t]:
-            return BAD_OFFSETS
-    for i in range(tokens.size):
-        if tokens[i] < 0 or tokens[i] >= vocab:
-            return BAD_TOKEN
-    return FINE
 
 
 @compiled
@@ -180,9 +178,13 @@ def add_up(terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, r
 
 
 @compiled
-def lookup(levels: Any, segs: Any, headers: Any, steps: Any, turns: Any, dim: Any, tokens: Any, offsets: Any,
-           out: Any, half: Any, served: Any, depth: Any, damage: Any) -> Any:  # fmt: skip
-    """A whole ragged batch that `checked` has passed; see `kernels.ops.lookup`."""
+def lookup(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any, vocab: Any, rows: Any, half: Any,
+           served: Any, depth: Any, damage: Any) -> Any:  # fmt: skip
+    """A whole ragged batch; see `kernels.ops.lookup`. rows: the output's bytes; head: `LevelTable.head`."""
+    state = checked(tokens, offsets, vocab)
+    if state != FINE:
+        return state
+    levels, segs, headers, dim, out = head[LEVELS], head[SEGS], head[HEADERS], head[DIM], rows.ctypes.data
     n, first = turns.size, 0
     room = np.empty((2, dim), np.float32)
     while first < offsets.size - 1:
@@ -214,8 +216,9 @@ def lookup(levels: Any, segs: Any, headers: Any, steps: Any, turns: Any, dim: An
 
 
 @compiled
-def candidates(levels: Any, segs: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) -> Any:
+def candidates(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) -> Any:
     """The addresses of the rows that `lookup` would read, by fingerprint alone."""
+    levels, segs = head[LEVELS], head[SEGS]
     n, first, used = turns.size, 0, 0
     rows = np.empty(1024, np.int64)
     while first < offsets.size - 1:

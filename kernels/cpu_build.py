@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_index import EMPTY, HALF, LOW32, hash_of, home_of
+from kernels.cpu_index import EMPTY, HALF, LOW32, filter_bits, hash_of, home_of
 from kernels.jit import compiled, prefetch
 
 BATCH = 128  # keys whose slots are asked for together
@@ -58,3 +58,12 @@ def build_direct(tokens: Any, ids: Any, slots: Any) -> Any:
         distinct += slots[tokens[i]] == EMPTY
         slots[tokens[i]] = ids[i]
     return distinct
+
+
+@compiled
+def fill_filter(slots: Any, lane: Any, groups: Any) -> Any:
+    """Enter an index's fingerprints in its lane of a filter, uint64 [groups, lanes]."""
+    for slot in slots:
+        if slot != EMPTY:
+            mark = slot >> HALF
+            groups[np.int64((mark * np.uint64(groups.shape[0])) >> HALF), lane] |= filter_bits(mark)

@@ -3,6 +3,8 @@
 A hash index is uint64 [cap] slots: high 32 bits a fingerprint, low 32 bits a row id, `EMPTY_SLOT` when free.
 Collisions go to the next slot, wrapping round. A direct index (unigrams) has a slot for each token: a row id or
 `EMPTY_SLOT`. A row id is (ordinal of the segment << shift) | row.
+Before an n-gram's nearer levels are probed a filter in memory is asked which of them may have it: `lanes` words stand
+together for `lanes` levels, and an n-gram of a level has set three bits in that level's word.
 Slots come from a file: no value read from one is followed before it has been bounded.
 """
 
@@ -12,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_rows import row_is_sound
-from kernels.jit import compiled, get, inlined, load_u8, load_u64, lowest_bit, match8, prefetch, put, store_u8
+from kernels.jit import get, inlined, load_u64, lowest_bit, match8, prefetch, put, sieve4
 from kernels.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
@@ -24,14 +25,30 @@ EIGHT = np.uint64(8)
 ONE = np.uint64(1)
 LAST_ID = np.uint64((1 << FIELD_BITS) - 1)
 MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
+# fields of a table's head: addresses, numbers of a vector, whether rows of other types than int8 occur
+LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, HEAD_FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # fields of a level (one index; the columns of the level table) and of a segment
 IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, LEVEL_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 BASE, COUNT, SEEN, SEGMENT_COLUMNS = 0, 1, 2, 3
+# fields of an order: its levels (first, end); the filter over the first `LANES` of them, how many groups of words it
+# has (0: no filter) and a word with the bits of levels that it does not know; the filter of the last level alone, which
+# is mostly much larger, how many words it has (0: no filter) and that level's bit
+FIRST, END, FILTER, GROUPS, LANES, UNKNOWN, LAST_FILTER, LAST_WORDS, LAST_BIT, ORDER_COLUMNS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+)
 # fields of a found n-gram: address of its row (0 = absent), level, its `verified` bit (address in bits)
 ROW, LEVEL, BIT, FOUND_COLUMNS = 0, 1, 2, 3
 FOUND_BYTES = 8 * FOUND_COLUMNS
 TRUE, LIES, DAMAGED = 1, 0, -3
-CHUNK = 64  # rows asked for together
 
 
 @inlined
@@ -153,6 +170,74 @@ def seek_level(level: Any, segs: Any, low: Any, hashed: Any, found: Any) -> Any:
 
 
 @inlined
+def filter_bits(mark: Any) -> Any:
+    """The three bits that a fingerprint sets in its word."""
+    six = np.uint64(63)
+    return (ONE << (mark & six)) | (ONE << ((mark >> np.uint64(6)) & six)) | (ONE << ((mark >> np.uint64(12)) & six))
+
+
+@inlined
+def filter_at(order: Any, mark: Any) -> Any:
+    """Where an order's filter has the words of a fingerprint."""
+    group = np.int64((mark * np.uint64(get(order, GROUPS))) >> HALF)
+    return get(order, FILTER) + 8 * get(order, LANES) * group
+
+
+@inlined
+def last_filter_at(order: Any, mark: Any) -> Any:
+    return get(order, LAST_FILTER) + 8 * np.int64((mark * np.uint64(get(order, LAST_WORDS))) >> HALF)
+
+
+@inlined
+def ask_filters(order: Any, hashed: Any) -> Any:
+    prefetch(filter_at(order, hashed & LOW32))
+    prefetch(last_filter_at(order, hashed & LOW32))
+
+
+@inlined
+def sift(order: Any, hashed: Any) -> Any:
+    """Which of an order's levels may have an n-gram: bit i for the i-th, ones for all that no filter knows."""
+    mark, left = hashed & LOW32, ~np.uint64(0)
+    bits = filter_bits(mark)
+    if get(order, GROUPS) != 0:
+        at, left = filter_at(order, mark), np.uint64(get(order, UNKNOWN))
+        for lane in range(0, get(order, LANES), 4):
+            left |= sieve4(at + 8 * lane, bits) << np.uint64(lane)
+    if get(order, LAST_WORDS) != 0:
+        absent = load_u64(last_filter_at(order, mark)) & bits != bits
+        left &= ~(np.uint64(get(order, LAST_BIT)) if absent else np.uint64(0))
+    return left
+
+
+@inlined
+def next_level(left: Any, step: Any) -> Any:
+    """The level after `step` that `left` has: beyond 64 levels there is no filter."""
+    return lowest_bit(left) if step < 63 else step + 1
+
+
+@inlined
+def ask_levels(levels: Any, order: Any, low: Any, hashed: Any, left: Any) -> Any:
+    """Ask for the slots where the levels that are left would have an n-gram."""
+    step = lowest_bit(left)
+    while get(order, FIRST) + step < get(order, END):
+        ask_level(level_at(levels, get(order, FIRST) + step), low, hashed)
+        left &= left - ONE
+        step = next_level(left, step)
+
+
+@inlined
+def seek_levels(levels: Any, segs: Any, order: Any, low: Any, hashed: Any, left: Any, found: Any) -> Any:
+    """Fill `found` from the first level that has the fingerprint; whether there is one. Touches no row."""
+    step = lowest_bit(left)
+    while get(order, FIRST) + step < get(order, END):
+        if seek_level(level_at(levels, get(order, FIRST) + step), segs, low, hashed, found):
+            return True
+        left &= left - ONE
+        step = next_level(left, step)
+    return False
+
+
+@inlined
 def ask_row(found: Any) -> Any:
     """Ask for a row's first line, and for the first of its next page if it has one.
 
@@ -163,95 +248,3 @@ def ask_row(found: Any) -> Any:
         prefetch(row)
         prefetch(max(row, (row + get(get(found, LEVEL), STRIDE) - 1) & ~4095))
         prefetch(get(found, BIT) >> 3)
-
-
-@compiled
-def seek_exactly(levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, words: Any, found: Any) -> Any:
-    """The slow tail: another n-gram carried the fingerprint (one look-up in some four thousand million)."""
-    hashed = hash_of(low, high, words)
-    for number in range(lo, hi):
-        level = level_at(levels, number)
-        if get(level, DIRECT):
-            if seek_direct(level, segs, low, found) and same_key(get(found, ROW), low, high, words):
-                return
-            continue
-        base, cap = get(level, IDX), get(level, CAP)
-        step = next_match(base, cap, hashed, np.int64(0))
-        while step >= 0:
-            inside = place_of(level, segs, row_id_at(base, cap, hashed, step), found)
-            if inside and same_key(get(found, ROW), low, high, words):
-                return
-            step = next_match(base, cap, hashed, step + 1)
-    put(found, ROW, np.int64(0))
-
-
-@compiled
-def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any, found: Any) -> Any:
-    """Look for keys[:m] in levels lo..hi-1 in turn, by fingerprint alone.
-
-    keys uint64 [.., 2] (low word, high word); found int64 [.., FOUND_COLUMNS]. The slots of a level are all asked for
-    before the first is used, so that the cache misses overlap. Touches no row.
-    """
-    todo, hashes = np.empty(m, np.int64), np.empty(m, np.uint64)
-    first = found.ctypes.data
-    for i in range(m):
-        found[i, ROW] = 0
-        todo[i] = i
-        hashes[i] = hash_of(keys[i, 0], keys[i, 1], words)
-    left = m
-    for number in range(lo, hi):
-        level = level_at(levels, number)
-        for q in range(left):
-            ask_level(level, keys[todo[q], 0], hashes[todo[q]])
-        waiting = 0
-        for q in range(left):
-            i = todo[q]
-            if not seek_level(level, segs, keys[i, 0], hashes[i], first + FOUND_BYTES * i):
-                todo[waiting] = i
-                waiting += 1
-        left = waiting
-
-
-@compiled
-def first_use(headers: Any, found: Any) -> Any:
-    """Check a row that nobody used since it was mapped, and mark it. False: its bytes are not what was written."""
-    level, bit = get(found, LEVEL), get(found, BIT)
-    if not row_is_sound(get(found, ROW), get(level, STRIDE), get(headers, get(level, ORDER))):
-        return False
-    # a bit that another thread's write undoes only means another check
-    store_u8(bit >> 3, np.uint8(load_u8(bit >> 3) | np.uint8(1 << (bit & 7))))
-    return True
-
-
-@inlined
-def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
-    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first use."""
-    bit = get(found, BIT)
-    if not (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) and not first_use(headers, found):
-        return DAMAGED
-    return TRUE if same_key(get(found, ROW), low, high, words) else LIES
-
-
-@compiled
-def confirm(
-    levels: Any, segs: Any, headers: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any, found: Any, check: Any
-) -> Any:
-    """Compare what `seek` found with the keys in the rows and check rows on first use. -1, or which is damaged."""
-    for i in range(m):
-        if i % CHUNK == 0:
-            for following in range(i, min(i + CHUNK, m)):
-                ask_row(found.ctypes.data + FOUND_BYTES * following)
-        one, low, high = found.ctypes.data + FOUND_BYTES * i, keys[i, 0], keys[i, 1]
-        if get(one, ROW) == 0:
-            continue
-        if check:
-            state = confirmed(headers, one, low, high, words)
-        else:
-            state = TRUE if same_key(get(one, ROW), low, high, words) else LIES
-        if state == LIES:
-            seek_exactly(levels, segs, lo, hi, low, high, words, one)
-            if check and get(one, ROW) != 0:
-                state = confirmed(headers, one, low, high, words)
-        if state == DAMAGED:
-            return i
-    return -1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.jit import as_float, carray, compiled, inlined, pointer
+from kernels.jit import as_bits, as_float, carray, compiled, inlined, pointer
 from kernels.layout import CHECK_FACTOR
 
 HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
@@ -14,6 +14,9 @@ INT8_MAX = np.float32(127)
 ROUNDER = np.float32(3 << 22)  # adding and taking it away rounds half to even, as long as the size is below 2**22
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
+HALF_OVERFLOW = np.uint32(0x477FF000)  # 65520, the smallest number that rounds to an infinite half
+HALF_NORMAL = np.uint32(0x38800000)  # 2**-14
+HALF_BIAS = np.uint32(112 << 23)  # what separates the exponents of a single and of a half
 FACTOR = np.uint64(CHECK_FACTOR)
 BELOW_HALF = np.uint32(0x7FFF)
 
@@ -49,39 +52,75 @@ def check_rows(words: Any, header: Any, sound: Any) -> Any:
         sound[i] = check_of(words[i], header) == words[i, header // 8 - 1]
 
 
-@compiled
-def seal_rows(words: Any, header: Any) -> Any:
-    """Write the check of every row, uint64 [m, stride / 8]."""
-    for i in range(words.shape[0]):
-        words[i, header // 8 - 1] = check_of(words[i], header)
+@inlined
+def peak(bits: Any) -> Any:
+    """The largest magnitude among float32 numbers, as its bits: whole numbers have no NaN to be careful about, so the
+    loop becomes vector instructions; infinities and NaN are above every finite number."""
+    top = np.uint32(0)
+    for j in range(bits.size):
+        top = max(top, bits[j] & MAGNITUDE)
+    return top
+
+
+@inlined
+def quantise(vector: Any, scale: Any, body: Any) -> Any:
+    """float32 [dim] -> int8 [dim], rounded half to even."""
+    if scale > 0:
+        for j in range(body.size):
+            q = (vector[j] / scale + ROUNDER) - ROUNDER
+            body[j] = np.int8(np.int32(min(max(q, -INT8_MAX), INT8_MAX)))
+    else:
+        body[:] = 0
+
+
+@inlined
+def to_half(bits: Any) -> Any:
+    """The half nearest to a float32 below `HALF_OVERFLOW`, half to even, as bits. The smallest halves are spaced like
+    the float32 numbers between a half and one, so adding a half rounds to them."""
+    magnitude = bits & MAGNITUDE
+    normal = (magnitude - HALF_BIAS + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
+    small = as_bits(as_float(magnitude) + np.float32(0.5)) - as_bits(np.float32(0.5))
+    return (normal if magnitude >= HALF_NORMAL else small) | ((bits >> np.uint32(16)) & np.uint32(0x8000))
+
+
+@inlined
+def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> Any:
+    """One vector, float32 [dim], and where it goes, uint8; its scale, float32 [1]. False: a number is too large."""
+    top = peak(bits)
+    if dtype == 0:
+        scale[0] = as_float(top) / INT8_MAX
+        if top < INFINITE:
+            quantise(vector, scale[0], body.view(np.int8))
+        return top < INFINITE
+    scale[0] = 1
+    if dtype == 2:
+        body.view(np.uint32)[:] = bits
+        return top < INFINITE
+    halves = body.view(np.uint16)
+    for j in range(halves.size):
+        halves[j] = np.uint16(to_half(bits[j]))
+    return top < HALF_OVERFLOW
 
 
 @compiled
-def encode_int8(vectors: Any, bits: Any, scales_at: Any, header: Any, out: Any) -> Any:
-    """float32 [m, roles, dim] -> scales and int8 bodies of uint8 [m, stride] rows. False if a number is not finite.
+def encode(keys: Any, vectors: Any, bits: Any, dtype: Any, scales_at: Any, header: Any, out: Any) -> Any:
+    """keys uint64 [m, words], float32 [m, roles, dim] -> rows uint8 [m, stride], every byte of them.
 
-    bits: the same memory as uint32. The peak is found on the bits because whole numbers have no NaN to be careful
-    about, so the loop becomes vector instructions; infinities and NaN are above every finite number.
+    bits: the vectors' memory as uint32. False when a number is infinite, NaN or too large for its storage type.
     """
     m, roles, dim = vectors.shape
+    size = dim << dtype
     for i in range(m):
-        scales = out[i, scales_at : scales_at + 4 * roles].view(np.float32)
+        words = out[i].view(np.uint64)
+        words[: header // 8] = 0
+        words[(header + roles * size) // 8 :] = 0
+        words[: keys.shape[1]] = keys[i]
         for r in range(roles):
-            top = np.uint32(0)
-            for j in range(dim):
-                top = max(top, bits[i, r, j] & MAGNITUDE)
-            if top >= INFINITE:
+            at = header + r * size
+            scale = out[i, scales_at + 4 * r : scales_at + 4 * r + 4].view(np.float32)
+            if not write_vector(dtype, vectors[i, r], bits[i, r], scale, out[i, at : at + size]):
                 return False
-            scale = as_float(top) / INT8_MAX
-            scales[r] = scale
-            body = out[i, header + r * dim : header + (r + 1) * dim].view(np.int8)
-            if scale > 0:
-                for j in range(dim):
-                    q = (vectors[i, r, j] / scale + ROUNDER) - ROUNDER
-                    body[j] = np.int8(np.int32(min(max(q, -INT8_MAX), INT8_MAX)))
-            else:
-                for j in range(dim):
-                    body[j] = 0
+        words[header // 8 - 1] = check_of(words, header)
     return True
 
 

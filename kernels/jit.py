@@ -101,6 +101,13 @@ def _as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
+def _as_bits(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
 def _match8(typingctx: Any, addr: Any, mark: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector, eight, word = ir.VectorType(ir.IntType(64), 8), ir.IntType(8), ir.IntType(64)
@@ -111,6 +118,18 @@ def _match8(typingctx: Any, addr: Any, mark: Any) -> Any:
         free = builder.icmp_unsigned("==", slots, ir.Constant(vector, [(1 << 64) - 1] * 8))
         low = builder.zext(builder.bitcast(same, eight), word)
         return builder.or_(low, builder.shl(builder.zext(builder.bitcast(free, eight), word), word(8)))
+
+    return types.uint64(types.int64, types.uint64), codegen
+
+
+def _sieve4(typingctx: Any, addr: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(64), 4)
+        words = builder.load(builder.inttoptr(args[0], vector.as_pointer()), align=8)
+        lone = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], ir.IntType(32)(0))
+        wanted = builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), 4), [0] * 4))
+        full = builder.icmp_unsigned("==", builder.and_(words, wanted), wanted)
+        return builder.zext(builder.bitcast(full, ir.IntType(4)), ir.IntType(64))
 
     return types.uint64(types.int64, types.uint64), codegen
 
@@ -150,9 +169,11 @@ def _sum_block(typingctx: Any, out: Any, vectors: Any, scales: Any) -> Any:
 prefetch: Any = intrinsic(_prefetch)  # int64 address -> nothing; a hint, harmless on any address
 pointer: Any = intrinsic(_pointer)  # int64 address -> void*, for numba.carray
 as_float: Any = intrinsic(_as_float)  # the float32 with these 32 bits
+as_bits: Any = intrinsic(_as_bits)  # the 32 bits of a float32
 load_i64: Any = _load(types.int64, ir.IntType(64))
 load_u64: Any = _load(types.uint64, ir.IntType(64))
 load_u8: Any = _load(types.uint8, ir.IntType(8))
+load_u32: Any = _load(types.uint32, ir.IntType(32))
 load_i32: Any = _load(types.int32, ir.IntType(32))
 load_f32: Any = _load(types.float32, ir.FloatType())
 store_i64: Any = _store(types.int64, ir.IntType(64))
@@ -162,6 +183,7 @@ store_u8: Any = _store(types.uint8, ir.IntType(8))
 store_f32: Any = _store(types.float32, ir.FloatType())
 # the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it is free
 match8: Any = intrinsic(_match8)
+sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i = word i has all these bits
 lowest_bit: Any = intrinsic(_lowest_bit)  # the place of the lowest bit set, 64 for none
 # (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left to right;
 # of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop would be compiled

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import cpu, cpu_any, cpu_build, cpu_index, cpu_rows
+from kernels import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
 from kernels.layout import (
     DTYPES,
     EMPTY_SLOT,
     ID_LIMIT,
-    NUMPY_TYPES,
     Bytes,
     Keys,
     header_bytes,
@@ -37,6 +36,7 @@ __all__ = [
     "find",
     "level_table",
     "lookup",
+    "places",
 ]
 
 LOAD = 0.75
@@ -60,42 +60,27 @@ def lookup(
     """
     assert out.shape == (tokens.size, table.dim)
     assert out.dtype in (np.float32, np.uint16)
-    assert out.flags.c_contiguous
+    assert tokens.dtype == np.int32
+    assert offsets.dtype == np.int64
     assert order.shape == depth.shape == tokens.shape
-    _check_batch(tokens, offsets, vocab)
-    half, goal = out.dtype == np.uint16, out.ctypes.data
-    levels, segs, bounds, headers, zeros = table.addresses
-    room = np.empty(cpu.ROOM + table.dim, np.int64)
+    assert all(array.flags.c_contiguous for array in (tokens, offsets, out, order, depth))
+    half, rows = out.dtype == np.uint16, out.view(np.uint8)
+    room = np.empty(cpu_ring.ROOM + table.dim, np.int64)
     if table.plain:
-        state = cpu.lookup(
-            levels,
-            segs,
-            bounds,
-            headers,
-            zeros,
-            table.dim,
-            table.mixed,
-            tokens,
-            offsets,
-            goal,
-            half,
-            order,
-            depth,
-            room,
-        )
+        state = cpu.lookup(table.head, tokens, offsets, vocab, rows, half, order, depth, room)
     else:
-        state = cpu_any.lookup(
-            levels, segs, headers, table.steps, table.turns, table.dim, tokens, offsets, goal, half, order, depth, room
-        )
-    if state == cpu_index.DAMAGED:
+        steps, turns = table.steps, table.turns
+        state = cpu_any.lookup(table.head, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room)
+    if state != cpu_batch.FINE:
+        _refuse(state, tokens, vocab)
         raise _damaged(table, room)
 
 
-def _check_batch(tokens: NDArray[np.int32], offsets: NDArray[np.int64], vocab: int) -> None:
-    state = cpu_any.checked(tokens, offsets, vocab)
-    if state == cpu_any.BAD_OFFSETS:
+def _refuse(state: int, tokens: NDArray[np.int32], vocab: int) -> None:
+    """Raise for a batch that is wrong in itself."""
+    if state == cpu_batch.BAD_OFFSETS:
         raise ValueError(f"offsets must rise from 0 to the number of tokens ({tokens.size})")
-    if state == cpu_any.BAD_TOKEN:
+    if state == cpu_batch.BAD_TOKEN:
         raise ValueError(f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary")
 
 
@@ -112,22 +97,36 @@ def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
 
 def _number(table: LevelTable, level: Ints) -> Ints:
     """The numbers of levels that the kernels tell by address."""
-    return (level - table.addresses[0]) // table.levels.strides[0]
+    numbers: Ints = (level - table.head[cpu_index.LEVELS]) // table.levels.strides[0]
+    return numbers
 
 
 def find(table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bool = True) -> tuple[Ints, Ints]:
     """(address int64 [m], level int64 [m]) of each n-gram, uint32 [m, order], in its nearest version; 0 and -1 where
     absent. `check` says whether rows are checked on first use; without it only their keys are read. Raises DamagedRow.
     """
-    keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
-    levels, segs, _, headers, _ = table.addresses
-    lo, hi = table.bounds[table.n - order], table.bounds[table.n - order + 1]
-    cpu_index.seek(levels, segs, lo, hi, keys, len(keys), words(order), found)
-    bad = cpu_index.confirm(levels, segs, headers, lo, hi, keys, len(keys), words(order), found, check)
+    keys, found, lo, hi = _sought(table, order, ngrams)
+    levels, segs, headers = table.head[[cpu_index.LEVELS, cpu_index.SEGS, cpu_index.HEADERS]].tolist()
+    bad = cpu_seek.confirm(levels, segs, headers, lo, hi, keys, len(keys), words(order), found, check)
     if bad >= 0:
         raise _damaged(table, found[bad])
     addresses = found[:, cpu_index.ROW].copy()
     return addresses, np.where(addresses != 0, _number(table, found[:, cpu_index.LEVEL]), -1)
+
+
+def places(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> Ints:
+    """Addresses, int64 [k], of the rows that `find` would read, told from the indexes alone as by `candidates`."""
+    addresses: Ints = _sought(table, order, ngrams)[1][:, cpu_index.ROW]
+    return np.compress(addresses != 0, addresses)
+
+
+def _sought(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> tuple[Keys, Ints, int, int]:
+    """(keys uint64 [m, 2], what their fingerprints find, the first and the end level of the order)."""
+    keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
+    levels, segs = table.head[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
+    lo, hi = table.bounds[table.n - order : table.n - order + 2].tolist()
+    cpu_seek.seek(levels, segs, lo, hi, keys, len(keys), words(order), found)
+    return keys, found, lo, hi
 
 
 def _for_kernel(keys: Keys) -> Keys:
@@ -141,9 +140,8 @@ def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np
     Reads no row: a fingerprint that lies (one in 2**32) adds or hides an address, which costs time only. Raises
     ValueError as `lookup` does.
     """
-    _check_batch(tokens, offsets, ID_LIMIT)
-    levels, segs, *_ = table.addresses
-    rows: Ints = cpu_any.candidates(levels, segs, table.steps, table.turns, tokens, offsets)
+    _refuse(cpu_batch.checked(tokens, offsets, ID_LIMIT), tokens, ID_LIMIT)
+    rows: Ints = cpu_any.candidates(table.head, table.steps, table.turns, tokens, offsets)
     return rows
 
 
@@ -181,31 +179,22 @@ def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
     return shift, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int) -> Bytes:
+def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None) -> Bytes:
     """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with checks.
 
-    Raises ValueError when a number is not finite in that type.
+    The rows are written to `out` if it is given. Raises ValueError when a number is not finite in the storage type.
     """
     m, order = ngrams.shape
-    count, dim = roles(n, order), vectors.shape[2]
-    assert vectors.shape[:2] == (m, count)
+    dim = vectors.shape[2]
+    assert vectors.shape[:2] == (m, roles(n, order))
     assert dtype in DTYPES.values()
+    rows = np.empty((m, stride(n, order, dim, dtype)), np.uint8) if out is None else out
+    assert rows.shape == (m, stride(n, order, dim, dtype))
+    assert rows.flags.c_contiguous
+    solid = np.ascontiguousarray(vectors, np.float32)
     header, scales = header_bytes(n, order), scales_at(order)
-    rows = np.zeros((m, stride(n, order, dim, dtype)), np.uint8)
-    rows[:, :scales] = pack_keys(ngrams).astype("<u8").view(np.uint8)
-    if dtype == DTYPES["int8"]:
-        solid = np.ascontiguousarray(vectors)
-        finite = bool(cpu_rows.encode_int8(solid, solid.view(np.uint32), scales, header, rows))
-    else:
-        with np.errstate(over="ignore"):
-            cast = vectors.astype(NUMPY_TYPES[dtype])
-        finite = bool(np.isfinite(cast).all())
-        body = count * dim * cast.itemsize
-        rows[:, header : header + body] = np.ascontiguousarray(cast).view(np.uint8).reshape(m, body)
-        rows[:, scales : scales + 4 * count] = np.ones((m, count), "<f4").view(np.uint8)
-    if not finite:
+    if not cpu_rows.encode(pack_keys(ngrams), solid, solid.view(np.uint32), dtype, scales, header, rows):
         raise ValueError("a representation is infinite, NaN or too large for its storage type")
-    cpu_rows.seal_rows(rows.view(np.uint64), header)
     return rows
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import cpu_index
+from kernels import cpu_build, cpu_index
 from kernels.layout import MAX_N, Bytes, Keys, header_bytes, stride
 from kernels.reference import default_steps, positions
 
 Ints = NDArray[np.int64]
+MAX_LANES = 8  # levels that a filter tells apart
+FILTER_SLOTS = 1 << 22  # a larger index is not worth the memory
+SLOTS_PER_WORD = 8  # six n-grams a word: 1.6% are let through for nothing
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,11 @@ class LevelTable:
     steps: Ints  # [steps, 3]: order, first level, end level of each step of the back-off
     headers: Ints  # [n + 1]: bytes of a row's header by order
     turns: Ints  # [n]: the positions of a window in the order in which they are added
-    bounds: Ints  # [n + 1]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
-    zeros: Bytes  # a row of nothing, with scales of 0: what the kernels add where there is no vector
-    addresses: tuple[int, int, int, int, int]  # of levels, segs, bounds, headers, zeros
-    mixed: bool  # whether any rows are fp16 or fp32
+    bounds: Ints  # [n + 2]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
+    orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filter
+    filters: tuple[Keys, ...]
+    zeros: Bytes  # what the kernels add where there is no vector
+    head: Ints  # [HEAD_FIELDS]: all that the kernels are handed
     plain: bool  # n = 3 and the default steps: the fast body's case
 
 
@@ -86,8 +90,10 @@ def level_table(
     asked = default_steps(n) if steps is None else steps
     table = np.array(segs, np.int64).reshape(-1, cpu_index.SEGMENT_COLUMNS)
     bounds = np.searchsorted([-run.order for run in ordered], range(-n, 1)).astype(np.int64)
+    orders, filters = _filters(ordered, n, bounds)
     headers = np.array([0, *(header_bytes(n, order) for order in range(1, n + 1))], np.int64)
     zeros = np.zeros(64 + 4 * dim, np.uint8)
+    parts = (levels, table, orders, headers, zeros)
     return LevelTable(
         n=n,
         dim=dim,
@@ -98,13 +104,54 @@ def level_table(
         headers=headers,
         turns=np.array(positions(n), np.int64),
         bounds=bounds,
+        orders=orders,
+        filters=filters,
         zeros=zeros,
-        addresses=(
-            levels.ctypes.data, table.ctypes.data, bounds.ctypes.data, headers.ctypes.data, zeros.ctypes.data
-        ),  # fmt: skip
-        mixed=any(run.dtype for run in ordered),
+        head=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
         plain=n == 3 and list(asked) == default_steps(n),
     )
+
+
+def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tuple[Keys, ...]]:
+    """The orders' table, and its filters: of each order one for the last level and one for those before it."""
+    orders, filters = np.zeros((n + 1, cpu_index.ORDER_COLUMNS), np.int64), []
+    # where there is no filter the kernels still ask the cache for it: at an address that costs nothing
+    orders[:, [cpu_index.FILTER, cpu_index.LAST_FILTER]] = orders.ctypes.data
+    for order in range(1, n + 1):
+        first, end = bounds[n - order : n - order + 2].tolist()
+        orders[order, [cpu_index.FIRST, cpu_index.END]] = first, end
+        near = [run if _is_filtered(run) else None for run in runs[first : end - 1][:MAX_LANES]]
+        if any(near):
+            groups = _filter(near, -(-len(near) // 4) * 4)
+            unknown = ~sum(1 << lane for lane, run in enumerate(near) if run)
+            orders[order, cpu_index.FILTER : cpu_index.LAST_FILTER] = groups.ctypes.data, *groups.shape, unknown
+            filters.append(groups)
+        if 0 < end - first < 63 and _is_filtered(runs[end - 1]):
+            words = _filter([runs[end - 1]], 1)
+            orders[order, cpu_index.LAST_FILTER :] = words.ctypes.data, words.size, 1 << (end - 1 - first)
+            filters.append(words)
+    return orders, tuple(filters)
+
+
+def _is_filtered(run: IndexRun) -> bool:
+    return not run.direct and run.slots.size <= FILTER_SLOTS
+
+
+def _filter(runs: Sequence[IndexRun | None], lanes: int) -> Keys:
+    """A filter with a lane for each of these indexes: uint64 [groups, lanes]."""
+    slots = max(run.slots.size for run in runs if run)
+    groups = _aligned(-(-slots // SLOTS_PER_WORD), lanes)
+    for lane, run in enumerate(runs):
+        if run:
+            cpu_build.fill_filter(run.slots, lane, groups)
+    return groups
+
+
+def _aligned(groups: int, lanes: int) -> Keys:
+    """Zeros, uint64 [groups, lanes], no group of them across two cache lines."""
+    room = np.zeros(groups * lanes + 8, np.uint64)
+    skip = -room.ctypes.data % 64 // 8
+    return room[skip : skip + groups * lanes].reshape(groups, lanes)
 
 
 def _check_run(run: IndexRun, n: int, dim: int) -> None:

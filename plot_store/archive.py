@@ -16,7 +16,7 @@ from plot_store import format as fmt
 from plot_store.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Conflict, Damaged, Invalid, NotFound
+from plot_store.errors import Conflict, Damaged, FormatTooNew, Invalid, NotFound
 from plot_store.files import Buffer, guarded, remove, write_temporary
 from plot_store.mapping import read_ahead
 from plot_store.nouns import Progress, SegmentInfo, VersionInfo
@@ -92,8 +92,8 @@ def import_archive(
         if ref is not None:
             versions[0] = _renamed(versions, names.check_ref(ref))
         present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
-        if present is not None:
-            return present
+        if present is not None and all(_is_sound(environment, info) for info, _ in segments_of(versions)):
+            return present  # else: what is damaged or missing here is taken from the archive
         _check_room(environment, versions)
         count = _Counter(versions, progress)
         lease = _Lease(environment, versions[0])
@@ -148,10 +148,20 @@ def _is_there(environment: Environment, info: SegmentInfo) -> bool:
     return file.exists() and file.stat().st_size == info.bytes
 
 
+def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
+    """Whether the store's own file is there, every byte as its name says. Raises StoreIO."""
+    try:
+        check.check_bytes(environment, info)
+    except (Damaged, FormatTooNew):
+        return False
+    return True
+
+
 def _publish(txn: Txn, versions: list[VersionInfo], build: str) -> VersionInfo:
     tip = versions[0]
     present = _already(txn, tip)
     if present is not None:
+        txn.delete(version_tree.BUILD + build)
         return present
     for version in versions:
         version_tree.put_version(txn, version)
@@ -176,7 +186,8 @@ class _Lease:
     def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
         """Read one segment from the archive; keep the store's own file of that name if there is one."""
         grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
-        if self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
+        sound = _is_sound(self._environment, info)
+        if sound and self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
             for chunk in unpacker.chunks(info):
                 count.add(len(chunk))
         else:

@@ -39,7 +39,16 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
     finally:
         for version in versions:
             environment.unpin(version.id)
+    damages = [damage for damage in damages if _still_there(environment, damage)]
     return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
+
+
+def _still_there(environment: Environment, damage: Damage) -> bool:
+    """False for a segment that another process has collected meanwhile: that it is gone is no damage."""
+    try:
+        return not damage.segment or damage.segment in environment.catalogue.read(version_tree.named_segments)
+    except Damaged:
+        return True
 
 
 def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
@@ -78,7 +87,7 @@ def check_version(
         seen[info.name] = info
         try:
             if info.name in fresh:
-                _check_bytes(environment, info, watch or _nobody)
+                check_bytes(environment, info, watch or _nobody)
             segment = environment.segments.get(info, version.schema)
             if segment is None:
                 raise Damaged("the file is missing")
@@ -88,7 +97,7 @@ def check_version(
         except PlotStoreError as error:
             damages.append(Damage(info.name, str(error)))
     for info in version.segments:
-        if info.kind == "index" and info.name in opened:
+        if info.kind == "index" and info.name in opened and info.name in fresh:
             try:
                 _check_index(opened, info, version)
             except PlotStoreError as error:
@@ -108,7 +117,7 @@ def _nobody(segment: str, read: int) -> None:
     """Watches nothing."""
 
 
-def _check_bytes(environment: Environment, info: SegmentInfo, watch: Watch) -> None:
+def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nobody) -> None:
     """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a signal."""
     whole = xxhash.xxh3_128()
     sums: list[int] = []

@@ -8,6 +8,7 @@ memory. A choice is thus known from a few thousand numbers, and given out in one
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,13 +21,16 @@ from numpy.typing import NDArray
 
 from kernels.layout import words
 from plot_store.errors import Invalid
-from plot_store.files import guarded, remove, sync_folder, write_temporary
+from plot_store.files import TEMPORARY, guarded, remove, sync_folder, write_temporary
 from plot_store.runs import SUFFIX, RunWriter, read_run
 from plot_store.tally import Tally
 from plot_store.windows import unpack
 
 SEAL: Final = "counted.json"
 FORMAT: Final = 1
+_OURS: Final = re.compile(
+    rf"{re.escape(SEAL)}|\d-(of-2-to-)?\d+{re.escape(SUFFIX)}|[0-9a-f]{{32}}{re.escape(TEMPORARY)}"
+)
 _SLACK: Final = 1e-6  # of an occurrence: α% of the total is a float
 
 
@@ -90,10 +94,13 @@ class CountedNgrams:
 
     @staticmethod
     def clear(folder: Path) -> None:
-        """Make the folder, without anything of an earlier count. Raises StoreIO."""
+        """Make the folder, without anything of an earlier count. Raises Invalid where it holds other files, StoreIO."""
         with guarded(f"preparing {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            left = [folder / SEAL, *folder.glob(f"*{SUFFIX}"), *folder.glob("*.tmp")]
+            left = sorted(folder.iterdir())
+        for path in left:
+            if not _OURS.fullmatch(path.name):
+                raise Invalid(f"{folder} holds {path.name}, which no count wrote: give a folder for counts alone")
         for path in left:
             remove(path)
 

@@ -40,7 +40,10 @@ class NgramCounter:
     """
 
     def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Takes over `folder`: what an earlier count left there goes. Raises Invalid, StoreIO."""
+        """Takes over `folder`: what an earlier count left there goes.
+
+        Raises Invalid (also for a folder that holds anything else), StoreIO.
+        """
         self.n, self.orders = n, tuple(sorted(set(orders)))
         if not 1 <= n <= MAX_N or not self.orders or not 1 <= self.orders[0] <= self.orders[-1] <= n:
             raise Invalid(f"n = {n} with orders {self.orders} cannot be counted: use n of 1..{MAX_N}, orders of 1..n")
@@ -62,13 +65,9 @@ class NgramCounter:
         """
         self._check_open()
         check_texts(tokens, offsets)
-        begin, texts = 0, len(offsets) - 1
-        while begin < texts:
-            # Whole texts, not many more tokens than `_at_once`: what is being cut takes memory, too.
-            end = int(np.searchsorted(offsets, offsets[begin] + self._at_once, "right")) - 1
-            end = min(max(end, begin + 1), texts)
-            self._cut(tokens[offsets[begin] : offsets[end]], offsets[begin : end + 1] - offsets[begin])
-            begin = end
+        # What is being cut takes memory, too.
+        for begin in range(0, tokens.size, self._at_once):
+            self._cut(tokens, offsets, begin, min(begin + self._at_once, tokens.size))
 
     def finish(self, progress: Progress = lambda _done, _all: None) -> CountedNgrams:
         """Merge everything into durable tables in `folder`.
@@ -76,8 +75,7 @@ class NgramCounter:
         Raises StoreFull, StoreIO, Damaged, Closed, and whatever `progress` raises.
         """
         self._check_open()
-        runs = {order: pile.settled() for order, pile in self._piles.items()}
-        entries, done = sum(run.entries for pile in runs.values() for run in pile), 0
+        entries = done = 0
 
         def merged(count: int) -> None:
             nonlocal done
@@ -85,6 +83,8 @@ class NgramCounter:
             progress(done, entries)
 
         try:
+            runs = {order: pile.settled() for order, pile in self._piles.items()}
+            entries = sum(run.entries for pile in runs.values() for run in pile)
             tables = []
             for order, pile in runs.items():
                 writer = TableWriter(self.folder, order, self._block)
@@ -102,11 +102,25 @@ class NgramCounter:
         self._pool.shutdown()
         self._piles.clear()
 
-    def _cut(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        strip = Strip(tokens, starts_of(offsets), self.n)
+    def _cut(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], begin: int, end: int) -> None:
+        """Count the windows centred on tokens[begin:end], and the shorter n-grams that begin there."""
         for order, pile in self._piles.items():
-            everywhere = np.ones(tokens.size, np.bool_)
-            pile.add(strip.windows(order, everywhere) if order == self.n else strip.grams(order))
+            # With so much of the neighbours that no window ends at the cut: a text may be cut anywhere.
+            low = max(begin - self.n + 1, 0) if order == self.n else begin
+            high = min(end + order - 1, tokens.size)
+            strip = self._strip(tokens, offsets, low, high)
+            if order == self.n:
+                chosen = np.zeros(high - low, np.bool_)
+                chosen[begin - low : end - low] = True
+                pile.add(strip.windows(order, chosen))
+            else:
+                pile.add(strip.grams(order))
+
+    def _strip(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], low: int, high: int) -> Strip:
+        first, last = np.searchsorted(offsets, [low, high])
+        starts = starts_of(np.append(offsets[first:last], high) - low)
+        starts[0] = True
+        return Strip(tokens[low:high], starts, self.n)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -69,7 +69,7 @@ def _compare(old: Own, new: Own, order: int, samples: int) -> OrderDiff:
     def note(kind: str, ngrams: Ngrams) -> None:
         if kind != "same":
             room = samples - min(counts[kind], samples)
-            shown[kind].append(ngrams[:room])
+            shown[kind].append(ngrams[:room].copy())  # a view would keep the whole piece
         counts[kind] += len(ngrams)
 
     for ngrams, rows, other, found in _matched(old, new, order):

@@ -29,6 +29,9 @@ class Schema:
     vocab: int  # token ids are 0..vocab-1; 0 means "no neighbour"
 
     def __post_init__(self) -> None:
+        for name, value in (("n", self.n), ("dim", self.dim), ("vocab", self.vocab)):
+            if type(value) is not int:  # a float or bool would be written, and refused when it is read back
+                raise Invalid(f"{name} = {value!r} is not a whole number: pass an int")
         if not 1 <= self.n <= MAX_N:
             raise Invalid(f"n = {self.n} is outside 1..{MAX_N}: use n = 3 for trigrams")
         if self.dtype not in DTYPES:

@@ -105,6 +105,8 @@ class Writer:
         """Add rows uint8 [m, stride] as this schema stores them, checks included. Raises as `add`."""
         self._check_open()
         self._outbox.check()
+        if rows.shape[0]:
+            self._unseal()
         for start, place in self._places(order, rows.shape[0]):
             place[:] = rows[start : start + len(place)]
 
@@ -146,16 +148,18 @@ class Writer:
         if not self._open:
             return
         self._check_open()
+        self._open = False  # from here on segments in flight are dropped, so nothing may be published
         self._outbox.close(drop=True)
         record = self._outbox.record
+        try:
+            self._environment.catalogue.write(lambda txn: self._end(txn, record))
+            promote.sweep(self._environment, record.names)
+        finally:
+            self._close()
 
-        def body(txn: Txn) -> None:
-            builds.still_ours(txn, self._build, record)
-            txn.delete(version_tree.BUILD + self._build)
-
-        self._environment.catalogue.write(body)
-        promote.sweep(self._environment, record.names)
-        self._close()
+    def _end(self, txn: Txn, record: BuildRecord) -> None:
+        builds.still_ours(txn, self._build, record)
+        txn.delete(version_tree.BUILD + self._build)
 
     def _check_first(self, txn: Txn, wanted: Expect) -> None:
         """What publishing will ask again: a lost race should cost no writing."""

@@ -35,7 +35,8 @@ def grow(
             "stored_trigrams": stored[sketch.n],
             "min_count": min_count,
         }
-        return {**parent.meta, "report": report}
+        inherited = {key: value for key, value in parent.meta.items() if key != "compacted"}
+        return {**inherited, "report": report}
 
     with ctx.plots.reader(parent.id) as reader:
         missing = only_missing(wanted, reader, lower_name)

@@ -238,9 +238,9 @@ class Manager:
         """What the registry names and is not there, one sentence each; none = consistent."""
         return self._upkeep.verify()
 
-    def collect_garbage(self) -> dict[str, int]:
-        """Free what nothing needs; returns bytes freed by kind."""
-        return self._upkeep.collect()
+    def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
+        """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen to."""
+        return self._upkeep.collect(plots=plots)
 
     def _housekeeping(self) -> None:
         self._upkeep.housekeeping()

@@ -91,7 +91,8 @@ class StoreCare:
 
         Versions are kept that are among a domain's newest `keep_versions` or younger than `keep_days`; None: default.
         """
-        given: dict[str, Any] = {"keep_versions": keep_versions, "keep_days": keep_days}
+        least = self._parts.settings.plot_keep_versions if keep_versions is None else keep_versions
+        given: dict[str, Any] = {"keep_versions": least, "keep_days": keep_days}
         wanted = {name: value for name, value in given.items() if value is not None}
         with plot_errors():
             return self._parts.plots.gc(dry_run=dry_run, keep=self._pinned(), **wanted)

@@ -55,20 +55,24 @@ class Upkeep:
                     problems.append(f"{what} PLOT version: fine-tune it again")
         return tuple(problems)
 
-    def collect(self) -> dict[str, int]:
-        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind."""
+    def collect(self, *, plots: bool = True) -> dict[str, int]:
+        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind.
+
+        plots=False leaves the versions alone: whoever calls has collected them by a retention of its own.
+        """
         parts = self._parts
         _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
         keep = self.pinned_plots()
         with plot_errors():
-            plots = parts.plots.gc(keep=keep).bytes
+            kept = parts.settings.plot_keep_versions
+            freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
             used = {v.meta.get("lower") for ref in parts.plots.refs() for v in parts.plots.history(ref)}
             used |= {parts.plots.version(v).meta.get("lower") for v in keep if self._has_plot(v)}
         parts.misses.files.prune(self._has_plot)
         # A build may train for hours on lower layers that it has stored and not yet published.
         building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
         lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
-        return {"adapters": adapters, "plots": plots, "lowers": lowers}
+        return {"adapters": adapters, "plots": freed, "lowers": lowers}
 
     def pinned_plots(self) -> set[str]:
         """PLOT versions that a kept model version or a live job stands on."""

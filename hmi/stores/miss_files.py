@@ -86,15 +86,18 @@ class MissFiles:
 
     def read(self, domain: str, version: str, epoch: str) -> MissSketch | None:
         """A version's sketch of this epoch; None where there is none. Raises Damaged."""
-        path = self._path(domain, version, epoch)
-        return read_sketch(path) if path.exists() else None
+        return _read_if_there(self._path(domain, version, epoch))
 
     def all(self, domain: str) -> MissSketch | None:
         """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged."""
         epoch = self.epoch(domain)
-        sketches = [read_sketch(path) for path in sorted(self._of(domain).glob(f"*.{epoch}{SUFFIX}"))]
+        if epoch is None:
+            return None
         whole: MissSketch | None = None
-        for sketch in sketches:
+        for path in sorted(self._of(domain).glob(f"*.{epoch}{SUFFIX}")):
+            sketch = _read_if_there(path)
+            if sketch is None:
+                continue
             if whole is None:
                 whole = MissSketch(sketch.n, sketch.capacity)
             whole.merge(sketch)
@@ -142,3 +145,13 @@ def read_sketch(path: Path) -> MissSketch:
         raise Damaged(
             f"the recorded misses {path.name} cannot be read ({error}): switch recording off and on"
         ) from error
+
+
+def _read_if_there(path: Path) -> MissSketch | None:
+    """None for a file that is not there, also where it goes this moment. Raises Damaged."""
+    try:
+        return read_sketch(path)
+    except Damaged as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise

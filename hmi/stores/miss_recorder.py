@@ -1,4 +1,5 @@
-"""Recording misses while a server answers: sketches in memory, written out every few seconds by one thread.
+"""Recording misses while a server answers: sketches of what is new lie in memory, and one thread adds them to the files
+every few seconds. A look-up never waits for the disk.
 
 Of all processes on a data folder one records: it holds a lock that the kernel frees when it dies. What it had not yet
 written then is lost, a few seconds of misses; a restart goes on with the rest.
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,18 @@ from hmi.stores.miss_files import Epochs, MissFiles
 from plot_store import Hits, MissSketch, VersionInfo
 
 FLUSH_S: Final = 10.0
-MOST: Final = 64  # sketches in memory; those that rest longest wait on disk
+MOST: Final = 64  # sketches in memory; with more, they are written out at once
 _Key = tuple[str, str, str]  # domain, version, epoch
 log = logging.getLogger("hmi.misses")
+
+
+@dataclass
+class _Part:
+    """What was missed since the last writing; nothing is added to it once it is taken."""
+
+    sketch: MissSketch
+    taken: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class MissRecorder:
@@ -33,11 +43,12 @@ class MissRecorder:
         self.files = files
         self._flush_s = flush_s
         self._epochs: Epochs = {}
-        self._sketches: OrderedDict[_Key, MissSketch] = OrderedDict()
-        self._dirty: set[_Key] = set()
+        self._parts: dict[_Key, _Part] = {}
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # one at a time reads a file, adds to it and writes it
         self._held: ExitStack | None = None
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -53,13 +64,14 @@ class MissRecorder:
             with ExitStack() as stack:
                 if not stack.enter_context(try_lock(self.files.folder / ".lock")):
                     return False
+                self._epochs = self.files.epochs()
                 self._held = stack.pop_all()
         except OSError:
             # Answering is worth more than recording.
             log.exception("misses cannot be recorded in %s", self.files.folder)
             return False
-        self._stopping.clear()
-        self.refresh()
+        self._stopping = False
+        self._wake.clear()
         self._thread = threading.Thread(target=self._work, name="hmi-misses", daemon=True)
         self._thread.start()
         return True
@@ -69,7 +81,8 @@ class MissRecorder:
         held, self._held = self._held, None
         if held is None:
             return
-        self._stopping.set()
+        self._stopping = True
+        self._wake.set()
         assert self._thread is not None
         self._thread.join()
         with held:
@@ -79,15 +92,15 @@ class MissRecorder:
                 log.exception("the last recorded misses could not be written and are lost")
             with self._lock:
                 self._epochs = {}
-                self._sketches.clear()
-                self._dirty.clear()
+                self._parts.clear()
 
     def record(self, version: VersionInfo, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits) -> None:
         """Take note of a look-up in `version`; next to no cost where its domain is off. Never raises for the disk."""
         epoch = self._epochs.get(version.ref)
         if epoch is not None:
             key = (version.ref, version.id, epoch)
-            self._sketch(key, version.schema.n).add(tokens, offsets, hits)
+            while not self._add(key, version.schema.n, tokens, offsets, hits):
+                pass  # its part was taken to the disk this moment
 
     def refresh(self) -> None:
         """See which domains are switched on now. What was recorded under an earlier epoch goes."""
@@ -96,9 +109,8 @@ class MissRecorder:
         epochs = self.files.epochs()
         with self._lock:
             self._epochs = epochs
-            for key in [key for key in self._sketches if epochs.get(key[0]) != key[2]]:
-                del self._sketches[key]
-                self._dirty.discard(key)
+            for key in [key for key in self._parts if epochs.get(key[0]) != key[2]]:
+                del self._parts[key]
 
     def flush(self) -> None:
         """Write out what is new. Nothing where another process records. Raises StorageFull, OSError."""
@@ -106,8 +118,24 @@ class MissRecorder:
             self.refresh()
             self._write_out()
 
+    def _add(self, key: _Key, n: int, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits) -> bool:
+        with self._lock:
+            part = self._parts.get(key)
+            if part is None:
+                part = self._parts[key] = _Part(MissSketch(n))
+                if len(self._parts) > MOST:
+                    self._wake.set()
+        with part.lock:
+            if not part.taken:
+                part.sketch.add(tokens, offsets, hits)
+            return not part.taken
+
     def _work(self) -> None:
-        while not self._stopping.wait(self._flush_s):
+        while True:
+            self._wake.wait(self._flush_s)
+            self._wake.clear()
+            if self._stopping:
+                return
             try:
                 self.flush()
             except Exception:
@@ -115,27 +143,29 @@ class MissRecorder:
                 log.exception("recorded misses could not be written; recording goes on")
 
     def _write_out(self) -> None:
-        with self._lock:
-            dirty, self._dirty = self._dirty, set()
-            sketches = [(key, self._sketches[key]) for key in dirty if key in self._sketches]
-        try:
-            for key, sketch in sketches:
-                self.files.write(*key, sketch)
-        except BaseException:
+        """Add what is in memory to the files. What could not be written stays in memory."""
+        with self._writing:
             with self._lock:
-                self._dirty |= {key for key, _ in sketches}
-            raise
+                keys = list(self._parts)
+            for key in keys:
+                with self._lock:
+                    part = self._parts.pop(key, None)
+                if part is not None:
+                    self._add_to_file(key, part)
 
-    def _sketch(self, key: _Key, n: int) -> MissSketch:
-        """The sketch to add to: from memory, from disk or new; to be written at the next flush."""
-        with self._lock:
-            found = self._sketches.get(key)
-            if found is None:
-                found = self._sketches[key] = self._load(key) or MissSketch(n)
-                self._make_room()
-            self._sketches.move_to_end(key)
-            self._dirty.add(key)
-            return found
+    def _add_to_file(self, key: _Key, part: _Part) -> None:
+        with part.lock:  # after the last who adds to it
+            part.taken = True
+        try:
+            whole = self._load(key)
+            if whole is None:
+                whole = part.sketch
+            else:
+                whole.merge(part.sketch)
+            self.files.write(*key, whole)
+        except BaseException:
+            self._put_back(key, part.sketch)
+            raise
 
     def _load(self, key: _Key) -> MissSketch | None:
         try:
@@ -144,13 +174,12 @@ class MissRecorder:
             log.warning("%s", error.message)
             return None
 
-    def _make_room(self) -> None:
-        """Caller holds the lock."""
-        while len(self._sketches) > MOST:
-            key, sketch = self._sketches.popitem(last=False)
-            if key in self._dirty:
-                self._dirty.discard(key)
-                try:
-                    self.files.write(*key, sketch)
-                except Exception:
-                    log.exception("recorded misses of %s could not be written and are lost", key[0])
+    def _put_back(self, key: _Key, sketch: MissSketch) -> None:
+        with self._lock:
+            since = self._parts.get(key)
+            if since is not None:
+                since.sketch.merge(sketch)
+            elif len(self._parts) < MOST:
+                self._parts[key] = _Part(sketch)
+            else:
+                log.error("recorded misses of %s could not be written and are lost", key[0])

@@ -44,10 +44,8 @@ def plot_errors() -> Iterator[None]:
 def open_plots(path: Path, settings: Settings | None = None) -> Store:
     """Open the PLOT store, making it if needed; it grows within the settings' limits. Raises Damaged, StorageFull."""
     with plot_errors():
-        return Store.open(path, create=True, limits=_limits(settings))
+        return Store.open(path, create=True, limits=None if settings is None else _limits(settings))
 
 
-def _limits(settings: Settings | None) -> Limits:
-    if settings is None:
-        return Limits()
+def _limits(settings: Settings) -> Limits:
     return Limits(max_bytes=settings.plot_max_bytes or None, min_free_bytes=settings.plot_min_free_bytes)

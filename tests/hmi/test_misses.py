@@ -152,7 +152,11 @@ def test_memory_holds_a_few_sketches_and_none_is_lost(files: MissFiles, monkeypa
     for _ in range(2):
         for number in range(5):
             look(recorder, version(NEWS, number), [5])
-            assert len(recorder._sketches) <= 2
+        for _ in range(500):
+            if len(recorder._parts) <= 2:
+                break
+            threading.Event().wait(0.01)
+        assert len(recorder._parts) <= 2, "the thread writes before its time"
     recorder.stop()
     assert kept(files, NEWS) == {(0, 5, 0): 10}
 
@@ -186,3 +190,87 @@ def test_what_no_longer_exists_is_pruned(files: MissFiles) -> None:
     assert set(files.epochs()) == {NEWS}
     assert kept(files, NEWS) == {(0, 5, 0): 1}
     assert not (files.folder / "tiny.law").exists()
+
+
+def test_no_miss_is_lost_or_doubled_while_it_is_written(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(miss_recorder, "MOST", 2)
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files, flush_s=0.001)
+    recorder.start()
+    threads = [
+        threading.Thread(target=lambda: [look(recorder, version(NEWS, i % 5), [5]) for i in range(200)])
+        for _ in range(4)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 0): 800}
+
+
+def test_a_lookup_does_not_wait_for_the_disk(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5])
+    begun, go_on = threading.Event(), threading.Event()
+    write = files.write
+
+    def slow(domain: str, of: str, epoch: str, sketch: MissSketch) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        write(domain, of, epoch, sketch)
+
+    monkeypatch.setattr(files, "write", slow)
+    flushing = threading.Thread(target=recorder.flush)
+    flushing.start()
+    assert begun.wait(10)
+    for number in (1, 2):
+        look(recorder, version(NEWS, number), [5])  # would never return
+    go_on.set()
+    flushing.join()
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 0): 3}
+
+
+def test_what_cannot_be_written_is_written_later(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.switch_on(NEWS)
+    recorder = MissRecorder(files)
+    recorder.start()
+    look(recorder, version(NEWS), [5])
+
+    def full(domain: str, of: str, epoch: str, sketch: MissSketch) -> None:
+        look(recorder, version(NEWS), [5])
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", full)
+        with pytest.raises(OSError, match="full"):
+            recorder.flush()
+    recorder.stop()
+    assert kept(files, NEWS) == {(0, 5, 0): 2}
+
+
+def test_a_disk_that_refuses_at_the_start_leaves_no_lock(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> dict[str, str]:
+        raise PermissionError("refused")
+
+    recorder = MissRecorder(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "epochs", refused)
+        assert not recorder.start()
+    recorder.stop()
+    assert recorder.start()
+    recorder.stop()
+
+
+def test_a_sketch_that_goes_while_all_are_read_is_none(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert files.all(NEWS) is None
+    files.switch_on(NEWS)
+    epoch = files.epoch(NEWS)
+    assert epoch is not None
+    files.write(NEWS, version(NEWS).id, epoch, MissSketch(3))
+    gone = [path.with_name(f"v0.{epoch}.safetensors") for path in files.folder.glob("tiny.news/*.safetensors")]
+    monkeypatch.setattr(Path, "glob", lambda _self, _pattern: iter(gone))
+    assert files.all(NEWS) is None

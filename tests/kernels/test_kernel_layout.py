@@ -79,6 +79,36 @@ def test_vectors_that_are_a_view_encode_alike() -> None:
         )
 
 
+def test_every_kind_of_number_becomes_the_nearest_half() -> None:
+    """Normal and subnormal halves, ties between two, and what rounds to zero or up to the smallest normal one."""
+    rng = np.random.default_rng(0)
+    finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    between = (finite[:-1].astype(np.float64) + finite[1:]) / 2  # ties are singles, exactly
+    near = [np.nextafter(np.float32(between), np.float32(way)) for way in (-1, 1e9)]
+    rest = rng.integers(0, 0x477FF000, 40_000).astype(np.uint32).view(np.float32)
+    numbers = np.concatenate([finite, np.float32(between), *near, rest])
+    numbers = np.concatenate([numbers, -numbers])
+    vectors = np.resize(numbers, (1, 3, -(-numbers.size // 3)))
+    rows = ops.encode(np.ones((1, 3), np.uint32), vectors, layout.DTYPES["fp16"], 3)
+    stored = rows[0, 32 : 32 + vectors.size * 2].view(np.uint16)
+    assert np.array_equal(stored, vectors.astype(np.float16).view(np.uint16).ravel())
+    for dtype in (0, 2):
+        assert len(ops.encode(np.ones((1, 3), np.uint32), vectors, dtype, 3)) == 1
+
+
+def test_rows_can_be_written_where_the_caller_wants_them() -> None:
+    """Every byte of them, padding too."""
+    rng = np.random.default_rng(0)
+    for n, order in SHAPES:
+        for dtype in layout.DTYPES.values():
+            vectors = rng.standard_normal((5, layout.roles(n, order), 7)).astype(np.float32)
+            ngrams = rng.integers(0, 100, (5, order)).astype(np.uint32)
+            place = np.full((9, layout.stride(n, order, 7, dtype)), 0xAB, np.uint8)
+            assert np.shares_memory(ops.encode(ngrams, vectors, dtype, n, out=place[2:7]), place)
+            assert np.array_equal(place[2:7], ops.encode(ngrams, vectors, dtype, n))
+            assert (place[[0, 1, 7, 8]] == 0xAB).all()
+
+
 def test_precision_of_each_type() -> None:
     vectors = np.random.default_rng(0).standard_normal((50, 3, 64)).astype(np.float32)
     peak = np.abs(vectors).max(axis=-1, keepdims=True)
@@ -103,5 +133,9 @@ def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
 
 
 def test_too_large_for_a_half_is_refused() -> None:
-    with pytest.raises(ValueError, match="too large"):
-        ops.encode(np.ones((1, 3), np.uint32), np.full((1, 3, 4), 1e6, np.float32), layout.DTYPES["fp16"], 3)
+    half, one = layout.DTYPES["fp16"], np.ones((1, 3), np.uint32)
+    for large in (1e6, 65520.0, -65520.0):  # the last two would round to infinity
+        with pytest.raises(ValueError, match="too large"):
+            ops.encode(one, np.full((1, 3, 4), large, np.float32), half, 3)
+    nearly = np.nextafter(np.float32(65520), np.float32(0))
+    assert (layout.decode(ops.encode(one, np.full((1, 3, 4), nearly), half, 3), 3, 3, 4, half) == 65504).all()

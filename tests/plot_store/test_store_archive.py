@@ -254,3 +254,16 @@ def test_a_damaged_store_is_not_exported(store: Store, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="nothing was exported"):
         store.export("r", tmp_path / "out" / "x.plot")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_import_heals_what_is_damaged_or_missing(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s", create=True) as store:
+        lab.put(store, "base", lab.content(3))
+        store.export("base", tmp_path / "a.plot")
+        rows = next((tmp_path / "s" / "segments").glob("*.rows"))
+        rows.write_bytes(rows.read_bytes()[:-1] + b"?")
+        index = next((tmp_path / "s" / "segments").glob("*.index"))
+        index.unlink()
+        assert not store.verify().ok
+        assert store.import_archive(tmp_path / "a.plot").ref == "base"
+        assert store.verify().ok

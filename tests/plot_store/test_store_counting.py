@@ -164,6 +164,43 @@ def test_memory_is_bounded_whatever_the_corpus(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("at_once", [1, 2, 7, 64])
+def test_a_text_is_cut_anywhere_and_nothing_is_lost_or_doubled(tmp_path: Path, n: int, at_once: int) -> None:
+    texts = [*random_texts(n, 20, longest=60), [], [5], [], [1, 2], [3] * 70]
+    with NgramCounter(n, range(1, n + 1), tmp_path) as counter:
+        counter._at_once = at_once
+        feed(counter, texts, 1000)
+        counted = counter.finish()
+    for order in range(1, n + 1):
+        wanted = slow_counts(texts, order, n)
+        assert counted.total(order) == wanted.total()
+        assert given(counted, order, 100) == slow_choice(wanted, 100)
+
+
+def test_one_long_text_takes_no_more_memory(tmp_path: Path) -> None:
+    memory = 4 << 20
+    tokens = np.random.default_rng(0).integers(1, 1 << 10, 1_000_000).astype(np.int32)
+    tracemalloc.start()
+    try:
+        with NgramCounter(3, (3,), tmp_path, memory) as counter:
+            counter.add(tokens, np.array([0, tokens.size], np.int64))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < memory
+
+
+@pytest.mark.parametrize("name", ["mine.run", "notes.tmp", "notes.txt"])
+def test_a_folder_with_other_files_is_refused_and_they_stay(tmp_path: Path, name: str) -> None:
+    count(tmp_path, [[1, 2]])
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(Invalid, match=name):
+        NgramCounter(3, (3,), tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert CountedNgrams.open(tmp_path) is not None
+
+
 def test_progress_is_told_and_may_stop_it(tmp_path: Path, small_buffers: None) -> None:
     told: list[tuple[int, int]] = []
     with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as counter:
@@ -215,6 +252,19 @@ def test_a_full_disk_is_said_though_it_happens_in_the_background(
         monkeypatch.setattr(runs.RunWriter, "_write", full)
         with pytest.raises(StoreFull):
             feed(counter, random_texts(1), 5)
+
+
+def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: runs.RunWriter, data: bytes) -> None:
+        raise StoreFull("no space left")
+
+    counter = NgramCounter(3, (3,), tmp_path, LEAST_MEMORY)
+    feed(counter, random_texts(1), 5)
+    monkeypatch.setattr(runs.RunWriter, "_write", full)
+    with pytest.raises(StoreFull):
+        counter.finish()
+    with pytest.raises(Closed):
+        counter.finish()
 
 
 def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, size
 from hmi.cli.session import Session
-from hmi.cli.store.bars import byte_bar
+from hmi.cli.store.bars import byte_bar, ref_of
 from hmi.core import DomainId
 from hmi.errors import Conflict
 from hmi.stores.plots import plot_errors
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
     """Write a domain's PLOT and all it builds on to one file."""
     with session.local() as local, plot_errors(), byte_bar(f"exporting {domain}") as show:
-        local.services.manager.plots.export(domain.replace(".", "/"), archive, progress=show)
+        local.services.manager.plots.export(ref_of(domain), archive, progress=show)
     written = archive.stat().st_size
     if as_json:
         print_json({"domain": domain, "archive": str(archive), "bytes": written})

@@ -11,7 +11,7 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
 from hmi.cli.session import Session
-from hmi.cli.store.bars import byte_bar
+from hmi.cli.store.bars import byte_bar, ref_of
 from hmi.errors import Conflict, Damaged
 from hmi.stores.plots import plot_errors
 
@@ -69,7 +69,7 @@ def scrub(session: Session, domain: str | None, rate: str | None, as_json: bool)
     Safe while a server runs. Exit code 1 where something is damaged.
     """
     with session.local():
-        report = _scrubbed(session, domain and domain.replace(".", "/"), None if rate is None else _bytes(rate))
+        report = _scrubbed(session, domain and ref_of(domain), None if rate is None else _bytes(rate))
     _tell(report, _problems(report), as_json, "are sound")
 
 
@@ -122,7 +122,11 @@ def _bytes(text: str) -> float:
 
 @click.command(cls=Command)
 @click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
-@click.option("--keep-versions", type=click.IntRange(min=1), help="Of each domain, the newest so many (default 8).")
+@click.option(
+    "--keep-versions",
+    type=click.IntRange(min=1),
+    help="Of each domain, the newest so many (default: HMI_PLOT_KEEP_VERSIONS, as the server does hourly).",
+)
 @click.option("--keep-days", type=click.FloatRange(min=0), help="And those published in the last so many days.")
 @as_json
 @pass_session
@@ -133,7 +137,7 @@ def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: fl
         manager = local.services.manager
         report = manager.care.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
         if not dry_run:
-            freed = manager.collect_garbage()
+            freed = manager.collect_garbage(plots=False)
             freed["plots"] = freed.get("plots", 0) + report.bytes
     if as_json:
         print_json({**freed, "collected": asdict(report)})

@@ -26,20 +26,16 @@ def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
     places = [rng.randrange(len(good)) for _ in range(rng.choice((1, 16)))]
     at = next((place for place in places if good[place]), places[0])  # half the time rather no padding
     kind = rng.choices(["flip", "cut", "grow", "zeros", "noise"], [16, 3, 1, 2, 2])[0]
-    if kind == "flip":
-        bad = bytearray(good)
-        bad[at] ^= 1 << rng.randrange(8)
-    elif kind == "cut":
-        bad = bytearray(good[:at])
-    elif kind == "grow":
-        bad = bytearray(good + rng.randbytes(rng.randint(1, 5000)))
-    else:
-        size = rng.choice((8, 512, 4096))
-        bad = bytearray(good)
-        bad[at : at + size] = (
-            bytes(len(bad[at : at + size])) if kind == "zeros" else rng.randbytes(len(bad[at : at + size]))
-        )
-    return (f"{kind} at {at} of {len(good)}", bytes(bad)) if bytes(bad) != good else spoil(rng, good)
+    end = min(len(good), at + rng.choice((8, 512, 4096)))
+    piece = {
+        "flip": bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 : end],
+        "cut": b"",
+        "grow": good[at:] + rng.randbytes(rng.randint(1, 5000)),
+        "zeros": bytes(end - at),
+        "noise": rng.randbytes(end - at),
+    }[kind]
+    bad = good[:at] + piece + (b"" if kind in ("cut", "grow") else good[end:])
+    return (f"{kind} at {at} of {len(good)}", bad) if bad != good else spoil(rng, good)
 
 
 def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: int, count: int) -> Any:

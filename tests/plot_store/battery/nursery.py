@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ from typing import IO, Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PATIENCE_S = 60.0
+AHEAD = 8  # jobs that wait for each process
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,15 @@ class Nurseries:
             self._idle.put(nursery)
 
     def map(self, work: Callable[[Nursery, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """work(nursery, item) for each item, in order, on all of them."""
+        """work(nursery, item) for each item, in order, on all of them. Items are taken as they are needed."""
+        running: deque[Future[Any]] = deque()
         with ThreadPoolExecutor(len(self._all)) as pool:
-            yield from pool.map(lambda item: self.lend(lambda nursery: work(nursery, item)), items)
+            for item in items:
+                if len(running) >= AHEAD * len(self._all):
+                    yield running.popleft().result()
+                running.append(pool.submit(self.lend, lambda nursery, item=item: work(nursery, item)))
+            while running:
+                yield running.popleft().result()
 
     def close(self) -> None:
         for nursery in self._all:

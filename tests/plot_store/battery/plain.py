@@ -94,6 +94,8 @@ class Plain:
     def _publish(self, op: Op) -> None:
         self._add(op.ref, self._parent(op.ref), entries(op.ref, op.seed))
 
+    _sealed = _publish  # the same in two steps
+
     def _begin(self, op: Op) -> None:
         """A build that is left unfinished. It keeps the parent that it began with, until a collection takes it."""
         self.begun.setdefault((op.ref, op.seed), self._parent(op.ref))
@@ -200,8 +202,8 @@ def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
 
 REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d")
 ODDS: Final = {
-    "publish": 20, "extend": 8, "append": 10, "compact": 6, "begin": 4, "finish": 4, "rollback": 6, "delete": 7,
-    "gc": 8, "tag": 4, "untag": 2, "pin": 3, "unpin": 3, "import": 4, "export": 2,
+    "publish": 16, "sealed": 5, "extend": 8, "append": 10, "compact": 6, "begin": 4, "finish": 4, "rollback": 6,
+    "delete": 7, "gc": 8, "tag": 4, "untag": 2, "pin": 3, "unpin": 3, "import": 4, "export": 2,
 }  # fmt: skip
 
 
@@ -214,3 +216,13 @@ def draw(rng: random.Random, number: int) -> Op:
     if kind == "begin":
         return Op("begin", rng.choice(REFS), seed, number)
     return Op(kind, rng.choice(REFS), seed, rng.randint(0, 2))
+
+
+# Every kind of operation at least once, in an order in which none is refused.
+SCRIPT = [
+    Op("publish", "r", 1), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("publish", "r", 4), Op("tag", "r", 0, 1),
+    Op("begin", "s", 5), Op("finish", "s", 5), Op("append", "r/a", 6), Op("compact", "r/a"), Op("import", "i1", 1),
+    Op("pin", "r/a", 0, 1), Op("publish", "q", 8), Op("delete", "s"), Op("rollback", "r", 0, 1), Op("gc", arg=1),
+    Op("extend", "q", 9), Op("unpin", "r/a", 0, 1), Op("compact", "q"), Op("delete", "q"), Op("sealed", "r", 10),
+    Op("gc", arg=1), Op("import", "i2", 2), Op("export", "i2/a"),
+]  # fmt: skip

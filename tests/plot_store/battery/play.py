@@ -36,19 +36,25 @@ def prepare(side: Path, seeds: range = range(1, 4)) -> None:
             store.export(f"i{seed}/a", side / f"i{seed}.plot")
 
 
-def _build(store: Store, op: Op, build: str, extend: bool = False) -> bool:
+def _build(store: Store, op: Op, build: str, extend: bool = False, seal: bool = False) -> bool:
     writer = store.writer(op.ref, schema=plain.schema_of(op.ref), build=build, extend=extend,
                           segment_bytes=SEGMENT_BYTES)  # fmt: skip
     with writer:
         for order, (ngrams, rows) in plain.content(op.ref, op.seed).items():
             at = writer.resume_point(order)
             writer.add(order, ngrams[at:], rows[at:])
+        if seal:
+            writer.seal()
         writer.publish(expect=ANY)
     return True
 
 
 def _publish(store: Store, op: Op, number: int, side: Path) -> bool:
     return _build(store, op, f"b{number}")
+
+
+def _sealed(store: Store, op: Op, number: int, side: Path) -> bool:
+    return _build(store, op, f"b{number}", seal=True)
 
 
 def _extend(store: Store, op: Op, number: int, side: Path) -> bool:

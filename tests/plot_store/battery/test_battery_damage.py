@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +44,6 @@ def batches(
     nurseries: Nurseries, job: str, total: int, given: dict[str, Any], ground: Ground
 ) -> tuple[list[str], Counter]:
     """(what is wrong, the answers) of `total` damages, in children of BATCH each that work on copies."""
-    import shutil
 
     def one(nursery: Nursery, first: int) -> Any:
         with lab.scratch() as copy:

@@ -23,7 +23,7 @@ BEFORE = [
     Op("publish", "s", 3), Op("delete", "s"),
 ]  # fmt: skip
 CALLS = [
-    Op("publish", "r", 12), Op("publish", "q", 4), Op("extend", "r/a", 8), Op("append", "r/a", 9),
+    Op("publish", "r", 12), Op("sealed", "q", 4), Op("extend", "r/a", 8), Op("append", "r/a", 9),
     Op("begin", "r/b", 4), Op("finish", "s", 12), Op("compact", "r/a"), Op("import", "i1", 1), Op("export", "r/a"),
     Op("gc", arg=1), Op("delete", "r/a"), Op("rollback", "r", 0, 1), Op("tag", "r/a", 0, 2), Op("untag", "r", 0, 1),
     Op("pin", "r", 0, 2),

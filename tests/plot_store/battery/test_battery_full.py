@@ -11,7 +11,7 @@ import play
 import plotlab as lab
 import pytest
 from nursery import Nurseries, Nursery
-from test_battery_crash import SCRIPT
+from plain import SCRIPT
 
 SIZES = [1 << 15, *(50_000 + 17_000 * i for i in range(19))]
 

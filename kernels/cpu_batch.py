@@ -1,0 +1,23 @@
+"""numba body that looks at a ragged batch before any kernel follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.jit import compiled
+
+FINE, BAD_OFFSETS, BAD_TOKEN = 0, -1, -2
+
+
+@compiled
+def checked(tokens: Any, offsets: Any, vocab: Any) -> Any:
+    """FINE, or what is wrong with a ragged batch: nothing after this looks outside an array."""
+    if offsets.size < 1 or offsets[0] != 0 or offsets[offsets.size - 1] != tokens.size:
+        return BAD_OFFSETS
+    for t in range(offsets.size - 1):
+        if offsets[t + 1] < offsets[t]:
+            return BAD_OFFSETS
+    for i in range(tokens.size):
+        if tokens[i] < 0 or tokens[i] >= vocab:
+            return BAD_TOKEN
+    return FINE
