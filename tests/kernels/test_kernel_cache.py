@@ -1,0 +1,35 @@
+"""Machine code in numba's cache is of these sources, also when only another file of the package has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from kernels import jit
+
+HELPER = "from kernels.jit import inlined\n\n\n@inlined\ndef number():\n    return {}\n"
+CALLER = (
+    "from kernels.helper import number\nfrom kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
+    "    return 2 * number()\n"
+)
+
+
+def twice(folder: Path) -> int:
+    code = "from kernels.caller import twice; print(twice(), sum(twice.stats.cache_hits.values()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    result, hits = done.stdout.split()
+    assert int(hits) in (0, 1)
+    return int(result) if int(hits) == 0 else -int(result)  # negative: from the cache
+
+
+def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "jit.py").write_bytes(Path(jit.__file__).read_bytes())
+    (package / "caller.py").write_text(CALLER)
+    (package / "helper.py").write_text(HELPER.format(3))
+    assert [twice(tmp_path), twice(tmp_path)] == [6, -6]
+    (package / "helper.py").write_text(HELPER.format(4))
+    assert [twice(tmp_path), twice(tmp_path)] == [8, -8]
