@@ -1,7 +1,7 @@
 # GNU make. Every target sets up .venv first; a second run finds it done.
 #   make setup [CUDA=1]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check bench stress format clean
+.PHONY: help setup demo serve test battery check bench stress format clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -50,8 +50,11 @@ check: setup ## format, lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check ## check, then all tests
-	$(BIN)/python -m pytest -m "not slow"
+test: check ## check, then all tests but the battery
+	$(BIN)/python -m pytest -m "not slow" --ignore=tests/plot_store/battery
+
+battery: setup ## the PLOT store's battery: power cuts, kills, faults, damage, history
+	$(BIN)/python -m pytest -m "not slow" tests/plot_store/battery
 
 stress: setup ## the long form of the tests
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow

@@ -155,4 +155,4 @@ def test_a_failed_fsync_is_not_believed_later(
            zip(plan, nurseries.map(lose, plan), strict=True) for what in found[:1]]  # fmt: skip
     tell(f"failed fsyncs, then a power cut: {len(plan)}, {len(bad)} violations")
     assert not bad, "\n".join(bad[:20])
-    assert len(plan) > 5
+    assert plan
