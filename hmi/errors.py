@@ -10,7 +10,7 @@ HmiError
 ├── Unauthorised            unauthorised           no key or an unknown one
 ├── Forbidden               forbidden              a key without that scope or tenant
 ├── QuotaExceeded           quota_exceeded         over the tenant's quota; try later
-├── Unavailable             unavailable            starting, draining, overloaded
+├── Unavailable             unavailable            starting, draining, overloaded; the disk refused: try again
 ├── DeadlineExceeded        deadline_exceeded      the answer would have come too late; the work was dropped
 ├── StorageFull             storage_full           no room on the disk; nothing half-written is left
 ├── Damaged                 damaged                an artefact fails its checksum or is of a newer format

@@ -13,7 +13,7 @@ from __future__ import annotations
 from plot_store.backoff import Backoff
 from plot_store.counted import CountedNgrams
 from plot_store.counting import NgramCounter
-from plot_store.device import DeviceReader
+from plot_store.device import DeviceHits, DeviceReader
 from plot_store.diff import DiffReport, OrderDiff
 from plot_store.errors import (
     Closed,
@@ -40,8 +40,8 @@ from plot_store.writer import ANY, AS_OPENED, Writer
 
 __all__ = [
     "ANY", "AS_OPENED", "Backoff", "Closed", "Collected", "Conflict", "CountedNgrams", "Damage", "Damaged",
-    "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse", "Invalid", "Lease",
-    "LeaseInfo", "Limits", "MissSketch", "NgramCounter", "NotFound", "OrderDiff", "Pin", "PlotStoreError", "ReadOnly",
-    "Reader", "Schema", "SegmentInfo", "Store", "StoreFull", "StoreIO", "StoreInfo", "VerifyReport", "VersionInfo",
-    "Writer",
+    "DeviceHits", "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse", "Invalid",
+    "Lease", "LeaseInfo", "Limits", "MissSketch", "NgramCounter", "NotFound", "OrderDiff", "Pin", "PlotStoreError",
+    "ReadOnly", "Reader", "Schema", "SegmentInfo", "Store", "StoreFull", "StoreIO", "StoreInfo", "VerifyReport",
+    "VersionInfo", "Writer",
 ]  # fmt: skip

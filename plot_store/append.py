@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plot_store import builds, names, version_tree
 from plot_store.environment import Environment
-from plot_store.errors import NotFound, PlotStoreError
+from plot_store.errors import Invalid, NotFound, PlotStoreError
 from plot_store.nouns import VersionInfo
 from plot_store.writer import SEGMENT_BYTES, Writer
 
@@ -24,8 +24,10 @@ def append(
     environment: Environment, ref: str, entries: Entries, build: str | None, meta: dict[str, Any]
 ) -> VersionInfo:
     """See `Store.append`."""
+    _check_entries(entries)
+    build = f"append-{uuid.uuid4().hex}" if build is None else build
     schema = environment.catalogue.read(lambda txn: version_tree.resolve(txn, names.check_ref(ref))).schema
-    opened = builds.open_build(environment, ref, build or f"append-{uuid.uuid4().hex}", schema, None, True)
+    opened = builds.open_build(environment, ref, build, schema, None, True)
     with Writer(environment, opened, {}, SEGMENT_BYTES) as writer:
         try:
             if writer.base is None:
@@ -38,3 +40,9 @@ def append(
             with suppress(PlotStoreError):  # the first failure is what the caller must hear of
                 writer.abort()
             raise
+
+
+def _check_entries(entries: Entries) -> None:
+    pairs = list(entries.values()) if isinstance(entries, Mapping) else [None]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise Invalid("entries must be a dict {order: (n-grams, rows)}, as in Writer.add: pass {} to add nothing")

@@ -8,10 +8,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
-from plot_store import check, files, names, promote, records, version_tree
+from plot_store import builds, check, files, names, promote, records, version_tree
 from plot_store import format as fmt
 from plot_store.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import Txn
@@ -22,7 +23,9 @@ from plot_store.mapping import read_ahead
 from plot_store.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reader import Reader, open_reader
 from plot_store.records import BuildRecord, RefRecord
-from plot_store.segment import Draft
+from plot_store.segment import Draft, check_agreement
+
+_TOUCH_EVERY_S: Final = 60.0
 
 
 def export(environment: Environment, ref_or_id: str, path: Path, progress: Progress | None = None) -> None:
@@ -43,9 +46,7 @@ def _pieces(environment: Environment, reader: Reader, progress: Progress | None)
     count = _Counter(versions, progress)
     yield packer.head(versions)
     for info, version in segments_of(versions):
-        segment = environment.segments.get(info, version.schema)
-        if segment is None:
-            raise Damaged(f"segment {info.name} is missing: build the version again")
+        segment = environment.segment(info, version.schema)
         whole = xxhash.xxh3_128()
         read_ahead(segment.raw)
         for start in range(0, info.bytes, CHUNK):
@@ -102,10 +103,10 @@ def import_archive(
                 lease.take(info, version, unpacker, count)
             unpacker.tail()
             for version in versions:
-                damages = check.check_version(environment, version, {})
+                damages = check.check_version(environment, version, {}, lease.watch)
                 if damages:
                     raise Damaged(f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}")
-            return environment.catalogue.write(lambda txn: _publish(txn, versions, lease.build))
+            return environment.catalogue.write(lambda txn: _publish(txn, versions, lease))
         finally:
             lease.end()
 
@@ -139,13 +140,8 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
     """Before any work: a manifest that claims petabytes ends here. Raises StoreFull."""
-    need = sum(info.bytes for info, _ in segments_of(versions) if not _is_there(environment, info))
+    need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
     environment.check_room(need, "the import")
-
-
-def _is_there(environment: Environment, info: SegmentInfo) -> bool:
-    file = environment.folder / info.name
-    return file.exists() and file.stat().st_size == info.bytes
 
 
 def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
@@ -157,11 +153,11 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
     return True
 
 
-def _publish(txn: Txn, versions: list[VersionInfo], build: str) -> VersionInfo:
+def _publish(txn: Txn, versions: list[VersionInfo], lease: _Lease) -> VersionInfo:
+    lease.end_in(txn)
     tip = versions[0]
     present = _already(txn, tip)
     if present is not None:
-        txn.delete(version_tree.BUILD + build)
         return present
     for version in versions:
         version_tree.put_version(txn, version)
@@ -170,7 +166,6 @@ def _publish(txn: Txn, versions: list[VersionInfo], build: str) -> VersionInfo:
             version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))
         elif version is tip:
             version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *record.versions)))
-    txn.delete(version_tree.BUILD + build)
     return tip
 
 
@@ -196,8 +191,9 @@ class _Lease:
 
     def _share(self, txn: Txn, info: SegmentInfo, grown: BuildRecord) -> bool:
         """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
-        if not _is_there(self._environment, info):
+        if not self._environment.holds(info):
             return False
+        builds.still_ours(txn, self.build, grown)
         files.sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
         version_tree.put_build(txn, self.build, grown)
         return True
@@ -211,10 +207,11 @@ class _Lease:
             first = True
             for chunk in unpacker.chunks(info):
                 if first:
-                    _check_head(chunk, info, version)
+                    check_agreement(fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), info, version.schema)
                 first = False
                 whole.update(chunk)
                 count.add(len(chunk))
+                self.watch(info.name, len(chunk))
                 yield chunk
 
         draft = Draft(write_temporary(self._environment.folder, checked()), info)
@@ -223,6 +220,7 @@ class _Lease:
                 raise Damaged(f"segment {info.name} is not what its name says: export it again")
 
             def body(txn: Txn) -> None:
+                builds.still_ours(txn, self.build, grown)
                 promote.promote(self._environment.folder, [draft])
                 version_tree.put_build(txn, self.build, grown)
 
@@ -230,17 +228,22 @@ class _Lease:
         finally:
             promote.discard([draft])
 
+    def watch(self, segment: str, read: int) -> None:
+        """While a segment is written and while all are verified, let nobody take the import for one that died."""
+        if time.time() - self._record.touched > _TOUCH_EVERY_S:
+            self._record = replace(self._record, touched=time.time())
+            self._environment.catalogue.write(self._touch)
+
+    def _touch(self, txn: Txn) -> None:
+        builds.still_ours(txn, self.build, self._record)
+        version_tree.put_build(txn, self.build, self._record)
+
+    def end_in(self, txn: Txn) -> None:
+        """The transaction's versions hold the segments from now on. Raises Conflict when a collection took them."""
+        builds.still_ours(txn, self.build, self._record)
+        txn.delete(version_tree.BUILD + self.build)
+
     def end(self) -> None:
         """Give the lease back; segments that no version took over go."""
         self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
         promote.sweep(self._environment, [info.name for info in self._record.segments])
-
-
-def _check_head(chunk: bytes, info: SegmentInfo, version: VersionInfo) -> None:
-    """Refuse a segment by its first bytes if it is not what the manifest says. Raises Damaged, FormatTooNew."""
-    layout, schema = fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), version.schema
-    told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
-    found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
-             layout.dtype)  # fmt: skip
-    if told != found:
-        raise Damaged(f"segment {info.name} is not what the export's manifest says: export it again")

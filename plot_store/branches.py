@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from plot_store import names, pins, tags, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import InUse, Invalid, NotFound
+from plot_store.errors import InUse, Invalid
 from plot_store.nouns import VersionInfo
 from plot_store.pins import Lease, LeaseInfo, Pin
 from plot_store.records import RefRecord
@@ -38,7 +38,7 @@ class Branches(ABC):
         """The retained versions of a ref, the newest publication first (a rollback moves only the current one)."""
 
         def body(txn: Txn) -> list[VersionInfo]:
-            return [version_tree.get_version(txn, v) for v in _ref(txn, ref).versions]
+            return [version_tree.get_version(txn, v) for v in version_tree.need_ref(txn, ref).versions]
 
         return self._env().catalogue.read(body)
 
@@ -50,7 +50,7 @@ class Branches(ABC):
         """Refs whose current version descends, at any distance, from a version of this ref."""
 
         def body(txn: Txn) -> list[str]:
-            _ref(txn, ref)
+            version_tree.need_ref(txn, ref)
             return version_tree.descendants(txn, ref)
 
         return self._env().catalogue.read(body)
@@ -59,7 +59,7 @@ class Branches(ABC):
         """Point a ref at one of its own versions, older or newer. Raises Invalid for another ref's version."""
 
         def body(txn: Txn) -> VersionInfo:
-            record = _ref(txn, ref)
+            record = version_tree.need_ref(txn, ref)
             if not names.is_id(version) and names.split_tag(version) is None:
                 raise Invalid(f"{version!r} is not a version id or tag: take one from history({ref!r})")
             found = version_tree.resolve(txn, version)
@@ -73,11 +73,17 @@ class Branches(ABC):
 
     def delete(self, ref: str) -> None:
         """Remove a ref; `gc` frees its bytes. Raises InUse, naming them, while other refs descend from it or tags
-        name its versions. What is pinned or leased stays readable by its id."""
+        name its versions. What is pinned or leased stays readable by its id, and so does what others fall back on.
+
+        A rollback can make refs fall back on each other's older versions; those do not hold each other.
+        """
 
         def body(txn: Txn) -> None:
-            _ref(txn, ref)
+            version_tree.need_ref(txn, ref)
             dependants = version_tree.descendants(txn, ref)
+            if dependants:
+                mutual = version_tree.grounds(txn, ref)
+                dependants = [other for other in dependants if other not in mutual]
             if dependants:
                 raise InUse(f"{ref} is the ground of {', '.join(dependants)}: delete those first")
             tagged = tags.listed(txn, ref)
@@ -124,10 +130,3 @@ class Branches(ABC):
     def leases(self) -> list[LeaseInfo]:
         """Every lease that has not expired."""
         return self._env().catalogue.read(lambda txn: pins.leases(txn, time.time()))
-
-
-def _ref(txn: Txn, ref: str) -> RefRecord:
-    record = version_tree.get_ref(txn, names.check_ref(ref))
-    if record is None:
-        raise NotFound(f"there is no ref {ref!r}: list them with refs(), or publish one")
-    return record

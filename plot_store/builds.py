@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -10,12 +11,13 @@ from typing import Final
 from plot_store import names, promote, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Conflict, Invalid, NotFound
+from plot_store.errors import Conflict, Damaged, Invalid, NotFound
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.records import BuildRecord
 from plot_store.version_tree import MAX_DEPTH
 
 _LONGEST: Final = MAX_DEPTH - 1
+_PASSING: Final = re.compile(r"(append|import)-[0-9a-f]{32}|compact-v[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ def open_build(
     """Register the build, or take it over where it was left. Raises Invalid, NotFound, Collected, Conflict."""
     names.check_ref(ref)
     names.check_build(build)
+    if not isinstance(schema, Schema):
+        raise Invalid(f"schema = {schema!r} is none: pass Schema(dim=…, vocab=…)")
 
     def body(txn: Txn) -> Opened:
         held = version_tree.get_ref(txn, ref)
@@ -48,7 +52,7 @@ def open_build(
         base_version = version_tree.get_version(txn, found.base) if found.base is not None else None
         _check_schema(schema, ancestor, base_version)
         kept = _present(environment, found.segments)
-        sealed = found.sealed if found.sealed is not None and _all_present(environment, found.sealed) else None
+        sealed = found.sealed if found.sealed is not None and all(map(environment.holds, found.sealed)) else None
         record = replace(found, owner=uuid.uuid4().hex, segments=kept, sealed=sealed, touched=time.time())
         version_tree.put_build(txn, build, record)
         return Opened(build, record, current, base_version)
@@ -72,21 +76,31 @@ def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInf
 def abandon(environment: Environment, build: str, owner: str | None = None) -> bool:
     """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment.
 
-    owner: only if this writer holds it.
+    owner: only if this writer holds it; a record that cannot be read is nobody's, and raises Damaged then.
     """
     names.check_build(build)
 
-    def body(txn: Txn) -> BuildRecord | None:
-        found = version_tree.get_build(txn, build)
-        if found is None or (owner is not None and found.owner != owner):
-            return None
-        txn.delete(version_tree.BUILD + build)
-        return found
+    def body(txn: Txn) -> set[str] | None:
+        try:
+            found = version_tree.get_build(txn, build)
+            held = None if found is None or (owner is not None and found.owner != owner) else found.names
+        except Damaged:
+            if owner is not None:
+                raise
+            held = set()  # what it held becomes orphans, which gc removes
+        if held is not None:
+            txn.delete(version_tree.BUILD + build)
+        return held
 
-    record = environment.catalogue.write(body)
-    if record is not None:
-        promote.sweep(environment, record.names)
-    return record is not None
+    held = environment.catalogue.write(body)
+    if held:
+        promote.sweep(environment, held)
+    return held is not None
+
+
+def is_passing(build: str) -> bool:
+    """Whether nobody ever resumes a build of this id: it belongs to one call of append, import or compact."""
+    return _PASSING.fullmatch(build) is not None
 
 
 def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
@@ -145,13 +159,8 @@ def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tup
     lost: set[int] = set()
     kept: list[SegmentInfo] = []
     for info in segments:
-        if not _all_present(environment, (info,)):
+        if not environment.holds(info):
             lost.add(info.order)
         if info.order not in lost:
             kept.append(info)
     return tuple(kept)
-
-
-def _all_present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> bool:
-    paths = [(environment.folder / info.name, info.bytes) for info in segments]
-    return all(path.exists() and path.stat().st_size == size for path, size in paths)

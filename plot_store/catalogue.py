@@ -7,9 +7,11 @@ Writers are serialised across processes by LMDB's lock, which the store also use
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -29,6 +31,7 @@ FORMAT: Final = 2
 FIRST_MAP: Final = 1 << 26
 _LONGEST_PAUSE_S: Final = 30.0
 _SUM: Final = 8
+_DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORARY)}")
 T = TypeVar("T")
 
 
@@ -81,7 +84,12 @@ def _open_value(key: bytes, value: bytes) -> Any:
     body = value[_SUM:]
     if value[:_SUM] != xxhash.xxh3_64_digest(key + body):
         raise Damaged(f"the catalogue's record {key!r} is damaged: restore the store from an export or a backup")
-    return json.loads(body)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(
+            f"the catalogue's record {key!r} is not JSON ({error}): restore the store from an export or a backup"
+        ) from error
 
 
 def make(folder: Path) -> None:
@@ -100,6 +108,23 @@ def make(folder: Path) -> None:
         files.sync_folder(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def drafts(store: Path, oldest: float) -> dict[str, int]:
+    """Unfinished catalogues that a killed `make` left in a store's folder before this time: bytes by name."""
+    found: dict[str, int] = {}
+    for path in store.glob(f"*.*{files.TEMPORARY}"):
+        if _DRAFT.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):  # whoever makes it has just ended
+                if path.stat().st_mtime < oldest:
+                    found[path.name] = files.tree_bytes(path)
+    return found
+
+
+def remove_draft(path: Path) -> bool:
+    """Whether it has gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def _rename_folder(draft: Path, folder: Path) -> None:
@@ -212,9 +237,16 @@ class Catalogue:
             self._leave()
 
     def pause(self) -> None:
-        """Wait until no transaction of this process runs and let none begin; `resume` ends it."""
+        """Wait until no transaction of this process runs and let none begin; `resume` ends it.
+
+        Raises StoreIO when one goes on for too long (it may wait for another process); nothing is paused then.
+        """
         with self._gate:
-            self._gate.wait_for(lambda: not self._active and not self._resizing, _LONGEST_PAUSE_S)
+            if not self._gate.wait_for(lambda: not self._active and not self._resizing, _LONGEST_PAUSE_S):
+                raise StoreIO(
+                    f"a transaction at {self._folder.parent} ran for more than {_LONGEST_PAUSE_S:g} s while this "
+                    "process forked: use the store only in processes that were spawned, or fork when it is idle"
+                )
             self._resizing = True
 
     def resume(self) -> None:

@@ -2,7 +2,9 @@
 
 What is large stays as it is, and so do older indexes that hardly anything small lies under: the cost is that of the
 small segments. Only rows that no newer one replaces are copied, so their order among the rest is free. Readers are
-never stopped; a publication that comes first wins, and then nothing of the compaction is left.
+never stopped; a publication that comes first wins, however late it began, and then nothing of the compaction is left.
+It is not begun again here: all its copying would be done once more, for a ref that is being written, and the caller
+knows whether that is over. The next compaction finds what this one would have merged, and more.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from typing import Final
 
 from plot_store import builds, names, version_tree
 from plot_store.append import COMPACTED
+from plot_store.arguments import check_number
 from plot_store.builds import Opened
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Conflict, Invalid
+from plot_store.errors import Conflict
 from plot_store.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.own import Own, Run, open_own
 from plot_store.writer import Writer
@@ -39,8 +42,8 @@ def compact(
     environment: Environment, ref: str, max_segments: int, target_bytes: int, progress: Progress | None
 ) -> VersionInfo | None:
     """See `Store.compact`."""
-    if max_segments < 1 or target_bytes < 1 << 14:
-        raise Invalid(f"max_segments = {max_segments}, target_bytes = {target_bytes}: use 1 and 16 KiB or more")
+    check_number("max_segments", max_segments, "use 1 or more", least=1, whole=True)
+    check_number("target_bytes", target_bytes, "use 16 KiB or more", least=1 << 14, whole=True)
     version = environment.catalogue.read(lambda txn: version_tree.resolve(txn, names.check_ref(ref)))
     small = {s.name for s in version.segments if s.kind == "rows" and s.bytes < target_bytes // 2}
     if not any(sum(s.order == order and s.name in small for s in version.segments) > max_segments

@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kernels.layout import words
+from plot_store.arguments import check_number, check_path
 from plot_store.errors import Invalid
 from plot_store.files import TEMPORARY, guarded, remove, sync_folder, write_temporary
 from plot_store.runs import SUFFIX, RunWriter, read_run
@@ -69,7 +70,7 @@ class CountedNgrams:
     @classmethod
     def open(cls, folder: str | Path) -> CountedNgrams | None:
         """What `NgramCounter.finish` sealed in this folder; None where it did not come to that. Raises StoreIO."""
-        folder = Path(folder)
+        folder = check_path("folder", folder)
         with guarded(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
         body, _, check = raw.rpartition(b"\n")
@@ -181,8 +182,7 @@ class TableWriter:
 
 def _cut(table: Table, alpha: float) -> _Cut | None:
     """Where `alpha` percent end; None for no n-gram at all. Raises Invalid."""
-    if not 0 <= alpha <= 100:
-        raise Invalid(f"alpha = {alpha} is outside 0..100: give the percentage of occurrences to cover")
+    check_number("alpha", alpha, "give the percentage of occurrences to cover, 0..100", least=0, most=100)
     if alpha == 0 or not table.histogram:
         return None
     wanted, covered = alpha / 100 * table.total - _SLACK, 0

@@ -6,7 +6,8 @@ the runs are merged, streaming, into the tables from which `CountedNgrams` choos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.layout import MAX_N, words
+from plot_store.arguments import check_number, check_path
 from plot_store.counted import CountedNgrams, TableWriter
 from plot_store.errors import Closed, Invalid
 from plot_store.files import guarded
+from plot_store.nouns import Progress
 from plot_store.runs import BLOCK_ENTRIES, SUFFIX, RunWriter, merge
 from plot_store.tally import tally
 from plot_store.windows import Keys, Strip, check_texts, starts_of
@@ -27,8 +30,6 @@ MEMORY_BYTES: Final = 256 << 20
 LEAST_MEMORY: Final = 1 << 20
 FAN_IN: Final = 64  # runs of one level that are merged into one of the next
 AT_ONCE: Final = 1 << 18  # tokens cut at once
-
-Progress = Callable[[int, int], None]  # (entries merged, of all)
 
 
 class NgramCounter:
@@ -44,12 +45,10 @@ class NgramCounter:
 
         Raises Invalid (also for a folder that holds anything else), StoreIO.
         """
-        self.n, self.orders = n, tuple(sorted(set(orders)))
-        if not 1 <= n <= MAX_N or not self.orders or not 1 <= self.orders[0] <= self.orders[-1] <= n:
-            raise Invalid(f"n = {n} with orders {self.orders} cannot be counted: use n of 1..{MAX_N}, orders of 1..n")
-        if memory_bytes < LEAST_MEMORY:
-            raise Invalid(f"memory_bytes = {memory_bytes} is too little: give at least {LEAST_MEMORY}")
-        self.folder = Path(folder)
+        self.n, self.orders = n, _checked(n, orders)
+        cure = f"that is too little; give at least {LEAST_MEMORY}"
+        check_number("memory_bytes", memory_bytes, cure, least=LEAST_MEMORY, whole=True)
+        self.folder = check_path("folder", folder)
         CountedNgrams.clear(self.folder)
         self._at_once = min(AT_ONCE, memory_bytes // 512)
         self._block = min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
@@ -57,20 +56,23 @@ class NgramCounter:
         room = _room(memory_bytes // 2, [words(order) for order in self.orders])
         self._piles = {order: _Pile(order, room, self._block, self.folder, self._pool) for order in self.orders}
         self._open = True
+        self._failure: BaseException | None = None
 
     def add(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         """Count the texts t = tokens[offsets[t]:offsets[t + 1]].
 
-        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before).
+        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before). After any but Invalid the counts
+        are incomplete: every later call raises it again.
         """
         self._check_open()
         check_texts(tokens, offsets)
-        # What is being cut takes memory, too.
-        for begin in range(0, tokens.size, self._at_once):
-            self._cut(tokens, offsets, begin, min(begin + self._at_once, tokens.size))
+        with self._remembered():
+            # What is being cut takes memory, too.
+            for begin in range(0, tokens.size, self._at_once):
+                self._cut(tokens, offsets, begin, min(begin + self._at_once, tokens.size))
 
     def finish(self, progress: Progress = lambda _done, _all: None) -> CountedNgrams:
-        """Merge everything into durable tables in `folder`.
+        """Merge everything into durable tables in `folder`. progress(entries merged, of all)
 
         Raises StoreFull, StoreIO, Damaged, Closed, and whatever `progress` raises.
         """
@@ -82,7 +84,7 @@ class NgramCounter:
             done += count
             progress(done, entries)
 
-        try:
+        with contextlib.closing(self), self._remembered():
             runs = {order: pile.settled() for order, pile in self._piles.items()}
             entries = sum(run.entries for pile in runs.values() for run in pile)
             tables = []
@@ -93,8 +95,6 @@ class NgramCounter:
                 tables.append(writer.close())
                 _remove(pile)
             return CountedNgrams.seal(self.folder, self.n, tables)
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Stop the background work. Again: nothing."""
@@ -122,7 +122,18 @@ class NgramCounter:
         starts[0] = True
         return Strip(tokens[low:high], starts, self.n)
 
+    @contextlib.contextmanager
+    def _remembered(self) -> Iterator[None]:
+        """What fails inside has lost counts, so that nothing may go on after it."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if not self._open:
             raise Closed("the counter has been closed: begin another one")
 
@@ -198,6 +209,18 @@ class _Pile:
     def _new_run(self) -> RunWriter:
         self._made += 1
         return RunWriter(self._folder / f"{self._order}-{self._made}{SUFFIX}", self._words, self._block)
+
+
+def _checked(n: int, orders: Iterable[int]) -> tuple[int, ...]:
+    """The orders to count, ascending. Raises Invalid."""
+    cure = f"it cannot be counted; use n of 1..{MAX_N}, and a list of orders of 1..n"
+    check_number("n", n, cure, least=1, most=MAX_N, whole=True)
+    listed = list(orders) if isinstance(orders, Iterable) else []
+    for order in listed:
+        check_number("orders", order, cure, least=1, most=n, whole=True)
+    if not listed:
+        raise Invalid(f"orders = {orders!r}: {cure}")
+    return tuple(sorted(set(listed)))
 
 
 def _room(budget: int, key_words: list[int]) -> int:

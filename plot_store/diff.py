@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kernels import layout, ops
 from kernels.layout import Bytes
+from plot_store.arguments import check_number
 from plot_store.environment import Environment
 from plot_store.errors import Invalid
 from plot_store.own import Own, open_own
@@ -51,8 +52,7 @@ class DiffReport:
 
 def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
     """See `Store.diff`."""
-    if samples < 0:
-        raise Invalid(f"samples = {samples}: pass 0 or more")
+    check_number("samples", samples, "pass 0 or more", least=0, whole=True)
     with ExitStack() as held:
         one, two = (held.enter_context(open_reader(environment, which)) for which in (a, b))  # pinned and mapped
         old, new = open_own(environment, one.version), open_own(environment, two.version)

@@ -11,10 +11,12 @@ from typing import Final
 from plot_store import files, limits
 from plot_store.catalogue import Catalogue
 from plot_store.catalogue import make as make_catalogue
-from plot_store.errors import InUse
+from plot_store.errors import Damaged, Forked, InUse, StoreIO
 from plot_store.files import guarded
 from plot_store.limits import Limits
-from plot_store.segment import SegmentCache
+from plot_store.nouns import Schema, SegmentInfo
+from plot_store.probe import has_segments
+from plot_store.segment import Segment, SegmentCache
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
@@ -32,6 +34,8 @@ class Environment:
         self.users = 0
         self.folder = path / SEGMENTS
         self.limits = Limits()
+        self.fork_refused: StoreIO | None = None  # why children forked from here may not open this store
+        _refuse_bereft(path)
         if create and not read_only:
             with guarded(f"creating the store at {path}"):
                 files.make_folder(self.folder)
@@ -45,6 +49,23 @@ class Environment:
     def check_room(self, need: int, doing: str) -> None:
         """StoreFull when `need` further bytes would pass a limit or do not fit. Raises StoreIO too."""
         limits.check_room(self.path, self.limits, need, doing)
+
+    def holds(self, info: SegmentInfo) -> bool:
+        """Whether a file of this name and size is there. Raises StoreIO."""
+        with guarded(f"looking for segment {info.name}"):
+            try:
+                return (self.folder / info.name).stat().st_size == info.bytes
+            except FileNotFoundError:
+                return False
+
+    def segment(self, info: SegmentInfo, schema: Schema) -> Segment:
+        """A segment that must be there, mapped. Raises Damaged, FormatTooNew, StoreIO."""
+        found = self.segments.get(info, schema)
+        if found is None:
+            raise Damaged(
+                f"segment {info.name} is missing: restore it with an import of an export, or build the version again"
+            )
+        return found
 
     def pin(self, version_id: str) -> None:
         """Keep gc in this process away from a version; counted."""
@@ -70,12 +91,14 @@ _LOCK = threading.Lock()
 def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None = None) -> Environment:
     """The process's environment of a path; limits, if given, hold for all of it.
 
-    Raises NotFound, InUse, Damaged, FormatTooNew, StoreFull, StoreIO.
+    Raises NotFound, InUse, Forked, Damaged, FormatTooNew, StoreFull, StoreIO.
     """
     key = os.path.realpath(path)
     with _LOCK:
         found = _OPEN.get(key)
         if found is not None and found.pid != os.getpid():
+            if found.fork_refused is not None:  # not even closed: that would undo the parent's transaction
+                raise Forked(str(found.fork_refused))
             _OPEN.pop(key).catalogue.abandon()
             found = None
         if found is not None and found.read_only and not read_only:
@@ -97,17 +120,36 @@ def release(environment: Environment) -> None:
             environment.catalogue.close()
 
 
+def _refuse_bereft(path: Path) -> None:
+    """Raises Damaged for segments without a catalogue: in a new one nothing would name them, and gc would take them.
+
+    The catalogue is looked for again after the segments: a process that makes the store makes it before any of them.
+    """
+    data = path / CATALOGUE / "data.mdb"
+    with guarded(f"looking at {path}"):
+        if not data.exists() and has_segments(path) and not data.exists():
+            raise Damaged(
+                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the folder, or import "
+                "exports into a store elsewhere"
+            )
+
+
 def _before_fork() -> None:
     """No transaction may run at a fork: the child's copy of one would undo the parent's."""
     _LOCK.acquire()
     for environment in _OPEN.values():
         if environment.pid == os.getpid():
-            environment.catalogue.pause()
+            environment.fork_refused = None
+            try:
+                environment.catalogue.pause()
+            except StoreIO as error:  # raising would not stop the fork: what the child may do is refused instead
+                environment.fork_refused = error
 
 
 def _after_fork_in_parent() -> None:
     for environment in _OPEN.values():
-        environment.catalogue.resume()
+        if environment.pid == os.getpid() and environment.fork_refused is None:
+            environment.catalogue.resume()
     _LOCK.release()
 
 

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from plot_store import names, pins, promote, tags, version_tree
+from plot_store import builds, catalogue, names, pins, promote, tags, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.files import TEMPORARY
@@ -43,7 +43,7 @@ class _Dead:
 
     versions: tuple[str, ...]
     builds: tuple[str, ...]
-    leases: tuple[str, ...]  # keys of expired ones
+    keys: tuple[str, ...]  # of records that say nothing any more: expired leases, versions collected long ago
     segments: dict[str, SegmentInfo]  # by name
     refs: dict[str, RefRecord]  # those whose list gets shorter, as it will be
     kept: dict[str, tuple[str, ...]]
@@ -71,9 +71,14 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
         return dead
 
     dead = environment.catalogue.read(find) if dry_run else environment.catalogue.write(drop)
-    orphans = _orphans(environment, dead, now - policy.orphan_age_s)
-    sizes = {**orphans, **{name: info.bytes for name, info in dead.segments.items()}}
-    gone = sorted(sizes) if dry_run else unlink_files(environment, sorted(sizes))
+    oldest = now - policy.orphan_age_s
+    sizes = {**_orphans(environment, dead, oldest), **{name: info.bytes for name, info in dead.segments.items()}}
+    drafts = catalogue.drafts(environment.path, oldest)
+    gone = sorted({**sizes, **drafts})
+    if not dry_run:
+        gone = unlink_files(environment, sorted(sizes))
+        gone += [name for name in sorted(drafts) if catalogue.remove_draft(environment.path / name)]
+    sizes.update(drafts)
     return GcReport(
         dry_run,
         dead.versions,
@@ -93,7 +98,7 @@ def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
         version_tree.drop_version(txn, version_id, now)
     for build in dead.builds:
         txn.delete(BUILD + build)
-    for key in dead.leases:
+    for key in dead.keys:
         txn.delete(key)
 
 
@@ -110,21 +115,21 @@ def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dea
         reasons[version_id].append("a reader of this process")
     for version_id in policy.keep:
         reasons[version_id].append("named by the caller")
-    builds = _builds(txn, reasons, now - policy.build_age_s)
+    found = _builds(txn, reasons, policy, now)
     live = version_tree.closure(txn, reasons)
     for version_id, node in live.items():
         if node.parent in live:
             reasons[node.parent].append(f"the ground of {version_id}")
     dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
-    segments = dict(builds.segments)
+    segments = dict(found.segments)
     for version_id in dead_versions:
         segments.update({s.name: s for s in version_tree.get_version(txn, version_id).segments})
     if segments:
-        held = builds.held.union(*(version_tree.segment_names(txn, v) for v in live))
+        held = found.held.union(*(version_tree.segment_names(txn, v) for v in live))
         segments = {name: info for name, info in segments.items() if name not in held}
     kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
-    expired = tuple(pins.expired(txn, now))
-    return _Dead(dead_versions, tuple(builds.dead), expired, segments, shorter, kept)
+    keys = (*pins.expired(txn, now), *version_tree.forgettable(txn, now - policy.orphan_age_s))
+    return _Dead(dead_versions, tuple(found.dead), keys, segments, shorter, kept)
 
 
 def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
@@ -163,13 +168,17 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
     return shorter
 
 
-def _builds(txn: Txn, reasons: Reasons, oldest: float) -> _Builds:
-    """Adds what the builds in progress stand on; returns what they hold and which ones are abandoned."""
+def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
+    """Adds what the builds in progress stand on; returns what they hold and which ones are abandoned.
+
+    One that nobody ever resumes counts as abandoned as soon as its files would count as orphans.
+    """
     found = _Builds()
     for build in txn.keys(BUILD):
         record = version_tree.get_build(txn, build)
         assert record is not None
-        if record.touched < oldest:
+        age_s = min(policy.build_age_s, policy.orphan_age_s) if builds.is_passing(build) else policy.build_age_s
+        if record.touched < now - age_s:
             found.dead.append(build)
             found.segments.update({s.name: s for s in (*record.segments, *(record.sealed or ()))})
             continue

@@ -14,7 +14,7 @@ from plot_store.errors import Damaged, Invalid
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.promote import discard
 from plot_store.records import BuildRecord
-from plot_store.segment import Draft, Segment, write_segment
+from plot_store.segment import Draft, write_segment
 
 MAX_RUNS: Final = 4  # indexes of one order in one version; a further one takes the newest of them in
 DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token in so many has an entry
@@ -67,7 +67,7 @@ def _covered(
 ) -> list[SegmentInfo]:
     """The rows segments under some indexes, oldest first."""
     by_name = {segment.name: segment for segment in segments}
-    names = [f"{digest}.rows" for index in indexes for digest, _ in _opened(environment, index, schema).covers]
+    names = [f"{digest}.rows" for index in indexes for digest, _ in environment.segment(index, schema).covers]
     missing = [name for name in names if name not in by_name]
     if missing:
         raise Damaged(f"segment {missing[0]} is not in its version: restore it from an export or build it again")
@@ -83,7 +83,7 @@ def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
 def _write_index(
     environment: Environment, schema: Schema, order: int, covered: list[SegmentInfo], known: Mapping[str, Keys]
 ) -> Draft:
-    keys = [known[s.name] if s.name in known else _opened(environment, s, schema).keys for s in covered]
+    keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
     direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
     try:
         slots, shift, distinct = ops.build_direct(keys, schema.vocab) if direct else ops.build_index(keys)
@@ -96,10 +96,3 @@ def _write_index(
     )  # fmt: skip
     covers = [(segment.digest, segment.count) for segment in covered]
     return write_segment(environment.folder, base, slots.data, covers)
-
-
-def _opened(environment: Environment, info: SegmentInfo, schema: Schema) -> Segment:
-    segment = environment.segments.get(info, schema)
-    if segment is None:
-        raise Damaged(f"segment {info.name} of the build is missing: abort the build and start it again")
-    return segment

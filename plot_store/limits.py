@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from plot_store.errors import Invalid, StoreFull
+from plot_store.arguments import check_number
+from plot_store.errors import StoreFull
 from plot_store.files import free_bytes, guarded, tree_bytes
 
 
@@ -20,10 +21,9 @@ class Limits:
     min_free_bytes: int = 0  # to leave free on the store's disk
 
     def __post_init__(self) -> None:
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise Invalid(f"max_bytes = {self.max_bytes}: pass a positive number of bytes, or None for no bound")
-        if self.min_free_bytes < 0:
-            raise Invalid(f"min_free_bytes = {self.min_free_bytes}: pass 0 or more")
+        if self.max_bytes is not None:
+            check_number("max_bytes", self.max_bytes, "pass a positive number of bytes, or None for no bound", least=1)
+        check_number("min_free_bytes", self.min_free_bytes, "pass 0 or more", least=0)
 
 
 def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:

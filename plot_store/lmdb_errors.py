@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -40,8 +39,6 @@ def translated(doing: str, folder: Path) -> Iterator[None]:
         raise _as_ours(error, doing, folder) from error
     except OSError as error:  # py-lmdb makes the folder itself
         raise files.io_error(error, doing) from error
-    except json.JSONDecodeError as error:
-        raise Damaged(f"a catalogue record is not JSON ({error}): restore the store from an export") from error
 
 
 def _as_ours(error: lmdb.Error, doing: str, folder: Path) -> PlotStoreError:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.layout import MAX_N, words
+from plot_store.arguments import check_number
 from plot_store.errors import Damaged, Invalid
 from plot_store.nouns import Hits
 from plot_store.tally import Tally, combined, empty, tally
-from plot_store.windows import Strip, pack, unpack
+from plot_store.windows import Strip, pack, starts_of, unpack
 
 CAPACITY: Final = 1 << 16
 WAITING: Final = 1 << 18  # tokens kept as they came, until they are worth sorting
@@ -34,8 +35,8 @@ class MissSketch:
 
     def __init__(self, n: int, capacity: int = CAPACITY) -> None:
         """Raises Invalid."""
-        if not 1 <= n <= MAX_N or capacity < 1:
-            raise Invalid(f"n = {n}, capacity = {capacity} make no sketch: use n of 1..{MAX_N} and a capacity above 0")
+        check_number("n", n, f"it makes no sketch; use 1..{MAX_N}", least=1, most=MAX_N, whole=True)
+        check_number("capacity", capacity, "it makes no sketch; use 1 or more", least=1, whole=True)
         self.n, self.capacity = n, capacity
         self._kept = empty(words(n))
         self._error = self._seen = 0
@@ -49,9 +50,7 @@ class MissSketch:
         """Take note of a look-up: its batch, as `Reader.lookup` took it, and its hits. Copies; a few microseconds."""
         with self._lock:
             if tokens.size > WAITING:
-                starts = np.zeros(tokens.size + 1, np.bool_)
-                starts[offsets] = True
-                self._absorb(tokens, hits.order < self.n, starts[:-1])
+                self._absorb(tokens, hits.order < self.n, starts_of(offsets))
                 return
             if self._used + tokens.size > WAITING:
                 self._settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from plot_store.errors import Invalid
 
@@ -14,19 +14,20 @@ _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+_LONGEST_TAGGED: Final = 507  # characters of "ref@tag": with "tag/" before them they are a key, LMDB's are up to 511
 
 
-def is_id(text: str) -> bool:
+def is_id(text: Any) -> bool:
     """Whether this is the form of a version id (no ref can have it)."""
-    return _ID.fullmatch(text) is not None
+    return _is(_ID, text)
 
 
-def is_ref(text: str) -> bool:
-    return _REF.fullmatch(text) is not None and not is_id(text)
+def is_ref(text: Any) -> bool:
+    return _is(_REF, text) and not is_id(text)
 
 
-def is_segment(text: str) -> bool:
-    return _SEGMENT.fullmatch(text) is not None
+def is_segment(text: Any) -> bool:
+    return _is(_SEGMENT, text)
 
 
 def check_ref(ref: str) -> str:
@@ -41,26 +42,44 @@ def check_ref(ref: str) -> str:
 
 def check_build(build: str) -> str:
     """The build id itself; Invalid if it is not one."""
-    if _BUILD.fullmatch(build) is None:
+    if not _is(_BUILD, build):
         raise Invalid(f"{build!r} is not a build id: use 1 to 128 letters, digits and . _ : -")
     return build
 
 
 def split_tag(text: str) -> tuple[str, str] | None:
     """("ref", "tag") of "ref@tag", both well formed; None for anything without "@". Raises Invalid."""
-    ref, at, tag = text.partition("@")
-    return (check_ref(ref), check_tag(tag)) if at else None
+    if not isinstance(text, str) or "@" not in text:
+        return None
+    ref, _, tag = text.partition("@")
+    check_tagged(ref, tag)
+    return ref, tag
+
+
+def check_tagged(ref: str, tag: str) -> str:
+    """ "ref@tag"; Invalid unless both are well formed and the two fit into one key of the catalogue."""
+    text = f"{check_ref(ref)}@{check_tag(tag)}"
+    if len(text) > _LONGEST_TAGGED:
+        raise Invalid(
+            f"ref and tag have {len(text) - 1} characters together, at most {_LONGEST_TAGGED - 1} fit: "
+            f"choose a shorter tag than {tag!r}"
+        )
+    return text
 
 
 def check_tag(tag: str) -> str:
     """The tag's name itself; Invalid if it is not one."""
-    if _TAG.fullmatch(tag) is None:
+    if not _is(_TAG, tag):
         raise Invalid(f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, not first a mark")
     return tag
 
 
 def check_owner(owner: str) -> str:
     """The owner of a pin or lease itself; Invalid if it is none."""
-    if _OWNER.fullmatch(owner) is None:
+    if not _is(_OWNER, owner):
         raise Invalid(f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, not first a mark")
     return owner
+
+
+def _is(pattern: re.Pattern[str], text: Any) -> bool:
+    return isinstance(text, str) and pattern.fullmatch(text) is not None

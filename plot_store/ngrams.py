@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ def check_order(order: int, n: int) -> int:
 def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDArray[np.uint32]:
     """Integers [m, order] as uint32 [m, order]. Raises Invalid for another shape or an id outside the vocabulary."""
     order = check_order(order, schema.n)
-    array = np.asarray(ngrams)
+    array = _as_array("ngrams", ngrams)
     if array.ndim != 2 or array.shape[1] != order or array.dtype.kind not in "iu":
         raise Invalid(
             f"n-grams of order {order} must be integers of shape [m, {order}], not {array.dtype}{array.shape}"
@@ -33,9 +35,16 @@ def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDAr
 
 def check_rows(order: int, count: int, rows: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
     """Floats [count, roles, dim] as contiguous float32. Raises Invalid for another shape or type."""
-    array, shape = np.asarray(rows), (count, roles(schema.n, order), schema.dim)
+    array, shape = _as_array("rows", rows), (count, roles(schema.n, order), schema.dim)
     if array.shape != shape or array.dtype.kind != "f":
         raise Invalid(
             f"representations of order {order} must be floats of shape {shape}, not {array.dtype}{array.shape}"
         )
     return np.ascontiguousarray(array, np.float32)
+
+
+def _as_array(name: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # of a list whose parts differ in length
+        raise Invalid(f"{name} is no array ({error}): pass a numpy array") from error

@@ -14,7 +14,7 @@ from plot_store.errors import Invalid
 
 DType = Literal["int8", "fp16", "fp32"]
 Kind = Literal["rows", "index"]
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Progress = Callable[[int, int], None]  # (done, in all): bytes, of a count entries
 MAX_DIM = 1 << 16
 ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # by order
 
@@ -34,7 +34,7 @@ class Schema:
                 raise Invalid(f"{name} = {value!r} is not a whole number: pass an int")
         if not 1 <= self.n <= MAX_N:
             raise Invalid(f"n = {self.n} is outside 1..{MAX_N}: use n = 3 for trigrams")
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise Invalid(f"dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if not 0 < self.dim <= MAX_DIM:
             raise Invalid(f"dim = {self.dim} is outside 1..{MAX_DIM}: pass the model's hidden size")

@@ -13,9 +13,9 @@ from kernels import layout, ops
 from kernels.layout import Bytes
 from plot_store.environment import Environment
 from plot_store.errors import Damaged
+from plot_store.mapped import index_run
 from plot_store.mapping import read_ahead
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
-from plot_store.reader import index_run
 from plot_store.segment import Segment
 
 PIECE_BYTES: Final = 8 << 20
@@ -66,7 +66,8 @@ class Own:
             step = max(1, PIECE_BYTES // segment.layout.stride)
             for start in range(0, segment.info.count, step):
                 rows = segment.rows[start : start + step]
-                yield rows.nbytes, self._sound(segment, rows[newest(table, order, rows)], order)
+                segment.check(rows)  # before their keys are believed
+                yield rows.nbytes, self._with_checks(segment, rows[newest(table, segment, rows)], order)
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
         """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises Damaged."""
@@ -76,37 +77,35 @@ class Own:
             if segment.info.kind == "rows" and segment.info.order == order:
                 start = segment.rows.ctypes.data
                 here = np.flatnonzero((addresses >= start) & (addresses < start + segment.rows.nbytes))
-                rows[here] = self._sound(segment, segment.rows[(addresses[here] - start) // stride], order)
+                taken = segment.rows[(addresses[here] - start) // stride]
+                segment.check(taken)
+                rows[here] = self._with_checks(segment, taken, order)
         return rows
 
-    def _sound(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
-        """The rows, a copy, with good checks."""
+    def _with_checks(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
+        """Sound rows, a copy, as format 2 has them: those of format 1 get their checks."""
         n = self.schema.n
         if segment.layout.format == 1:
             end = layout.header_bytes(n, order)
             rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
-        elif not ops.check_rows(rows, n, order).all():
-            raise Damaged(
-                f"rows of segment {segment.info.name} are damaged: restore it with an import of an export, or build "
-                "the version again; `verify` lists everything that is damaged"
-            )
         return rows
 
 
-def newest(table: ops.LevelTable, order: int, rows: Bytes) -> NDArray[np.bool_]:
-    """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram."""
+def newest(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
+    """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
+
+    Raises Damaged for a row whose n-gram is not there at all: of format 1, only that tells a damaged key.
+    """
+    order = segment.info.order
     ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
     found, _ = ops.find(table, order, ngrams, check=False)
+    if not found.all():
+        raise Damaged(f"segment {segment.info.name} holds rows that its index does not know: restore it with an import "
+                      "of an export, or build the version again")  # fmt: skip
     here = rows.ctypes.data + np.arange(rows.shape[0], dtype=np.int64) * rows.shape[1]
     return np.asarray(found == here)
 
 
 def open_own(environment: Environment, version: VersionInfo) -> Own:
     """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew, StoreIO."""
-    opened: dict[str, Segment] = {}
-    for info in version.segments:
-        segment = environment.segments.get(info, version.schema)
-        if segment is None:
-            raise Damaged(f"segment {info.name} is missing: restore it with an import, or build the version again")
-        opened[info.name] = segment
-    return Own(version, opened)
+    return Own(version, {info.name: environment.segment(info, version.schema) for info in version.segments})

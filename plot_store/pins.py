@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Final
 
 from plot_store import names
+from plot_store.arguments import check_number
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Invalid
 from plot_store.records import HoldRecord, parse_hold
 from plot_store.version_tree import get_node, resolve_id
 
@@ -94,9 +94,8 @@ class Lease:
 
 
 def check_ttl(ttl_s: float) -> float:
-    if not 0 < ttl_s < 1e10:
-        raise Invalid(f"ttl_s = {ttl_s}: pass the seconds that the lease shall last")
-    return ttl_s
+    check_number("ttl_s", ttl_s, "pass the seconds that the lease shall last", least=1e-9, most=1e10)
+    return float(ttl_s)
 
 
 def pin(txn: Txn, version: str, owner: str) -> Pin:

@@ -107,11 +107,11 @@ class Reader:
     def own(self, order: int) -> NDArray[np.uint32]:
         """The n-grams that this version stores, ancestors left out: uint32 [m, order], ascending.
 
-        Raises Invalid, Closed.
+        Raises Invalid, Closed, Damaged.
         """
-        table, order = self._open().table, check_order(order, self.version.schema.n)
-        runs = [run for run in table.runs if run.order == order and run.depth == 0]
-        keys = [layout.row_keys(view.rows, order) for run in runs for view in run.segments]
+        mapped, order = self._open(), check_order(order, self.version.schema.n)
+        mine = {s.name for s in self.version.segments if s.kind == "rows" and s.order == order}
+        keys = [segment.keys for segment in mapped.segments if segment.info.name in mine]
         merged = np.concatenate(keys) if keys else np.empty((0, layout.words(order)), np.uint64)
         merged = merged[np.lexsort(merged.T)]  # the last word is the most significant
         fresh = np.ones(len(merged), np.bool_)

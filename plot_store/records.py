@@ -14,6 +14,7 @@ from plot_store.errors import Damaged, Invalid, PlotStoreError
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo
 
 MAX_META: Final = 1 << 20
+MAX_META_LEVELS: Final = 64  # of lists and objects in each other
 MAX_BYTES: Final = 1 << 50
 P = TypeVar("P")
 
@@ -77,18 +78,33 @@ def dump(value: Any) -> bytes:
     """Canonical JSON. Raises Invalid when the value is none."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"this is not JSON ({error}): use only strings, finite numbers, lists, objects") from error
 
 
 def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB."""
+    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB and 64 levels."""
     if not isinstance(meta, dict):
         raise Invalid("meta must be a JSON object: pass a dict")
-    text = dump(meta)
+    try:
+        text = dump(meta)
+    except Invalid as error:
+        raise Invalid(f"meta: {error}") from error
     if len(text) > MAX_META:
         raise Invalid(f"meta has {len(text)} bytes, the limit is {MAX_META}: store large data elsewhere")
-    return dict(json.loads(text))
+    checked = dict(json.loads(text))
+    if _levels(checked) > MAX_META_LEVELS:
+        raise Invalid(f"meta is nested more than {MAX_META_LEVELS} levels deep: make it flatter")
+    return checked
+
+
+def _levels(value: Any) -> int:
+    """How deep JSON values lie in each other, counted without recursion."""
+    found, level = 0, [value]
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        found += 1
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return found
 
 
 def new_version(
@@ -128,7 +144,7 @@ def parse_version(raw: Any) -> VersionInfo:
         version = VersionInfo(schema=schema, segments=segments, **fields)
         _check_fields(version)
         good = version.id == version_id(version)
-    except (TypeError, ValueError, KeyError, AttributeError, PlotStoreError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError, PlotStoreError) as error:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
     if not good:
         raise Damaged(f"version {version.id!r} is not what its id says: restore it from an export")
@@ -142,7 +158,8 @@ def _check_fields(version: VersionInfo) -> None:
             raise ValueError(f"{name!r} is not a version id")
     if not isinstance(version.created, str) or not isinstance(version.build, str) or len(version.created) > 40:
         raise ValueError("created and build must be short strings")
-    check_meta(version.meta)
+    if not isinstance(version.meta, dict) or len(dump(version.meta)) > MAX_META:
+        raise ValueError("meta must be a JSON object of at most 1 MiB")
     if len({segment.name for segment in version.segments}) != len(version.segments):
         raise ValueError("a segment is listed twice")
 
@@ -186,7 +203,7 @@ def parse_build(raw: Any) -> BuildRecord:
         final = None if sealed is None else tuple(parse_segment(s) for s in sealed)
         return BuildRecord(schema=schema, segments=segments, sealed=final, **fields)
     except (TypeError, ValueError, KeyError, PlotStoreError) as error:
-        raise Damaged(f"a build's record is malformed ({error}): abort the build and start it again") from error
+        raise Damaged(f"a build's record is malformed ({error}): abandon the build and start it again") from error
 
 
 def parse_node(raw: Any) -> Node:
@@ -202,6 +219,16 @@ def parse_tag(raw: Any) -> TagRecord:
 def parse_hold(raw: Any) -> HoldRecord:
     """A pin's or a lease's record; Damaged when malformed."""
     return _plain(HoldRecord, raw, "a pin")
+
+
+def parse_collected(raw: Any) -> float:
+    """When a version was collected, Unix seconds; Damaged when malformed."""
+    try:
+        return float(raw["at"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise Damaged(
+            f"the record of a collected version is malformed ({error}): restore the store from an export"
+        ) from error
 
 
 def _plain(kind: type[P], raw: Any, what: str) -> P:

@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from plot_store import errors
+from plot_store import errors, names
+from plot_store.arguments import check_number, check_path
 from plot_store.errors import Damaged, PlotStoreError, StoreIO
 from plot_store.nouns import Damage, VerifyReport
 
 CURE: Final = "restore the store from a copy, or import its exports into a new one"
 PACKAGE: Final = Path(__file__).resolve().parent
+# What a process earns by what it reads. Others come from outside: by hand, or for want of memory.
+_DEADLY: Final = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # Runs one module of the package without the package's own imports, of which numba alone takes a second.
 _BARE: Final = (
     "import sys, types; package = types.ModuleType('plot_store'); package.__path__ = [sys.argv.pop(1)]; "
@@ -46,11 +49,13 @@ def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
     Says nothing of segments (`scrub` does). A store that does not exist yet is sound. Safe beside live processes.
     Raises Damaged, StoreIO (unreadable, or no answer in time).
     """
+    path = check_path("path", path)
     command = [sys.executable, "-P", "-c", _BARE, str(PACKAGE), str(path)]
     try:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise StoreIO(f"checking the catalogue of {path} took over {timeout_s:.0f} s: check the disk") from error
+    _check_end("checking the catalogue", path, ran.returncode)
     if ran.returncode < 0:
         raise Damaged(f"the catalogue of {path} kills its reader ({_signal(ran.returncode)}): {CURE}")
     try:
@@ -75,8 +80,14 @@ def scrub(
     """As `Store.verify`, in a child process that may die of what it reads; then the segment is named as damaged.
 
     ref: only a ref's retained versions and their ancestors. bytes_per_second bounds the reading. silence_s: a child
-    that reports nothing for so long is killed. Raises NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
+    that reports nothing for so long is killed, and that is a StoreIO. Raises Invalid, NotFound, Damaged (the
+    catalogue), FormatTooNew, StoreIO.
     """
+    path = check_path("path", path)
+    if bytes_per_second is not None:
+        check_number("bytes_per_second", bytes_per_second, "pass a rate above 0, or None for no bound", least=1)
+    if ref is not None:
+        names.check_ref(ref)
     probe(path)
     command = [sys.executable, "-P", "-m", "plot_store.scrub_child", str(path)]
     command += ["--ref", ref] if ref is not None else []
@@ -86,13 +97,14 @@ def scrub(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment()
         )
         try:
-            return _follow(child, said, progress, silence_s)
+            return _follow(path, child, said, progress, silence_s)
         finally:
             child.kill()
             child.communicate()
 
 
 def _follow(
+    path: Path,
     child: subprocess.Popen[str],
     said: IO[bytes],
     progress: Callable[[ScrubProgress], None] | None,
@@ -100,7 +112,8 @@ def _follow(
 ) -> VerifyReport:
     """The child's report, or one that names what it was reading when it died. Raises what it raised."""
     at = ScrubProgress("", 0, 0)
-    for message in _messages(child, silence_s):
+    silent = threading.Event()
+    for message in _messages(child, silence_s, silent):
         if "report" in message:
             return _report(message["report"])
         if "error" in message:
@@ -109,18 +122,28 @@ def _follow(
         if progress is not None:
             progress(at)
     code = child.wait()
+    if silent.is_set():
+        where = at.segment or "the catalogue"
+        raise StoreIO(f"the scrub of {path} stopped answering at {where}: no word for {silence_s:g} s; check the disk, "
+                      "then scrub again")  # fmt: skip
+    _check_end("the scrub", path, code)
     if code >= 0:
         said.seek(0)
         raise StoreIO(f"the scrub ended early ({_last_line(said.read())}): check memory and the installation")
-    what = f"its reader died of it or was killed ({_signal(code)}), and nothing after it was read: check the disk"
+    what = f"its reader died of it ({_signal(code)}), and nothing after it was read: check the disk"
     return VerifyReport(0, 0, at.done, (Damage(at.segment, what),))
 
 
-def _messages(child: subprocess.Popen[str], silence_s: float) -> Iterator[dict[str, Any]]:
-    """The child's lines as they come; it is killed when none comes for `silence_s`."""
+def _messages(child: subprocess.Popen[str], silence_s: float, silent: threading.Event) -> Iterator[dict[str, Any]]:
+    """The child's lines as they come; it is killed, and `silent` set, when none comes for `silence_s`."""
     assert child.stdout is not None
+
+    def give_up() -> None:
+        silent.set()
+        child.kill()
+
     while True:
-        guard = threading.Timer(silence_s, child.kill)
+        guard = threading.Timer(silence_s, give_up)
         guard.start()
         try:
             line = child.stdout.readline()
@@ -129,6 +152,12 @@ def _messages(child: subprocess.Popen[str], silence_s: float) -> Iterator[dict[s
         if not line.endswith("\n"):
             return
         yield json.loads(line)
+
+
+def _check_end(doing: str, path: Path, code: int) -> None:
+    """Raises StoreIO for a child that was ended from outside, of which nothing follows for the store."""
+    if code < 0 and -code not in _DEADLY:
+        raise StoreIO(f"{doing} of {path} was ended by {_signal(code)}: check memory, then run it again")
 
 
 def _report(raw: dict[str, Any]) -> VerifyReport:

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from kernels.layout import Bytes, Keys, row_keys
-from kernels.ops import RowsView
+from kernels.ops import RowsView, check_rows
 from plot_store import format as fmt
 from plot_store.errors import Damaged
 from plot_store.files import guarded, write_temporary
@@ -106,9 +106,21 @@ class Segment:
 
     @property
     def keys(self) -> Keys:
-        """uint64 [count, words] of a rows segment: a copy. Asks for the whole file, which is read row by row."""
+        """uint64 [count, words] of a rows segment, a copy, every row checked. Reads the whole file. Raises Damaged."""
         read_ahead(self.raw)
+        self.check(self.rows)
         return row_keys(self.rows, self.layout.order)
+
+    def check(self, rows: Bytes) -> None:
+        """Raises Damaged unless each of these rows of the segment, uint8 [m, stride], is what was written.
+
+        Those of format 1 carry no check, and pass.
+        """
+        if self.layout.format > 1 and not check_rows(rows, self.layout.n, self.layout.order).all():
+            raise Damaged(
+                f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or build "
+                "the version again; `verify` lists everything that is damaged"
+            )
 
     @property
     def slots(self) -> Keys:
@@ -167,16 +179,17 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
             "restore it with an import of an export, or build the version again"
         )
     layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, 0), info.name)
-    _check_agreement(layout, info, schema)
+    check_agreement(layout, info, schema)
     return layout
 
 
-def _check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
+def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
+    """Raises Damaged unless a file's header says what the manifest does."""
     told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
     found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
              layout.dtype)  # fmt: skip
     if told != found:
-        raise Damaged(f"segment {info.name} is not what its version says: restore it from an export or build it again")
+        raise Damaged(f"segment {info.name} is not what its manifest says: export it again, or build it again")
 
 
 def _check_content(fd: int, info: SegmentInfo) -> None:
@@ -207,7 +220,7 @@ class SegmentCache:
         with self._lock:
             found = self._live.get(info.name)
         if found is not None and _is_there(path, found.inode):
-            _check_agreement(found.layout, info, schema)
+            check_agreement(found.layout, info, schema)
             return found
         try:
             opened = open_segment(path, info, schema)

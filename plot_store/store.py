@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from plot_store import archive, builds, check, gc, names, records, version_tree
 from plot_store.append import Entries, append
+from plot_store.arguments import check_number, check_path
 from plot_store.backoff import Backoff
 from plot_store.branches import Branches
 from plot_store.catalogue import FORMAT
@@ -41,7 +43,7 @@ class Store(Branches):
 
         Raises NotFound, InUse (open read-only here), FormatTooNew, Damaged, StoreFull, StoreIO.
         """
-        return cls(acquire(Path(path), create=create, read_only=read_only, limits=limits))
+        return cls(acquire(check_path("path", path), create=create, read_only=read_only, limits=limits))
 
     @property
     def path(self) -> Path:
@@ -65,14 +67,17 @@ class Store(Branches):
         without "/" it makes a root. extend adds to the current version's segments. Raises Invalid, NotFound,
         Collected, Conflict, StoreFull, StoreIO.
         """
-        if segment_bytes < 1 << 14:
-            raise Invalid(f"segment_bytes = {segment_bytes} is too small: use 16 KiB or more (64 MiB is the default)")
-        checked = records.check_meta(meta or {})
+        cure = "that is too small; use 16 KiB or more (64 MiB is the default)"
+        check_number("segment_bytes", segment_bytes, cure, least=1 << 14, whole=True)
+        checked = records.check_meta({} if meta is None else meta)
         opened = builds.open_build(self._env(), ref, build, schema, parent, extend)
         return Writer(self._env(), opened, checked, segment_bytes)
 
     def abandon(self, build: str) -> bool:
-        """End a build that no writer will resume, and remove its segments. Whether there was one."""
+        """End a build that no writer will resume, and remove its segments. Whether there was one.
+
+        Of one whose record is damaged the segments go with a later gc.
+        """
         return builds.abandon(self._env(), build)
 
     def reader(self, ref_or_id: str, backoff: Backoff = "order") -> Reader:
@@ -97,7 +102,7 @@ class Store(Branches):
         the caller's, else a new one. Raises NotFound, Invalid, Conflict (somebody published meanwhile: append again),
         StoreFull, StoreIO; nothing is left then.
         """
-        return append(self._env(), ref, entries, build, records.check_meta(meta or {}))
+        return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 
     def compact(
         self,
@@ -112,7 +117,8 @@ class Store(Branches):
         An order is merged where more than max_segments of its segments are below half of target_bytes; None: there is
         no such order. Readers go on with what they have; gc frees the old files later. The version's meta is
         the old one's with "compacted": its id. progress(bytes done, bytes in all) may raise to stop. Raises NotFound,
-        Invalid, Conflict (a publication came first), Damaged, StoreFull, StoreIO; nothing is left then.
+        Invalid, Conflict (a publication came first, also of a build that began later: compact again when it is
+        quiet), Damaged, StoreFull, StoreIO; nothing is left then.
         """
         return compact(self._env(), ref, max_segments, target_bytes, progress)
 
@@ -138,15 +144,23 @@ class Store(Branches):
         hold; what builds stand on; the ids in `keep`. The report says why each one stays.
 
         Orphans are files that no record names; only those older than orphan_age_s go, since a running build may be
-        writing them. A build untouched for build_age_s counts as abandoned. Raises Invalid, StoreIO, Damaged.
+        writing them. A build untouched for build_age_s counts as abandoned, and from orphan_age_s on one that nobody
+        resumes: of an append without a build id, an import, a compaction. For orphan_age_s at least, a version that
+        went answers Collected; then NotFound. Raises Invalid, StoreIO, Damaged.
         """
-        if keep_versions < 1 or not keep_days >= 0:
-            raise Invalid(f"keep_versions = {keep_versions}, keep_days = {keep_days}: keep at least 1 version and "
-                          "0 days, or delete the ref")  # fmt: skip
+        cure = "keep at least 1 version and 0 days, or delete the ref"
+        check_number("keep_versions", keep_versions, cure, least=1, whole=True)
+        check_number("keep_days", keep_days, cure, least=0)
+        for name, age_s in (("orphan_age_s", orphan_age_s), ("build_age_s", build_age_s)):
+            check_number(name, age_s, "pass seconds", least=-math.inf)
+        kept = list(keep) if isinstance(keep, Iterable) else [keep]
+        for version in kept:
+            if not names.is_id(version):
+                raise Invalid(f"keep holds {version!r}, which is no version id: take ids from history(ref)")
         environment = self._env()
         if not dry_run:
             environment.catalogue.forget_dead_readers()
-        policy = gc.Policy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(keep))
+        policy = gc.Policy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(kept))
         return gc.collect(environment, policy, dry_run=dry_run)
 
     def verify(self, ref: str | None = None) -> VerifyReport:
@@ -171,7 +185,7 @@ class Store(Branches):
 
         progress(bytes of segments done, bytes in all). Raises NotFound, Damaged, StoreFull, StoreIO.
         """
-        archive.export(self._env(), ref_or_id, Path(path), progress)
+        archive.export(self._env(), ref_or_id, check_path("path", path), progress)
 
     def import_archive(
         self, path: str | Path, *, ref: str | None = None, progress: Progress | None = None
@@ -181,12 +195,12 @@ class Store(Branches):
         ref: another name for the version. progress as in `export`. Raises Damaged (nothing is left then),
         FormatTooNew, Conflict, StoreFull, StoreIO.
         """
-        return archive.import_archive(self._env(), Path(path), ref, progress)
+        return archive.import_archive(self._env(), check_path("path", path), ref, progress)
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:
         """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged, StoreIO."""
-        return archive.versions_of(Path(path))
+        return archive.versions_of(check_path("path", path))
 
     def info(self) -> StoreInfo:
         """Totals, counted now."""

@@ -17,8 +17,8 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
 
     Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version).
     """
-    names.check_tag(tag)
-    current = resolve_id(txn, names.check_ref(ref))
+    key = TAG + names.check_tagged(ref, tag)
+    current = resolve_id(txn, ref)
     version_id = current if version is None else resolve_id(txn, version)
     owner = get_node(txn, version_id).ref
     if owner != ref:
@@ -27,13 +27,13 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
     if found is not None and found.version != version_id:
         raise Conflict(f"{ref}@{tag} names {found.version}: untag it first, or choose another name")
     if found is None:
-        txn.put(f"{TAG}{ref}@{tag}", asdict(TagRecord(version_id, time.time())))
+        txn.put(key, asdict(TagRecord(version_id, time.time())))
     return version_id
 
 
 def remove(txn: Txn, ref: str, tag: str) -> bool:
     """Whether there was such a tag. Raises Invalid."""
-    return txn.delete(f"{TAG}{names.check_ref(ref)}@{names.check_tag(tag)}")
+    return txn.delete(TAG + names.check_tagged(ref, tag))
 
 
 def listed(txn: Txn, ref: str | None = None) -> dict[str, str]:

@@ -33,6 +33,14 @@ def get_ref(txn: Txn, ref: str) -> RefRecord | None:
     return None if raw is None else records.parse_ref(raw)
 
 
+def need_ref(txn: Txn, ref: str) -> RefRecord:
+    """The record of a ref that is there. Raises NotFound, Invalid."""
+    found = get_ref(txn, names.check_ref(ref))
+    if found is None:
+        raise NotFound(f"there is no ref {ref!r}: list them with refs(), or publish one")
+    return found
+
+
 def put_ref(txn: Txn, ref: str, record: RefRecord) -> None:
     txn.put(REF + ref, asdict(record))
 
@@ -87,8 +95,12 @@ def segment_names(txn: Txn, version_id: str) -> set[str]:
 
 
 def get_build(txn: Txn, build: str) -> BuildRecord | None:
-    raw = txn.get(BUILD + build)
-    return None if raw is None else records.parse_build(raw)
+    """A build's record, None if there is none. Raises Damaged, naming the build."""
+    try:
+        raw = txn.get(BUILD + build)
+        return None if raw is None else records.parse_build(raw)
+    except Damaged as error:
+        raise Damaged(f"{error}; or end build {build!r} with abandon({build!r}) and start it again") from error
 
 
 def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
@@ -110,10 +122,7 @@ def resolve_id(txn: Txn, text: str) -> str:
         if found is None:
             raise NotFound(f"there is no tag {text!r}: list them with tags({tagged[0]!r})")
         return found.version
-    record = get_ref(txn, names.check_ref(text))
-    if record is None:
-        raise NotFound(f"there is no ref {text!r}: list them with refs(), or publish one")
-    return record.current
+    return need_ref(txn, text).current
 
 
 def resolve(txn: Txn, text: str) -> VersionInfo:
@@ -151,6 +160,28 @@ def descendants(txn: Txn, ref: str) -> list[str]:
         raise Damaged(f"the ancestors of {version_id} do not end: restore the store from an export")
 
     return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
+
+
+def grounds(txn: Txn, ref: str) -> set[str]:
+    """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound, Damaged.
+
+    The ref itself is among them when rollbacks or imports have made refs fall back on each other's older versions.
+    """
+    found: set[str] = set()
+    waiting = [ref]
+    while waiting:
+        record = get_ref(txn, waiting.pop())
+        ids = () if record is None else (record.current,)  # of a deleted ref only versions are left
+        below = {node.ref for version_id, node in closure(txn, ids).items() if version_id not in ids}
+        waiting += below - found
+        found |= below
+    return found
+
+
+def forgettable(txn: Txn, oldest: float) -> list[str]:
+    """The keys of records of versions that were collected before this time."""
+    keys = [COLLECTED + version_id for version_id in txn.keys(COLLECTED)]
+    return [key for key in keys if records.parse_collected(txn.get(key)) < oldest]
 
 
 def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:

@@ -23,6 +23,8 @@ Ids = NDArray[np.uint64]
 
 def check_texts(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
     """Raises Invalid unless text t is tokens[offsets[t]:offsets[t + 1]] with ids below the limit."""
+    if not isinstance(tokens, np.ndarray) or not isinstance(offsets, np.ndarray):
+        raise Invalid("give tokens and offsets as numpy arrays, int32 [total] and int64 [texts + 1]")
     if tokens.ndim != 1 or tokens.dtype != np.int32 or offsets.ndim != 1 or offsets.dtype != np.int64:
         raise Invalid("give tokens as int32 [total] and offsets as int64 [texts + 1]")
     if not offsets.size or offsets[0] != 0 or offsets[-1] != tokens.size or bool((np.diff(offsets) < 0).any()):

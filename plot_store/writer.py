@@ -97,7 +97,7 @@ class Writer:
         for start, place in self._places(order, ids.shape[0]):
             end = start + len(place)
             try:
-                place[:] = ops.encode(ids[start:end], vectors[start:end], schema.code, schema.n)
+                ops.encode(ids[start:end], vectors[start:end], schema.code, schema.n, out=place)
             except ValueError as error:
                 raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
 
@@ -129,8 +129,8 @@ class Writer:
         """Make everything added the ref's current version, at once and durably; the build ends and the writer closes.
 
         expect: the version id that must be current (None: the ref must not exist); by default what was current when
-        the writer was opened; ANY overwrites. meta is laid over the writer's. Raises Conflict, StoreFull, StoreIO,
-        Invalid; the build can then be published again, resumed or aborted.
+        the writer was opened; ANY overwrites. meta is laid over the writer's (JSON, at most 64 levels deep). Raises
+        Conflict, StoreFull, StoreIO, Invalid; the build can then be published again, resumed or aborted.
         """
         self._check_open()
         wanted = self._current if expect is AS_OPENED else expect

@@ -6,13 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from hmi.config import Settings
-from hmi.errors import HmiError
-from hmi.jobs.bodies import find_bodies
-from hmi.jobs.process import run_job
+from hmi.jobs.lifeline import die_with_parent
 
 
 def main() -> int:
+    die_with_parent()
+    # The rest takes a while to import, which nobody may have to wait for whose parent has died.
+    from hmi.config import Settings
+    from hmi.errors import HmiError
+    from hmi.jobs.bodies import find_bodies
+    from hmi.jobs.process import run_job
+
     parser = argparse.ArgumentParser(prog="python -m hmi.jobs", description="Run one job of a data folder.")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--bodies", help=argparse.SUPPRESS)

@@ -14,11 +14,11 @@ from hmi.errors import Conflict
 from hmi.jobs.context import JobContext
 from hmi.model.lower import LocalLower
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
-from plot_store.windows import pack
 
 BATCH = 1024
 CHUNK = 32 * BATCH
 STORAGE: Final = "int8"
+ID_BITS: Final = 20  # a token id is below 2²⁰ (docs/plot-store.md, limits)
 
 Ngrams = NDArray[np.uint32]  # [m, order]
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -131,7 +131,7 @@ def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
     """Besides what is wanted, all that the reader's own version stores, its parents' left out."""
     by_order = {want.order: want for want in wanted}
     both = []
-    for order in (1, 2, 3):
+    for order in reversed(reader.version.schema.orders):
         want, own = by_order.get(order, Wanted(order, 0, ())), reader.own(order)
         both.append(Wanted(order, want.total + len(own), _and_rest(want.chunks, own)))
     return both
@@ -144,12 +144,22 @@ def in_chunks(ngrams: Ngrams) -> Iterator[Ngrams]:
 
 def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
     """All chunks, then those of `own` (ascending) that were in none of them."""
-    keys, left = pack(own)[:, 0], np.ones(len(own), np.bool_)
+    keys, left = _keys(own), np.ones(len(own), np.bool_)
     for chunk in chunks:
         yield chunk
-        wanted = pack(chunk)[:, 0]
+        wanted = _keys(chunk)
         at = keys.searchsorted(wanted)
         found = at < len(keys)
         found[found] = keys[at[found]] == wanted[found]
         left[at[found]] = False
     yield from in_chunks(own[left])
+
+
+def _keys(ngrams: Ngrams) -> NDArray[np.uint64]:
+    """One number for each n-gram of up to three ids: ascending n-grams have ascending keys. uint64 [m]."""
+    assert ngrams.shape[1] * ID_BITS <= 64, "the lower layers know n-grams of three tokens and less"
+    keys = np.zeros(len(ngrams), np.uint64)
+    for ids in ngrams.T:
+        keys <<= np.uint64(ID_BITS)
+        keys |= ids
+    return keys

@@ -7,9 +7,7 @@ The lock on the job's folder is held for the process's life and freed by the ker
 from __future__ import annotations
 
 import errno
-import os
 import signal
-import stat
 import sys
 import threading
 import traceback
@@ -29,8 +27,8 @@ from hmi.stores.registry import Registry
 from plot_store import PlotStoreError
 
 MAX_ATTEMPTS = 5
-DONE, TAKEN, ORPHANED = 0, 75, 76
-"""Exit codes: ended (or nothing to do), another process has the job, the parent died."""
+DONE, TAKEN = 0, 75
+"""Exit codes: ended (or nothing to do), another process has the job."""
 
 
 def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int:
@@ -38,7 +36,6 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it cancels
-    die_with_parent()
     layout = open_layout(settings.data)
     registry = Registry.open(layout.registry)
     folder = JobFolder(layout.jobs, registry.job(job).job)
@@ -84,20 +81,6 @@ def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
         # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input and tries again.
         discard(registry, Layout(folder.path.parent.parent), record)
         folder.tidy()
-
-
-def die_with_parent() -> None:
-    """Exit at once when the parent dies: it holds the other end of the pipe that is our standard input."""
-    if not stat.S_ISFIFO(os.fstat(0).st_mode):
-        return
-
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
-        # The work is resumed from its last checkpoint; nothing here may delay the end.
-        os._exit(ORPHANED)
-
-    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
 def _claim(registry: Registry, job: str) -> JobRecord:

@@ -22,7 +22,10 @@ log = logging.getLogger("hmi.manager")
 
 
 def probe_plots(data: Path) -> None:
-    """Check the catalogue of a data folder's PLOTs in a child process, before anything opens it. Raises Damaged."""
+    """Check the catalogue of a data folder's PLOTs in a child process, before anything opens it.
+
+    Raises Damaged, Unavailable (the disk or memory stood in the way of an answer).
+    """
     with plot_errors():
         probe(Layout(data).plots)
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, Unavailable
 from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import wait_lock
 
@@ -52,7 +52,7 @@ class AdapterStore:
         return name, len(data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Load tensors to the CPU after checking their hash. Raises Damaged."""
+        """Load tensors to the CPU after checking their hash. Raises Damaged, Unavailable (the disk refused)."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -61,7 +61,9 @@ class AdapterStore:
         except FileNotFoundError as error:
             raise Damaged(f"artefact {name} is missing: restore it from a backup, or make it again") from error
         except OSError as error:
-            raise Damaged(f"artefact {name} cannot be read ({error.strerror}): check the disk") from error
+            raise Unavailable(
+                f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, check the disk"
+            ) from error
         if hashlib.sha256(data).hexdigest() != name:
             raise Damaged(f"artefact {name} fails its checksum: restore it from a backup, or make it again")
         try:

@@ -69,7 +69,7 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path, first_map: int = FIRST_MAP) -> Ledger:
-        """Open or share the ledger at `folder`, which exists. Raises Damaged, StorageFull."""
+        """Open or share the ledger at `folder`, which exists. Raises Damaged, StorageFull, Unavailable (the disk)."""
         key = os.path.realpath(folder)
         with cls._opening:
             found = cls._opened.get(key)
@@ -166,8 +166,8 @@ def _translated(doing: str, folder: Path) -> Iterator[None]:
     except lmdb.Error as error:
         if _is_full(str(error), folder):
             raise StorageFull(f"no room left while {doing}: free some space and try again") from error
-        raise Damaged(
-            f"the disk failed while {doing} ({error}): check the disk and its permissions, then restart"
+        raise Unavailable(
+            f"the disk failed while {doing} ({error}): try again; if it stays so, check the disk and its permissions"
         ) from error
 
 

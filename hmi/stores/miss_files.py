@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 import plot_store
 from hmi.core import DomainId
-from hmi.errors import Damaged
+from hmi.errors import Damaged, Unavailable
 from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import clear_leftovers
 from plot_store import MissSketch
@@ -85,11 +85,11 @@ class MissFiles:
             write_bytes(self._path(domain, version, epoch), sketch_bytes(sketch))
 
     def read(self, domain: str, version: str, epoch: str) -> MissSketch | None:
-        """A version's sketch of this epoch; None where there is none. Raises Damaged."""
+        """A version's sketch of this epoch; None where there is none. Raises Damaged, Unavailable."""
         return _read_if_there(self._path(domain, version, epoch))
 
     def all(self, domain: str) -> MissSketch | None:
-        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged."""
+        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged, Unavailable."""
         epoch = self.epoch(domain)
         if epoch is None:
             return None
@@ -138,20 +138,28 @@ def sketch_bytes(sketch: MissSketch) -> bytes:
 
 
 def read_sketch(path: Path) -> MissSketch:
-    """Raises Damaged."""
+    """Raises Damaged (the bytes are no sketch), Unavailable (the disk did not give them)."""
     try:
-        return MissSketch.from_arrays(load_file(path))
-    except (SafetensorError, OSError, plot_store.Damaged) as error:
+        data = path.read_bytes()
+    except OSError as error:
+        # Not damage: a recorder begins anew on what is damaged, and would lose what the next try can still read.
+        raise Unavailable(
+            f"the recorded misses {path.name} could not be read ({error.strerror}): try again; if it stays so, check "
+            "the disk"
+        ) from error
+    try:
+        return MissSketch.from_arrays(load(data))
+    except (SafetensorError, plot_store.Damaged) as error:
         raise Damaged(
             f"the recorded misses {path.name} cannot be read ({error}): switch recording off and on"
         ) from error
 
 
 def _read_if_there(path: Path) -> MissSketch | None:
-    """None for a file that is not there, also where it goes this moment. Raises Damaged."""
+    """None for a file that is not there, also where it goes this moment. Raises Damaged, Unavailable."""
     try:
         return read_sketch(path)
-    except Damaged as error:
+    except Unavailable as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise

@@ -2,7 +2,7 @@
 every few seconds. A look-up never waits for the disk.
 
 Of all processes on a data folder one records: it holds a lock that the kernel frees when it dies. What it had not yet
-written then is lost, a few seconds of misses; a restart goes on with the rest.
+written then is lost, at most `FLUSH_S` seconds of misses; a restart goes on with the rest. An orderly stop loses none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, HmiError
 from hmi.stores.layout import try_lock
 from hmi.stores.miss_files import Epochs, MissFiles
 from plot_store import Hits, MissSketch, VersionInfo
@@ -113,7 +113,7 @@ class MissRecorder:
                 del self._parts[key]
 
     def flush(self) -> None:
-        """Write out what is new. Nothing where another process records. Raises StorageFull, OSError."""
+        """Write out what is new. Nothing where another process records. Raises StorageFull, Unavailable, OSError."""
         if self._held is not None:
             self.refresh()
             self._write_out()
@@ -143,7 +143,8 @@ class MissRecorder:
                 log.exception("recorded misses could not be written; recording goes on")
 
     def _write_out(self) -> None:
-        """Add what is in memory to the files. What could not be written stays in memory."""
+        """Add what is in memory to the files. What could not be written stays in memory, and holds up no other."""
+        failed: Exception | None = None
         with self._writing:
             with self._lock:
                 keys = list(self._parts)
@@ -151,7 +152,12 @@ class MissRecorder:
                 with self._lock:
                     part = self._parts.pop(key, None)
                 if part is not None:
-                    self._add_to_file(key, part)
+                    try:
+                        self._add_to_file(key, part)
+                    except (HmiError, OSError) as error:
+                        failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _add_to_file(self, key: _Key, part: _Part) -> None:
         with part.lock:  # after the last who adds to it

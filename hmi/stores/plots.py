@@ -11,6 +11,7 @@ from hmi import errors
 from hmi.config import Settings
 from plot_store import Limits, PlotStoreError, Store
 
+# The first that fits counts. A disk that refuses once, or for want of memory, says nothing of the bytes: try again.
 _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
     (plot_store.NotFound, errors.NotFound),
     (plot_store.Conflict, errors.Conflict),
@@ -20,12 +21,15 @@ _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
     (plot_store.Closed, errors.Unavailable),
     (plot_store.Damaged, errors.Damaged),
     (plot_store.FormatTooNew, errors.Damaged),
-    (plot_store.StoreIO, errors.Damaged),
+    (plot_store.StoreIO, errors.Unavailable),
 )
 
 
 def as_hmi(error: PlotStoreError) -> errors.HmiError:
-    """The error of this project that says the same; what is left (used after a fork, …) is a bug: `internal`."""
+    """The error of this project that says the same, in the store's own words.
+
+    What is left (used after a fork, changed though read-only) is a bug of ours: `internal`.
+    """
     for theirs, ours in _AS:
         if isinstance(error, theirs):
             return ours(str(error))
@@ -42,7 +46,10 @@ def plot_errors() -> Iterator[None]:
 
 
 def open_plots(path: Path, settings: Settings | None = None) -> Store:
-    """Open the PLOT store, making it if needed; it grows within the settings' limits. Raises Damaged, StorageFull."""
+    """Open the PLOT store, making it if needed; it grows within the settings' limits.
+
+    Raises Damaged, StorageFull, Unavailable (the disk refused).
+    """
     with plot_errors():
         return Store.open(path, create=True, limits=None if settings is None else _limits(settings))
 

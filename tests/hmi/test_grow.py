@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from hmi.jobs.context import JobContext
 from hmi.jobs.ngrams import ragged
 from hmi.manager import Manager
 from hmi.model.root import Root, load_root
+from hmi.stores.miss_files import MissFiles
 from plot_store import Hits
 from tests.hmi.api_world import World, hmi, made_folder, running
+from tests.hmi.test_cli import ready, serving
 from tests.tiny import random_texts
 
 NEWS = "tiny/news"
@@ -226,6 +229,21 @@ async def test_over_http_and_a_restart(data: Path) -> None:
             for ids, full in zip((e.ids for e in encoded), (True, False), strict=True):
                 hits = reader.lookup(*ragged([ids]))[1]
                 assert (hits.order == 3).all() == full, "what was computed in full was not looked up, so not recorded"
+
+
+def test_a_server_that_is_stopped_keeps_what_it_recorded(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGTERM comes long before the next writing."""
+    files = MissFiles(data / "misses")
+    with serving(data) as (url, server):
+        ready(url)
+        hmi(capsys, "domain", "set", "tiny", "--record-misses", "on", "--url", url)
+        for _ in range(3):
+            hmi(capsys, "infer", "acme.m", OFTEN, "--url", url)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    sketch = files.all("tiny")
+    assert sketch is not None
+    assert sketch.top(min_count=3)[1].tolist().count(3) >= len(OFTEN.split()), "each trigram of three equal texts"
 
 
 async def test_a_tenant_may_not_switch_or_grow(data: Path) -> None:

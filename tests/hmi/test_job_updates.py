@@ -133,6 +133,7 @@ def test_an_archive_is_taken_only_where_its_root_is(
 ) -> None:
     archive, data = tmp_path / "archive", manager.settings.data
     manager.plots.export("tiny/news", archive)
+    Manager(Settings(data=tmp_path / "empty", job_workers=0)).close()
     told = hmi(capsys, "store", "import", archive, "--data", tmp_path / "empty", code=1)
     assert "root 'tiny' (none)" in told
     told = hmi(capsys, "store", "import", archive, "--as", "other/news", "--data", data, code=1)

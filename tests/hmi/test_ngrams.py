@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hmi.jobs.ngrams import choose, count_corpus, ragged, tokenised
 from hmi.jobs.plots import Wanted, in_chunks, with_own
 from hmi.manager import Manager
 from hmi.model.tokenizer import Tokenizer
-from plot_store import CountedNgrams, NgramCounter
+from plot_store import CountedNgrams, NgramCounter, Reader, Schema, Store
 from tests.tiny import random_texts
 
 Ngram = tuple[int, ...]
@@ -112,21 +113,36 @@ def test_ragged() -> None:
     assert ragged([])[0].size == 0
 
 
-class OwnReader:
-    """A reader as `with_own` sees it."""
-
-    def __init__(self, own: dict[int, list[Ngram]]) -> None:
-        self._own = own
-
-    def own(self, order: int) -> np.ndarray:
-        return np.array(sorted(self._own.get(order, [])), np.uint32).reshape(-1, order)
+LAST = (1 << 20) - 1  # the highest token id
 
 
-def test_what_a_version_stores_joins_what_is_wanted() -> None:
-    reader: Any = OwnReader({3: [(0, 1, 2), (1, 2, 3), (9, 9, 9)], 1: [(4,)]})
-    chosen = np.array([[7, 7, 7], [1, 2, 3], [0, 1, 1]], np.uint32)
-    both = {want.order: given(want) for want in with_own([Wanted(3, 3, in_chunks(chosen))], reader)}
-    assert both == {1: [(4,)], 2: [], 3: [(7, 7, 7), (1, 2, 3), (0, 1, 1), (0, 1, 2), (9, 9, 9)]}
+@contextmanager
+def reader_of(folder: Path, n: int, own: dict[int, list[Ngram]]) -> Iterator[Reader]:
+    """A version that stores these n-grams."""
+    with Store.open(folder, create=True) as store:
+        with store.writer("tiny", schema=Schema(n=n, dim=2, vocab=LAST + 1), build="b") as writer:
+            for order, ngrams in own.items():
+                rows = np.ones((len(ngrams), order * (n - order + 1), 2), np.float32)
+                writer.add(order, np.array(sorted(ngrams), np.uint32), rows)
+            writer.publish()
+        with store.reader("tiny") as reader:
+            yield reader
+
+
+def test_what_a_version_stores_joins_what_is_wanted(tmp_path: Path) -> None:
+    chosen = np.array([[7, 7, 7], [1, 2, 3], [0, 1, 1], [LAST, LAST, LAST]], np.uint32)
+    own = {3: [(0, 1, 2), (1, 2, 3), (9, 9, 9), (LAST, LAST, LAST), (LAST, LAST, 0)], 1: [(4,)]}
+    with reader_of(tmp_path, 3, own) as reader:
+        both = {want.order: given(want) for want in with_own([Wanted(3, 4, in_chunks(chosen))], reader)}
+    rest = [(0, 1, 2), (9, 9, 9), (LAST, LAST, 0)]
+    assert both == {1: [(4,)], 2: [], 3: [*map(tuple, chosen.tolist()), *rest]}
+
+
+def test_the_orders_are_those_of_the_version(tmp_path: Path) -> None:
+    chosen = np.array([[5, 6]], np.uint32)
+    with reader_of(tmp_path, 2, {2: [(5, 6)], 1: [(4,)]}) as reader:
+        both = {want.order: given(want) for want in with_own([Wanted(2, 1, in_chunks(chosen))], reader)}
+    assert both == {1: [(4,)], 2: [(5, 6)]}
 
 
 def test_memory_of_a_count_is_not_that_of_the_corpus(tmp_path: Path) -> None:

@@ -192,9 +192,9 @@ def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(store: Store, monk
     assert leftovers(store) == ([], set())
     with store.reader("r") as reader:
         lab.same_as(reader, [known], lab.texts(4, (100,)))
-    for refused in ({"max_segments": 0}, {"target_bytes": 100}):
-        with pytest.raises(Invalid, match="max_segments"):
-            store.compact("r", **refused)
+    for name, value in (("max_segments", 0), ("target_bytes", 100)):
+        with pytest.raises(Invalid, match=name):
+            store.compact("r", **{name: value})
     lab.check(store)
 
 
@@ -210,7 +210,7 @@ def test_a_compaction_that_died_is_begun_again(store: Store) -> None:
     known = grow(store, 3, counts=(300, 60, 4))
     assert lab.child(DIES, store.path).returncode == 9
     assert leftovers(store)[0] == [f"compact-{store.version('r').id}"]
-    assert store.gc(keep_versions=1, orphan_age_s=-60).builds == ()
+    assert store.gc(keep_versions=1).builds == ()
     new = store.compact("r", max_segments=1, target_bytes=1 << 16)
     assert new is not None
     assert leftovers(store) == ([], set())

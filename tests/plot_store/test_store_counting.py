@@ -254,6 +254,30 @@ def test_a_full_disk_is_said_though_it_happens_in_the_background(
             feed(counter, random_texts(1), 5)
 
 
+def test_a_spill_that_failed_once_is_never_forgotten(
+    tmp_path: Path, small_buffers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run's counts are lost: whatever comes later would be too few."""
+    real, writes = runs.RunWriter._write, [0]
+
+    def full_once(self: runs.RunWriter, data: bytes) -> None:
+        writes[0] += 1
+        if writes[0] == 3:
+            raise StoreFull("no space left")
+        real(self, data)
+
+    with NgramCounter(3, (3,), tmp_path, LEAST_MEMORY) as counter:
+        monkeypatch.setattr(runs.RunWriter, "_write", full_once)
+        with pytest.raises(StoreFull):
+            feed(counter, random_texts(1), 5)
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                feed(counter, random_texts(2), 5)
+            with pytest.raises(StoreFull):
+                counter.finish()
+    assert CountedNgrams.open(tmp_path) is None
+
+
 def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: runs.RunWriter, data: bytes) -> None:
         raise StoreFull("no space left")
@@ -261,10 +285,12 @@ def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: 
     counter = NgramCounter(3, (3,), tmp_path, LEAST_MEMORY)
     feed(counter, random_texts(1), 5)
     monkeypatch.setattr(runs.RunWriter, "_write", full)
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            counter.finish()
+    monkeypatch.undo()
     with pytest.raises(StoreFull):
-        counter.finish()
-    with pytest.raises(Closed):
-        counter.finish()
+        feed(counter, random_texts(2), 5)
 
 
 def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:

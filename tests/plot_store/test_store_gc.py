@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Collected, Invalid, PlotStoreError, Store
+from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
+from plot_store.catalogue import Txn
 
 
 def files(store: Store) -> set[str]:
@@ -115,6 +117,85 @@ def test_builds_hold_their_segments_and_their_ground_until_abandoned(store: Stor
     with store.writer("r/a", schema=lab.schema(), build="b") as writer:
         assert writer.resume_point(3) == 0
     lab.check(store)
+
+
+DIES = """
+import os, sys, numpy as np, plotlab as lab
+from plot_store import Store, writer
+writer.publication.publish = lambda *_: os._exit(9)
+writer.Outbox.submit = (lambda real: lambda self, *given: (real(self, *given), self.drain()))(writer.Outbox.submit)
+lab.put  # the append's first segment is durable when it dies
+import plot_store.append
+plot_store.append.SEGMENT_BYTES = 1 << 15
+with Store.open(sys.argv[1]) as store:
+    store.append("r", lab.content(3, (1500, 0, 0)), build=sys.argv[2] or None)
+"""
+
+
+def age(store: Store, kind: str, seconds: float) -> list[str]:
+    """Let the records of this kind be so much older; their keys."""
+
+    def body(txn: Txn) -> list[str]:
+        for key in txn.keys(f"{kind}/"):
+            raw = txn.get(f"{kind}/{key}")
+            name = {"build": "touched", "collected": "at"}[kind]
+            txn.put(f"{kind}/{key}", {**raw, name: raw[name] - seconds})
+        return txn.keys(f"{kind}/")
+
+    return store._env().catalogue.write(body)
+
+
+def test_what_a_killed_append_left_goes_after_hours_not_days(store: Store) -> None:
+    lab.put(store, "r", lab.content(1))
+    before = files(store)
+    for build in ("", "mine"):
+        assert lab.child(DIES, store.path, build).returncode == 9
+    builds = age(store, "build", 3000)
+    assert len(builds) == 2
+    assert store.gc().builds == ()
+    age(store, "build", 1000)
+    report = store.gc()
+    assert report.builds == tuple(b for b in builds if b.startswith("append-"))
+    assert len(report.segments) == 0  # another build has the same content, and its caller may come back
+    assert store.abandon("mine")
+    assert files(store) == before | {p for p in files(store) if p.endswith(".tmp")}
+    store.gc(orphan_age_s=-60)
+    assert files(store) == before
+    lab.check(store)
+
+
+def test_that_a_version_was_collected_is_forgotten_in_the_end(store: Store) -> None:
+    old = lab.put(store, "r", lab.content(1))
+    lab.put(store, "r", lab.content(2))
+    assert store.gc(keep_versions=1).versions == (old.id,)
+    assert age(store, "collected", 3000) == [old.id]
+    store.gc()
+    store.gc(dry_run=True, orphan_age_s=0)
+    with pytest.raises(Collected):
+        store.version(old.id)
+    age(store, "collected", 1000)
+    store.gc()
+    with pytest.raises(NotFound, match="there is no version"):
+        store.version(old.id)
+    assert age(store, "collected", 0) == []
+    assert store.verify().ok
+
+
+def test_catalogues_that_were_never_finished_go(store: Store) -> None:
+    """A process killed while it makes a store leaves its draft."""
+    drafts = [store.path / f"catalogue.{digit * 32}.tmp" for digit in "ab"]
+    strangers = [store.path / "catalogue.mine.tmp", store.path / "notes.tmp"]
+    for folder in (*drafts, *strangers):
+        folder.mkdir()
+        (folder / "data.mdb").write_bytes(bytes(5000))
+    os.utime(drafts[0], (1, 1))
+    dry = store.gc(dry_run=True)
+    report = store.gc()
+    assert dry.orphans == report.orphans == (drafts[0].name,)
+    assert dry.bytes == report.bytes >= 5000
+    assert [folder.exists() for folder in (*drafts, *strangers)] == [False, True, True, True]
+    assert store.gc(orphan_age_s=-60).orphans == (drafts[1].name,)
+    assert not drafts[1].exists()
 
 
 def test_orphans_go_past_their_age_and_strangers_never(store: Store) -> None:

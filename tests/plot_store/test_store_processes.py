@@ -10,8 +10,10 @@ import threading
 from pathlib import Path
 
 import plotlab as lab
+import pytest
 
 from plot_store import Conflict, Store
+from plot_store.catalogue import Txn
 
 RACE = """
 import sys, plotlab as lab
@@ -87,6 +89,53 @@ def test_use_after_fork_is_refused_and_a_fresh_open_works(store: Store) -> None:
     assert process.exitcode == 0
     lab.put(store, "s", {})
     assert sorted(store.refs()) == ["r", "s"]
+
+
+def _opened(path: Path, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    try:
+        with Store.open(path) as store:
+            queue.put(sorted(store.refs()))
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a copy of."""
+    monkeypatch.setattr("plot_store.catalogue._LONGEST_PAUSE_S", 0.2)
+    lab.put(store, "r", {})
+    inside, go_on = threading.Event(), threading.Event()
+    kept: list[int] = []
+
+    def slow(txn: Txn) -> None:
+        txn.put("pin/slow", {})
+        inside.set()
+        assert go_on.wait(60)
+        kept.append(len(txn.keys("ref/")))
+
+    thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
+    thread.start()
+    assert inside.wait(60)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_opened, args=(store.path, queue))
+    process.start()
+    said = queue.get(timeout=60)
+    process.join(60)
+    assert said.startswith("Forked: a transaction at")
+    assert "spawned" in said
+    assert sorted(store.refs()) == ["r"]  # nothing here waits for a pause that was never made
+    go_on.set()
+    thread.join(60)
+    assert kept == [1]
+    assert store._env().catalogue.read(lambda txn: txn.has("pin/slow"))
+    store._env().catalogue.write(lambda txn: txn.delete("pin/slow"))
+    process = context.Process(target=_opened, args=(store.path, queue))
+    process.start()
+    assert queue.get(timeout=60) == ["r"]
+    process.join(60)
+    lab.check(store)
 
 
 def _spawned(path: Path, number: int, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]

@@ -13,7 +13,7 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Damaged, NotFound, Store
+from plot_store import Damaged, NotFound, Store, StoreIO
 from plot_store.mdb_file import INTEGER_KEYS, BadFile, Walk, newest
 from plot_store.probe import check_record
 from plot_store.scrub import ScrubProgress, probe, scrub
@@ -190,5 +190,22 @@ def test_a_child_that_hangs_is_killed(made: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
     monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
     began = time.monotonic()
-    assert "SIGKILL" in scrub(made, silence_s=0.5).damages[0].what
+    with pytest.raises(StoreIO, match="stopped answering"):
+        scrub(made, silence_s=0.5)
     assert time.monotonic() - began < 20
+
+
+def test_a_child_that_is_killed_from_outside_tells_nothing_of_the_store(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does when memory runs out."""
+    real = subprocess.Popen
+
+    def instead(command: list[str], **options: object) -> subprocess.Popen[str]:
+        code = "import os; os.kill(os.getpid(), 9)"
+        return real([sys.executable, "-c", code], **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    for call in (scrub, probe):
+        with pytest.raises(StoreIO, match="was ended by SIGKILL"):
+            call(made)

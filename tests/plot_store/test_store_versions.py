@@ -57,6 +57,79 @@ def test_what_tags_refuse(store: Store) -> None:
     assert store.untag("r", "t") is False
 
 
+def test_the_longest_ref_and_tag(store: Store) -> None:
+    """Each is legal alone; together they are refused before they make a key that the catalogue cannot hold."""
+    ref = "/".join(["a" * 63] * 7)
+    for part in range(1, 8):
+        lab.put(store, "/".join(["a" * 63] * part), {})
+    tip = store.version(ref)
+    for size in (63, 60):
+        tag = "t" * size
+        for call in (
+            lambda tag=tag: store.tag(ref, tag),
+            lambda tag=tag: store.untag(ref, tag),
+            lambda tag=tag: store.version(f"{ref}@{tag}"),
+            lambda tag=tag: store.rollback(ref, f"{ref}@{tag}"),
+        ):
+            with pytest.raises(Invalid, match="choose a shorter tag"):
+                call()
+    assert store.tag(ref, "t" * 59) == tip.id
+    assert store.version(f"{ref}@{'t' * 59}") == tip
+    assert store.tag("a" * 63, "t" * 63) == store.version("a" * 63).id
+    assert len(store.tags()) == 2
+    assert store.untag(ref, "t" * 59)
+    lab.check(store)
+
+
+def around(store: Store, refs: list[str]) -> None:
+    """Refs of which each falls back on an older version of the next, by rollbacks."""
+    lab.put(store, "w", {})
+    first = {ref: lab.put(store, ref, {}, parent="w").id for ref in refs}
+    second = {}
+    for ref, following in zip(refs, [*refs[1:], refs[0]], strict=True):
+        second[ref] = lab.put(store, ref, lab.content(1), parent=first[following]).id
+        store.rollback(ref, first[ref])
+    for ref in refs:
+        store.rollback(ref, second[ref])
+
+
+@pytest.mark.parametrize("refs", [["x", "y"], ["x", "y", "z"]])
+def test_refs_that_fall_back_on_each_other_can_be_deleted(store: Store, refs: list[str]) -> None:
+    around(store, refs)
+    assert store.children(refs[1]) == [refs[0]]
+    lab.put(store, "leaf", {}, parent="x")
+    with pytest.raises(InUse, match="ground of leaf"):
+        store.delete("x")  # of those around, none holds another; a ref outside does
+    store.delete("leaf")
+    kept = store.version(refs[-1])
+    for ref in refs[:-1]:
+        store.delete(ref)
+        with store.reader(refs[-1]) as reader:
+            assert reader.version == kept
+            lab.same_as(reader, [lab.entries(lab.content(1)), {}, {}], lab.texts(1))
+        store.gc(orphan_age_s=-60)
+        lab.check(store)
+    store.delete(refs[-1])
+    store.delete("w")
+    store.gc(orphan_age_s=-60)
+    assert store.info().versions == 0
+    lab.check(store)
+
+
+def test_the_cycle_that_once_held_two_refs_for_ever(store: Store) -> None:
+    lab.put(store, "x", {})
+    first = lab.put(store, "y", {}, parent="x")
+    lab.put(store, "w", {})
+    lab.put(store, "y", {}, parent="w")
+    lab.put(store, "x", {}, parent="y")
+    store.rollback("y", first.id)
+    assert (store.children("x"), store.children("y")) == (["y"], ["x"])
+    store.delete("y")
+    store.delete("x")
+    store.delete("w")
+    lab.check(store)
+
+
 def test_tags_keep_versions_and_their_refs(store: Store) -> None:
     first, second, third = three(store)
     store.tag("r", "good", first)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+import plot_store
 from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, size
 from hmi.cli.session import Session
-from hmi.cli.store.bars import byte_bar, ref_of
+from hmi.cli.store.arguments import check_target, opened, version_of
+from hmi.cli.store.bars import byte_bar
 from hmi.core import DomainId
 from hmi.errors import Conflict
 from hmi.stores.plots import plot_errors
@@ -21,14 +25,18 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("domain", metavar="ROOT/BRANCH")
+@click.argument("domain", metavar="ROOT/BRANCH[@TAG]")
 @click.argument("archive", type=click.Path(dir_okay=False, path_type=Path))
 @as_json
 @pass_session
 def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
-    """Write a domain's PLOT and all it builds on to one file."""
-    with session.local() as local, plot_errors(), byte_bar(f"exporting {domain}") as show:
-        local.services.manager.plots.export(ref_of(domain), archive, progress=show)
+    """Write a domain's PLOT and all it builds on to one file, which is replaced if it is there."""
+    check_target(archive)
+    with opened(session) as local:
+        manager = local.services.manager
+        version = version_of(manager, domain)
+        with plot_errors(), byte_bar(f"exporting {domain}") as show:
+            manager.plots.export(version, archive, progress=show)
     written = archive.stat().st_size
     if as_json:
         print_json({"domain": domain, "archive": str(archive), "bytes": written})
@@ -43,14 +51,23 @@ def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
 @pass_session
 def import_(session: Session, archive: Path, name: str | None, as_json: bool) -> None:
     """Take over an exported PLOT."""
-    with session.local() as local, plot_errors():
+    with opened(session) as local, plot_errors():
         manager = local.services.manager
         name = None if name is None else str(DomainId.parse(name))
         _check_roots(manager, archive, name)
-        with byte_bar(f"importing {archive.name}") as show:
+        with byte_bar(f"importing {archive.name}") as show, _hinted():
             version = manager.plots.import_archive(archive, ref=name, progress=show)
     found = {"domain": version.ref, "version": version.id}
     print_json(found) if as_json else notes.print(f"{version.ref} is at version {version.id}")
+
+
+@contextmanager
+def _hinted() -> Iterator[None]:
+    """Says which option gives the other name that the store asks for."""
+    try:
+        yield
+    except plot_store.Conflict as error:
+        raise Conflict(f"{error} (--as ROOT/BRANCH)") from error
 
 
 def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What the store commands share: a domain as the store names it, and progress in bytes with rate and time left."""
+"""Progress in bytes, with rate and time left."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from hmi.cli.output import notes
-
-
-def ref_of(domain: str) -> str:
-    """The ref of a domain written with dots or slashes; a tag after "@" may hold dots of its own."""
-    name, at, tag = domain.partition("@")
-    return name.replace(".", "/") + at + tag
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
 from hmi.cli.session import Session
-from hmi.cli.store.bars import byte_bar, ref_of
-from hmi.errors import Conflict, Damaged
+from hmi.cli.store.arguments import Number, as_rate, domain_of, must_exist, opened
+from hmi.cli.store.bars import byte_bar
+from hmi.errors import Conflict, Damaged, Unavailable
 from hmi.stores.plots import plot_errors
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @pass_session
 def info(session: Session, as_json: bool) -> None:
     """Counts and bytes by tier; on a data folder also the tags and pins of its PLOTs."""
+    must_exist(session)
     with session.calls() as calls:
         found = calls.request("GET", "/manage/stats")
         if not session.remote:
@@ -51,7 +53,7 @@ def _marks(manager: Manager) -> dict[str, Any]:
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
     """Read every byte of PLOTs and adapters and compare checksums; exit code 1 where something is wrong."""
-    with session.local() as local:
+    with opened(session) as local:
         manager = local.services.manager
         report = _scrubbed(session, None, None)
         problems = [*_problems(report), *manager.verify(), *_damaged_artefacts(manager)]
@@ -60,16 +62,20 @@ def verify(session: Session, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
-@click.option("--rate", help="Read at most this many bytes a second, such as 50M, so that others can work.")
+@click.option(
+    "--rate", callback=as_rate, metavar="BYTES",
+    help="Read at most this many bytes a second, such as 50M, so that others can work.",
+)  # fmt: skip
 @as_json
 @pass_session
-def scrub(session: Session, domain: str | None, rate: str | None, as_json: bool) -> None:
+def scrub(session: Session, domain: str | None, rate: float | None, as_json: bool) -> None:
     """Read every byte of the PLOTs (of one domain and what it builds on), in a process that may die of it.
 
     Safe while a server runs. Exit code 1 where something is damaged.
     """
-    with session.local():
-        report = _scrubbed(session, domain and ref_of(domain), None if rate is None else _bytes(rate))
+    with opened(session) as local:
+        ref = None if domain is None else domain_of(local.services.manager, domain)
+        report = _scrubbed(session, ref, rate)
     _tell(report, _problems(report), as_json, "are sound")
 
 
@@ -103,21 +109,9 @@ def _damaged_artefacts(manager: Manager) -> list[str]:
     for name in sorted({v.artefact for m in manager.models() for v in m.versions} & manager.adapters.names()):
         try:
             manager.adapters.get(name)
-        except Damaged as error:
+        except (Damaged, Unavailable) as error:
             found.append(error.message)
     return found
-
-
-def _bytes(text: str) -> float:
-    """ "50M" → 52428800; raises click.BadParameter."""
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    try:
-        value = float(text[:-1] if factor > 1 else text) * factor
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < 1 << 50:
-        raise click.BadParameter(f"{text!r} is no rate: give bytes a second, such as 50M", param_hint="--rate")
-    return value
 
 
 @click.command(cls=Command)
@@ -127,13 +121,13 @@ def _bytes(text: str) -> float:
     type=click.IntRange(min=1),
     help="Of each domain, the newest so many (default: HMI_PLOT_KEEP_VERSIONS, as the server does hourly).",
 )
-@click.option("--keep-days", type=click.FloatRange(min=0), help="And those published in the last so many days.")
+@click.option("--keep-days", type=Number(0, 36_500), help="And those published in the last so many days.")
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: float | None, as_json: bool) -> None:
     """Remove what no domain and no model needs; tags, pins, models and running jobs keep their versions."""
     freed: dict[str, int] = {}
-    with session.local() as local:
+    with opened(session) as local:
         manager = local.services.manager
         report = manager.care.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
         if not dry_run:
@@ -165,9 +159,9 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
     if every == (domain is not None):
         raise click.UsageError("give either a domain or --all")
     results = []
-    with session.local() as local:
-        care = local.services.manager.care
-        for name in care.due() if domain is None else [domain]:
+    with opened(session) as local:
+        manager = local.services.manager
+        for name in manager.care.due() if domain is None else [domain_of(manager, domain)]:
             results.append(_compacted(session, local, name))
     if as_json:
         print_json(results)

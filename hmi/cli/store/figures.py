@@ -17,6 +17,7 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.client import Client
 from hmi.cli.output import notes, print_json, print_table, size, table_of
 from hmi.cli.session import Session
+from hmi.cli.store.arguments import Number, opened, version_of
 from hmi.errors import HmiError
 from hmi.stores.plots import plot_errors
 
@@ -36,8 +37,9 @@ Row = dict[str, Any]
 @pass_session
 def diff(session: Session, old: str, new: str, as_json: bool) -> None:
     """Compare two versions of PLOTs by their n-grams: domains, version ids, or ROOT/BRANCH@TAG."""
-    with session.local() as local, plot_errors():
-        report = local.services.manager.plots.diff(old, new)
+    with opened(session) as local, plot_errors():
+        manager = local.services.manager
+        report = manager.plots.diff(version_of(manager, old), version_of(manager, new))
     rows = [
         {"order": order, "added": of.added, "removed": of.removed, "changed": of.changed, "same": of.same}
         for order, of in report.orders.items()
@@ -50,7 +52,7 @@ def diff(session: Session, old: str, new: str, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--watch", is_flag=False, flag_value=2.0, type=click.FloatRange(min=0.1), metavar="[SECONDS]",
+@click.option("--watch", is_flag=False, flag_value=2.0, type=Number(0.1, 86_400), metavar="[SECONDS]",
               help="Refresh until Ctrl-C; with --json a line each time.")  # fmt: skip
 @as_json
 @pass_session
@@ -109,7 +111,7 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
     from hmi.api.presence import live_server
 
     data = session.settings().data
-    with session.local() as local:
+    with opened(session) as local:
 
         def sample() -> tuple[list[Row], str]:
             disk = [asdict(row) for row in local.services.manager.care.on_disk()]
