@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml Makefile
 ifndef CUDA
 	$(PIP) "$(TORCH)"
 endif
-	$(PIP) -e ".[$(EXTRAS)]"
+	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval comes as source; the older way to build it breaks on its tools
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"
 	@touch $@
 
