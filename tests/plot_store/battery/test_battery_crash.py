@@ -111,7 +111,7 @@ def test_no_power_cut_loses_anything(
          f"{bad.total()} violations ({dict(ends)})")  # fmt: skip
     assert not bad, bad.most_common(5)
     assert ends["old"] > wanted // 10
-    assert ends["new"] > wanted // 100
+    assert ends["new"] > 30  # all there are, some 80: a change that is done but not yet acknowledged is a short while
 
 
 @pytest.mark.parametrize("bug", list(sabotage.BUGS))
