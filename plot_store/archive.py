@@ -180,27 +180,29 @@ class _Lease:
 
     def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
         """Read one segment from the archive; keep the store's own file of that name if there is one."""
-        grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
         sound = _is_sound(self._environment, info)
-        if sound and self._environment.catalogue.write(lambda txn: self._share(txn, info, grown)):
-            for chunk in unpacker.chunks(info):
-                count.add(len(chunk))
-        else:
-            self._write(info, version, unpacker, count, grown)
-        self._record = grown
+        if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
+            self._write(info, version, unpacker, count)
+            self._record = self._with(info)
+            return
+        self._record = self._with(info)  # before `watch`, which writes it
+        for chunk in unpacker.chunks(info):
+            count.add(len(chunk))
+            self.watch(info.name, len(chunk))
 
-    def _share(self, txn: Txn, info: SegmentInfo, grown: BuildRecord) -> bool:
+    def _with(self, info: SegmentInfo) -> BuildRecord:
+        return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
+
+    def _share(self, txn: Txn, info: SegmentInfo) -> bool:
         """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
         if not self._environment.holds(info):
             return False
-        builds.still_ours(txn, self.build, grown)
+        builds.still_ours(txn, self.build, self._record)
         files.sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
-        version_tree.put_build(txn, self.build, grown)
+        version_tree.put_build(txn, self.build, self._with(info))
         return True
 
-    def _write(
-        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter, grown: BuildRecord
-    ) -> None:
+    def _write(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
         whole = xxhash.xxh3_128()
 
         def checked() -> Iterator[bytes]:
@@ -220,9 +222,9 @@ class _Lease:
                 raise Damaged(f"segment {info.name} is not what its name says: export it again")
 
             def body(txn: Txn) -> None:
-                builds.still_ours(txn, self.build, grown)
+                builds.still_ours(txn, self.build, self._record)
                 promote.promote(self._environment.folder, [draft])
-                version_tree.put_build(txn, self.build, grown)
+                version_tree.put_build(txn, self.build, self._with(info))
 
             self._environment.catalogue.write(body)
         finally:

@@ -107,7 +107,7 @@ def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
     """The build's record. Raises Conflict when another writer took it over, or it ended."""
     found = version_tree.get_build(txn, build)
     if found is None:
-        raise Conflict(f"build {build!r} has ended (published, aborted or collected): open a writer again")
+        raise Conflict(f"build {build!r} has ended (published, aborted or collected): begin it again")
     if found.owner != record.owner:
         raise Conflict(f"another writer took over build {build!r}: let only one process run it")
     return found

@@ -145,8 +145,9 @@ class Store(Branches):
 
         Orphans are files that no record names; only those older than orphan_age_s go, since a running build may be
         writing them. A build untouched for build_age_s counts as abandoned, and from orphan_age_s on one that nobody
-        resumes: of an append without a build id, an import, a compaction. For orphan_age_s at least, a version that
-        went answers Collected; then NotFound. Raises Invalid, StoreIO, Damaged.
+        resumes: of an append without a build id, an import, a compaction; so an orphan_age_s near 0 ends those that are
+        running. For orphan_age_s at least, a version that went answers Collected; then NotFound. Raises Invalid,
+        StoreIO, Damaged.
         """
         cure = "keep at least 1 version and 0 days, or delete the ref"
         check_number("keep_versions", keep_versions, cure, least=1, whole=True)

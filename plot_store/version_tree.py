@@ -179,9 +179,15 @@ def grounds(txn: Txn, ref: str) -> set[str]:
 
 
 def forgettable(txn: Txn, oldest: float) -> list[str]:
-    """The keys of records of versions that were collected before this time."""
-    keys = [COLLECTED + version_id for version_id in txn.keys(COLLECTED)]
-    return [key for key in keys if records.parse_collected(txn.get(key)) < oldest]
+    """The keys of records of versions that were collected before this time, or of which nothing can be read."""
+
+    def is_due(key: str) -> bool:
+        try:
+            return records.parse_collected(txn.get(key)) < oldest
+        except Damaged:
+            return True
+
+    return [key for key in (COLLECTED + version_id for version_id in txn.keys(COLLECTED)) if is_due(key)]
 
 
 def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:

@@ -256,3 +256,13 @@ def test_info_counts(store: Store, tmp_path: Path) -> None:
     assert info.entries == version.entries == {k: len(v[0]) for k, v in lab.content(1).items()}
     assert info.bytes > version.bytes
     assert info.path == str(tmp_path / "plots")
+
+
+def test_a_record_of_a_collected_version_that_cannot_be_read_holds_up_nothing(store: Store) -> None:
+    old = lab.put(store, "r", lab.content(1))
+    lab.put(store, "r", lab.content(2))
+    store.gc(keep_versions=1)
+    store._env().catalogue.write(lambda txn: txn.put(f"collected/{old.id}", {"when": "no such field"}))
+    store.gc()
+    assert age(store, "collected", 0) == []
+    assert store.verify().ok
