@@ -44,7 +44,10 @@ class Sample:
 def zipf_sample(keys: int, seed: int = 7) -> Sample:
     """Synthetic text whose root has `keys` distinct trigrams (a text's more at most)."""
     rng = np.random.default_rng(seed)
-    root = reaching(zipf_texts(max(8, keys * TOKENS_A_KEY // LENGTH), 0, rng), keys)
+    texts = zipf_texts(max(8, keys * TOKENS_A_KEY // LENGTH), 0, rng)
+    while len(first_seen(texts)) < keys:  # the more there are, the more text one more takes
+        texts = np.concatenate([texts, zipf_texts(max(8, len(texts) // 4), 0, rng)])
+    root = reaching(texts, keys)
     branches = [zipf_texts(max(8, len(root) // BRANCH_SHARE), topic, rng) for topic in range(1, DEPTH)]
     return Sample("Zipf", (root, *branches), zipf_texts(512, DEPTH - 1, rng))
 
@@ -89,8 +92,13 @@ def tokenised(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]
 
 def reaching(texts: Texts, keys: int) -> Texts:
     """The first texts, as many as have `keys` distinct trigrams; all if they have fewer."""
-    first = np.sort(np.unique(pack_keys(trigrams(texts))[:, 0], return_index=True)[1])
+    first = first_seen(texts)
     return texts if len(first) < keys else texts[: first[keys - 1] // LENGTH + 1]
+
+
+def first_seen(texts: Texts) -> NDArray[np.int64]:
+    """The places of the tokens around which a trigram stands for the first time, ascending."""
+    return np.sort(np.unique(pack_keys(trigrams(texts))[:, 0], return_index=True)[1])
 
 
 def part_of(document: str, tenths_of_root: int = 6) -> int:
