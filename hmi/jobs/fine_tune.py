@@ -20,11 +20,13 @@ from hmi.jobs.context import JobContext
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row, labels_of, read_rows
 from hmi.model.batching import Encoded
+from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
 from hmi.model.heads import first_pieces, outside_tag
 from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline, score_labels, score_tags
-from hmi.model.training import IGNORE, Examples, Trainer, TrainPlan, choose_epochs
+from hmi.model.tagging import Scheme, best_path, rules
+from hmi.model.training import IGNORE, Trainer, TrainPlan, choose_epochs, tenant_trainer
 from plot_store import Reader, VersionInfo
 
 DEV_SHARE = 0.1
@@ -92,16 +94,20 @@ def targets_of(task: Task, labels: Sequence[str], split: Split) -> list[list[int
     return out
 
 
-def evaluate(task: Task, labels: Sequence[str], split: Split, logits: Sequence[Tensor]) -> dict[str, Any]:
+def evaluate(
+    task: Task, labels: Sequence[str], split: Split, logits: Sequence[Tensor], scheme: Scheme = "free"
+) -> dict[str, Any]:
     """Held-out metrics of one split. Words lost to truncation count as tagged `outside_tag`."""
     if task != "tagging":
         return score_labels([str(r.label) for r in split.rows], [labels[int(x.argmax())] for x in logits], labels)
-    outside = outside_tag(labels)
+    outside, allowed = outside_tag(labels), rules(labels, scheme)
     got = []
     for row, text, x in zip(split.rows, split.encoded, logits, strict=True):
         tags = [outside] * len(row.label)
-        for word, position in first_pieces(text.words).items():
-            tags[word] = labels[int(x[position].argmax())]
+        first = first_pieces(text.words)
+        path = best_path(x[list(first.values())].log_softmax(-1).numpy(), allowed)
+        for word, tag in zip(first, path, strict=True):
+            tags[word] = labels[int(tag)]
         got.append(tags)
     return score_tags([list(r.label) for r in split.rows], got)
 
@@ -118,9 +124,7 @@ def _train(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Train epoch by epoch with a checkpoint after each; the epoch best on dev is kept, in fp16."""
     epochs = options.epochs or choose_epochs(len(train.rows), options.batch)
-    plan = TrainPlan(
-        task, len(labels), options.module, options.lr, epochs, options.batch, options.seed, options.dropout
-    )
+    plan = TrainPlan(task, len(labels), options.lr, epochs, options.batch, options.seed, options.dropout)
     examples, held_out = (
         Examples(
             [len(e) for e in split.encoded],
@@ -130,7 +134,7 @@ def _train(
         )
         for split in (train, dev)
     )
-    trainer = Trainer(root, plan, examples)
+    trainer = tenant_trainer(root, options.module, plan, examples)
     _warm_start(ctx, trainer, labels, options)
     start, best_state, best = _restore(ctx, trainer)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
 from hmi.model.lower import ROLES, Cover, InputBias, LocalLower, windows_of
+from hmi.model.precision import arithmetic
 
 Report = Callable[[int, int, float], None]
 """(step, total, loss); may raise JobCancelled to stop."""
@@ -167,7 +167,7 @@ def distil_lower(
     plan: DistilPlan,
     report: Report,
     *,
-    precision: AbstractContextManager[object] | None = None,
+    bf16: bool = False,
 ) -> None:
     """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
     rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
@@ -183,7 +183,7 @@ def distil_lower(
     for step, batch in zip(range(plan.steps), sample_batches(texts, plan.tokens_per_step, rng), strict=False):
         with torch.no_grad():
             target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
-        with precision or torch.enable_grad():
+        with arithmetic(bf16=bf16):
             got = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator))
         loss = ((got.float() - target)[batch.mask] ** 2).sum(-1).mean()
         _step(loss, optimiser, [*body, *bias.parameters()], 5.0)
@@ -202,7 +202,7 @@ def train_upper(
     plan: DistilPlan,
     report: Report,
     *,
-    precision: AbstractContextManager[object] | None = None,
+    bf16: bool = False,
 ) -> None:
     """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS] term)."""
     rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
@@ -213,9 +213,9 @@ def train_upper(
     for step, batch in zip(range(plan.upper_steps), batches, strict=False):
         with torch.no_grad():
             target = teacher(batch.ids, batch.mask, batch.types)
-            with precision or torch.no_grad():
+            with arithmetic(bf16=bf16):
                 x = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator)).float()
-        with precision or torch.enable_grad():
+        with arithmetic(bf16=bf16):
             got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
         spread = target[batch.mask].var(0).sum()
         loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
