@@ -22,13 +22,13 @@ Features = Callable[[Sequence[int]], list[Tensor]]
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows behind a feature function. `targets[i]` is one label id, or one a token (IGNORE: not scored)."""
+    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss takes."""
 
     lengths: list[int]
     types: list[list[int]]
     """Token types: which of a pair's texts each token is of."""
     features: Features
-    targets: list[list[int]]
+    targets: Sequence[Sequence[float]]
 
     def __len__(self) -> int:
         return len(self.targets)

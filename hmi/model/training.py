@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec, Task
@@ -19,8 +18,9 @@ from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
 from hmi.model.modules import new_module
 from hmi.model.precision import arithmetic
 from hmi.model.root import Root
+from hmi.model.tasks import IGNORE as IGNORE
+from hmi.model.tasks import KINDS
 
-IGNORE = -100
 MIN_STEPS = 200
 """Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
@@ -36,6 +36,10 @@ class TrainPlan:
     seed: int
     dropout: float = 0.1
     weight_decay: float = 0.01
+    paired: bool = False
+    """Whether rows are pairs of texts, for a task that may be either."""
+    weights: tuple[float, ...] | None = None
+    """Of the head's outputs in the loss (`TaskKind.weights`); None = all alike."""
     bf16: bool = False
     """Products in bf16 where the CPU has them natively."""
 
@@ -59,7 +63,7 @@ class Trainer:
     def __init__(self, body: Body, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
         self.body, self.plan, self.train = body, plan, train
-        self.head = Head(head_input_size(plan.task, dim), plan.labels)
+        self.head = Head(head_input_size(plan.task, dim, paired=plan.paired), plan.labels)
         self.total = plan.epochs * -(-len(train) // plan.batch)
         groups = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
         if body.trained is not None:
@@ -80,7 +84,7 @@ class Trainer:
 
     @torch.inference_mode()
     def predict(self, examples: Examples) -> list[Tensor]:
-        """Logits of each row: [labels] for classification and pairs, [T_i, labels] for tagging."""
+        """The head's outputs of each row: [labels], for tagging [T_i, labels]."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
             logits, mask = self._forward(examples, rows, 0.0)
@@ -132,7 +136,8 @@ class Trainer:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
         logits, _ = self._forward(self.train, rows, self.plan.dropout)
-        loss = F.cross_entropy(logits.flatten(0, -2), self._targets(rows, logits), ignore_index=IGNORE)
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        loss = KINDS[self.plan.task].loss(logits, [self.train.targets[i] for i in rows], weights)
         value = loss.item()
         if not math.isfinite(value):
             raise diverged(f"the loss is {value} at step {step + 1}")
@@ -144,19 +149,12 @@ class Trainer:
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""
-        task = self.plan.task
+        task, paired = self.plan.task, self.plan.paired
+        cls_only = reads_cls_only(task, paired=paired)
         with arithmetic(bf16=self.plan.bf16):
-            h = self.body(examples, rows, cls_only=reads_cls_only(task), dropout=dropout)
-        read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask)
+            h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
+        read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         return self.head(read, dropout), h.mask
-
-    def _targets(self, rows: list[int], logits: Tensor) -> Tensor:
-        if self.plan.task != "tagging":
-            return torch.tensor([self.train.targets[i][0] for i in rows])
-        out = torch.full(logits.shape[:2], IGNORE)
-        for i, row in enumerate(rows):
-            out[i, : len(self.train.targets[row])] = torch.tensor(self.train.targets[row])
-        return out.flatten()
 
 
 def diverged(what: str) -> InvalidData:

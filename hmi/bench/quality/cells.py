@@ -16,11 +16,11 @@ from hmi.bench.quality.arms import Arm
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.fine_tune import Split, evaluate, targets_of
-from hmi.jobs.rows import Row, labels_of
+from hmi.jobs.held_out import Split, judge, task_targets
+from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
-from hmi.model.tagging import Scheme, scheme_of
+from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.training import Trainer, TrainPlan
 
 EPOCHS, PATIENCE, BATCH = 8, 3, 16
@@ -36,19 +36,17 @@ class Problem:
     """A task, tokenised, with the features of one arm."""
 
     task: QualityTask
-    labels: tuple[str, ...]
-    scheme: Scheme
+    kind: TaskKind
     splits: dict[str, Split]
     examples: dict[str, Examples]
 
 
 def problem(task: QualityTask, rows: Rows, arm: Arm, models: Models) -> Problem:
     """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors there."""
-    labels = labels_of(rows.train)
+    kind = learn_task(task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
-    examples = {name: _examples(task, labels, split, arm, models, name == "train") for name, split in splits.items()}
-    scheme = scheme_of([row.label for row in rows.train]) if task.kind == "tagging" else "free"
-    return Problem(task, labels, scheme, splits, examples)
+    examples = {name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()}
+    return Problem(task, kind, splits, examples)
 
 
 @dataclass
@@ -108,7 +106,7 @@ def _train(
 ) -> tuple[dict[str, Any], Trainer, dict[str, Tensor]]:
     """One run, and the tensors of the epoch that was best on dev."""
     begun = time.process_time()
-    plan = TrainPlan(p.task.kind, len(p.labels), lr, EPOCHS, BATCH, seed, bf16=True)
+    plan = TrainPlan(p.kind.name, p.kind.outputs, lr, EPOCHS, BATCH, seed, paired=p.kind.paired, bf16=True)
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     history: list[float] = []
     best: dict[str, Tensor] = {}
@@ -129,20 +127,18 @@ def _train(
 
 
 def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
-    return evaluate(p.task.kind, p.labels, p.splits[name], trainer.predict(p.examples[name]), p.scheme)
+    return judge(p.kind, p.splits[name], trainer.predict(p.examples[name]))
 
 
 def _split(rows: list[Row], models: Models, length: int) -> Split:
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 
-def _examples(
-    task: QualityTask, labels: tuple[str, ...], split: Split, arm: Arm, models: Models, train: bool
-) -> Examples:
+def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Models, train: bool) -> Examples:
     features = models.features(arm.reads, task, split.encoded)
 
     def read(rows: Any) -> list[Tensor]:
         return [x if x.dtype == torch.int64 else x.float() for x in (features[i] for i in rows)]
 
-    targets = targets_of(task.kind, labels, split) if train else [[]] * len(split.rows)
+    targets = task_targets(kind, split) if train else [[]] * len(split.rows)
     return Examples([len(e) for e in split.encoded], [e.types for e in split.encoded], read, targets)
