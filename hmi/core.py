@@ -10,11 +10,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hmi.errors import InvalidInput
+from hmi.modulespec import ModuleSpec as ModuleSpec
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 _NAME = re.compile(NAME_PATTERN)
 
-Task = Literal["classification", "pair", "tagging"]
+Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Scope = Literal["infer", "manage", "admin"]
@@ -86,13 +87,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModuleSpec(Record):
-    """A tenant's low-rank module in the upper layers; see docs/design/0003-tenant-module.md."""
-
-    kind: Literal["lora", "parallel"] = "lora"
-    rank: int = Field(default=12, ge=1, le=256)
-
-
 class RootRecord(Record):
     """A root and its published artefact folder `roots/<name>/<version>`."""
 
@@ -103,7 +97,10 @@ class RootRecord(Record):
     dim: int
     layers: int
     split: int
+    n: int = 3
+    """Tokens of the longest n-grams of its PLOTs."""
     fidelity: dict[str, float]
+    fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int
     job: str
 
@@ -123,6 +120,25 @@ class TenantRecord(Record):
     created: str
 
 
+class TaskRules(Record):
+    """What a task's answers follow beside the weights: learnt from training rows or root, kept with the version."""
+
+    scheme: Literal["bio", "free"] = "free"
+    """tagging: whether I-x may follow B-x and I-x only."""
+    threshold: float = 0.5
+    """multilabel: a label is given where its probability reaches this."""
+    centre: float = 0.0
+    spread: float = 1.0
+    """regression: mean and standard deviation of the training rows' values; the head's output is in these units."""
+    paired: bool = False
+    """regression: whether an input is a pair of texts."""
+    pooling: Literal["mean", "cls"] = "mean"
+    normalise: bool = True
+    """embedding: the root's own convention."""
+    windows: bool = False
+    """Whether a long text is read in overlapping windows (hmi.model.windows); else it is cut."""
+
+
 class ModelVersion(Record):
     """One published version of a tenant's model. It pins the PLOT version it was fine-tuned on."""
 
@@ -135,7 +151,10 @@ class ModelVersion(Record):
     root_version: str
     task: Task
     labels: tuple[str, ...]
-    module: ModuleSpec
+    """() where the task has none: regression, embedding."""
+    rules: TaskRules = TaskRules()
+    module: ModuleSpec | None
+    """None where nothing is trained: embedding."""
     max_length: int
     metrics: dict[str, Any]
     bytes: int

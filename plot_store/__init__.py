@@ -11,7 +11,7 @@ with Store.open(path, create=True) as store:
 from __future__ import annotations
 
 from plot_store.backoff import Backoff
-from plot_store.counted import CountedNgrams
+from plot_store.counted import Among, CountedNgrams
 from plot_store.counting import NgramCounter
 from plot_store.device import DeviceHits, DeviceReader
 from plot_store.diff import DiffReport, OrderDiff
@@ -32,16 +32,29 @@ from plot_store.errors import (
 )
 from plot_store.limits import Limits
 from plot_store.misses import MissSketch
-from plot_store.nouns import Damage, GcReport, Hits, Schema, SegmentInfo, StoreInfo, VerifyReport, VersionInfo
+from plot_store.nouns import (
+    ORDER_NAMES,
+    Damage,
+    GcReport,
+    Hits,
+    Schema,
+    SegmentInfo,
+    StoreInfo,
+    VerifyReport,
+    VersionInfo,
+)
 from plot_store.pins import Lease, LeaseInfo, Pin
 from plot_store.reader import Reader
+from plot_store.sizes import disk_bytes, entries_within, entry_bytes
+from plot_store.stand_ins import differences, stand_ins
 from plot_store.store import Store
 from plot_store.writer import ANY, AS_OPENED, Writer
 
 __all__ = [
-    "ANY", "AS_OPENED", "Backoff", "Closed", "Collected", "Conflict", "CountedNgrams", "Damage", "Damaged",
-    "DeviceHits", "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse", "Invalid",
+    "ANY", "AS_OPENED", "ORDER_NAMES", "Among", "Backoff", "Closed", "Collected", "Conflict", "CountedNgrams", "Damage",
+    "Damaged", "DeviceHits", "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse",
+    "Invalid",
     "Lease", "LeaseInfo", "Limits", "MissSketch", "NgramCounter", "NotFound", "OrderDiff", "Pin", "PlotStoreError",
     "ReadOnly", "Reader", "Schema", "SegmentInfo", "Store", "StoreFull", "StoreIO", "StoreInfo", "VerifyReport",
-    "VersionInfo", "Writer",
+    "VersionInfo", "Writer", "differences", "disk_bytes", "entries_within", "entry_bytes", "stand_ins",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,8 @@ _OURS: Final = re.compile(
     rf"{re.escape(SEAL)}|\d-(of-2-to-)?\d+{re.escape(SUFFIX)}|[0-9a-f]{{32}}{re.escape(TEMPORARY)}"
 )
 _SLACK: Final = 1e-6  # of an occurrence: α% of the total is a float
+
+Among = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]  # which n-grams [m, order] to take at all
 
 
 @dataclass(frozen=True)
@@ -130,21 +132,58 @@ class CountedNgrams:
         Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid, Damaged, StoreIO.
         """
         table = self._table(order)
-        cut = _cut(table, alpha)
+        yield from self._above(table, _cut(table, alpha), min_count, None)
+
+    def histogram(self, order: int, among: Among | None = None) -> dict[int, int]:
+        """{occurrences: how many n-grams have as many}, of those that `among` takes; one pass over the files for it.
+
+        among: uint32 [m, order] -> bool [m]. Raises Invalid, and with `among` Damaged, StoreIO.
+        """
+        table = self._table(order)
+        if among is None:
+            return dict(table.histogram)
+        found: Counter[int] = Counter()
+        for part in self._parts(table, 1):
+            counts, ngrams = np.unique(part.counts[among(unpack(part.keys, order))], return_counts=True)
+            found.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))
+        return dict(found)
+
+    def most_frequent(
+        self, order: int, most: int, min_count: int = 1, among: Among | None = None
+    ) -> Iterator[NDArray[np.uint32]]:
+        """At most so many n-grams, the most frequent of those that `among` takes, in the sequence of `covering`.
+
+        With `among` the files are read twice. Raises as `histogram`.
+        """
+        table = self._table(order)
+        yield from self._above(table, _cut_at(self.histogram(order, among), most), min_count, among)
+
+    def _above(
+        self, table: Table, cut: _Cut | None, min_count: int, among: Among | None
+    ) -> Iterator[NDArray[np.uint32]]:
         if cut is None:
             return
-        quota, least = cut.quota, max(cut.count, min_count)
+        quota = cut.quota
+        for part in self._parts(table, max(cut.count, min_count)):
+            ngrams, counts = unpack(part.keys, table.order), part.counts
+            if among is not None:
+                taken = among(ngrams)
+                ngrams, counts = ngrams[taken], counts[taken]
+            edge = np.flatnonzero(counts == cut.count)
+            ngrams = np.delete(ngrams, edge[quota:], axis=0)
+            quota -= min(quota, edge.size)
+            if len(ngrams):
+                yield ngrams
+
+    def _parts(self, table: Table, least: int) -> Iterator[Tally]:
+        """The n-grams that occur `least` times or more, some at a time, frequent ones first."""
         for power in sorted(table.files, reverse=True):
             if power < least.bit_length() - 1:
                 return
-            for part in read_run(self.folder / table.files[power], words(order)):
-                taken = part.counts > cut.count
-                edge = np.flatnonzero(part.counts == cut.count)[:quota]
-                quota -= edge.size
-                taken[edge] = True
-                taken &= part.counts >= min_count
-                if taken.any():
-                    yield unpack(part.keys[taken], order)
+            for part in read_run(self.folder / table.files[power], words(table.order)):
+                frequent = part.where(part.counts >= least)
+                if len(frequent):
+                    yield frequent
 
     def _table(self, order: int) -> Table:
         if order not in self._tables:
@@ -197,6 +236,20 @@ def _cut(table: Table, alpha: float) -> _Cut | None:
             return _Cut(count, quota)
         covered += count * ngrams
     raise AssertionError("100 percent are all n-grams")
+
+
+def _cut_at(histogram: Mapping[int, int], most: int) -> _Cut | None:
+    """Where the `most` frequent n-grams end; None for no n-gram at all. Raises Invalid."""
+    check_number("most", most, "give how many n-grams to take, 0 or more", least=0, whole=True)
+    if not most:
+        return None
+    cut, left = None, most
+    for count in sorted(histogram, reverse=True):
+        if not left:
+            break
+        cut = _Cut(count, min(left, histogram[count]))
+        left -= cut.quota
+    return cut
 
 
 def _ints(pairs: dict[str, Any]) -> dict[int, Any]:

@@ -22,11 +22,13 @@ from plot_store import builds, indexing, promote, publication, records, version_
 from plot_store.builds import Opened
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
-from plot_store.errors import Closed, Forked, Invalid
+from plot_store.errors import Closed, Damaged, Forked, Invalid
+from plot_store.mapped import map_chain
 from plot_store.ngrams import check_ngrams, check_order, check_rows
 from plot_store.nouns import SegmentInfo, VersionInfo
 from plot_store.outbox import Outbox
 from plot_store.publication import ANY, AS_OPENED, Expect, Request
+from plot_store.reader import Reader
 from plot_store.records import BuildRecord
 from plot_store.segment import Draft
 
@@ -124,6 +126,24 @@ class Writer:
         finally:
             promote.discard(left.drafts)
         self._buffers.clear()
+
+    def so_far(self) -> Reader:
+        """What a reader of the ref would see if all that was added were published now. Seals; more may be added after.
+
+        Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and Damaged.
+        """
+        self.seal()
+        record = self._outbox.record
+        assert record.sealed is not None
+        chain = [
+            VersionInfo("", record.ref, record.parent, self._current, "", record.schema, record.sealed, self._build),
+            *self._environment.catalogue.read(lambda txn: _ancestors(txn, record.parent)),
+        ]
+        mapped, missing = map_chain(self._environment, chain, None)
+        if mapped is None:
+            raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+        # Nothing to pin: the build's own record keeps its segments and its ancestors from collection.
+        return Reader(self._environment, tuple(chain), mapped)
 
     def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
         """Make everything added the ref's current version, at once and durably; the build ends and the writer closes.
@@ -237,6 +257,10 @@ class Writer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+
+def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
+    return [] if parent is None else version_tree.chain(txn, version_tree.get_version(txn, parent))
 
 
 def _check_storable(vectors: NDArray[np.float32], code: int) -> None:

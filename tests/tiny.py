@@ -1,4 +1,6 @@
-"""A tiny real model to test with: a random BERT of 4 layers in Hugging Face's own format, with its tokenizer."""
+"""Tiny real models to test with: a random BERT and a random MPNet of 4 layers in Hugging Face's own format, with their
+tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,28 @@ def write_tiny_source(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def write_tiny_mpnet(folder: Path, seed: int = 0) -> Path:
+    """The same as an MPNet: <s> is 0 and padding 1, positions begin at 2, attention is relative, no token types."""
+    folder.mkdir(parents=True, exist_ok=True)
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]"]
+    words = list(dict.fromkeys([*WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
+    vocab = {w: i for i, w in enumerate([*specials, *words, "<mask>"])}
+    config = {
+        "model_type": "mpnet", "hidden_act": "gelu", "vocab_size": len(vocab), "hidden_size": DIM,
+        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": FFN, "pad_token_id": 1,
+        "max_position_embeddings": POSITIONS + 2, "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_as_mpnet(_weights(len(vocab), seed), seed), folder / "model.safetensors")
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    tokenizer.add_special_tokens([*specials, "<mask>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def random_texts(count: int, seed: int = 0, low: int = 2, high: int = 20) -> list[str]:
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(count)]
@@ -64,6 +88,25 @@ def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = torch.ones(DIM), torch.zeros(DIM)
     return w
+
+
+def _as_mpnet(w: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """BERT's weights under MPNet's names, with what it has besides."""
+    renamed = {
+        "attention.self.query": "attention.attn.q", "attention.self.key": "attention.attn.k",
+        "attention.self.value": "attention.attn.v", "attention.output.dense": "attention.attn.o",
+        "attention.output.LayerNorm": "attention.LayerNorm",
+    }  # fmt: skip
+    out = {}
+    for name, value in w.items():
+        for bert, mpnet in renamed.items():
+            name = name.replace(bert, mpnet)
+        out[name] = value
+    del out["embeddings.token_type_embeddings.weight"]
+    g = torch.Generator().manual_seed(seed + 1)
+    out["embeddings.position_embeddings.weight"] = torch.randn(POSITIONS + 2, DIM, generator=g) * 0.3
+    out["encoder.relative_attention_bias.weight"] = torch.randn(32, HEADS, generator=g)
+    return out
 
 
 def _tokenizer(vocab: dict[str, int]) -> Tokenizer:

@@ -18,12 +18,14 @@ from hmi.api.schemas_manage import (
     CreateKey,
     CreateModel,
     CreateTenant,
+    ImportModule,
     ImportRoot,
     KeyCreated,
     KeyList,
     ModelList,
     ModelQuery,
     ModelView,
+    ModuleExport,
     RollbackDomain,
     RollbackModel,
     RootList,
@@ -36,7 +38,9 @@ from hmi.api.schemas_manage import (
 )
 from hmi.api.schemas_stats import StatsView
 
-DATA = {"data": True, "dev": False}
+DATA = {"data": False, "dev": False}
+"""Whether a task needs data, the manager knows: an embedding is not trained."""
+ADAPTER = {"adapter_config": True, "adapter": True, "head_config": False, "head": False, "data": False, "dev": False}
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
 DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
@@ -116,6 +120,15 @@ MODELS = (
         "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
         body=CreateModel, files=DATA, creates=True,
         kinds=("conflict", "invalid_data", "quota_exceeded"),
+    ),
+    Route(
+        "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of `adapters`.",
+        JobAccepted, "manage", 202, body=ImportModule, files=ADAPTER, creates=True,
+        kinds=("conflict", "invalid_data", "quota_exceeded"),
+    ),
+    Route(
+        "GET", f"{MODEL}/module", models.export_module, "The module in the format of `adapters`.", ModuleExport,
+        "manage", kinds=("damaged",),
     ),
     Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
     Route(

@@ -29,7 +29,8 @@ class DomainVersionView(Answer):
     created: str
     entries: dict[str, int]
     bytes: int
-    alpha: float | None
+    alpha: float | None = Field(description="Percent of trigram occurrences covered; what a budget came to.")
+    budget_bytes: int | None = Field(description="The budget that it was built with; null where alpha was given.")
     report: dict[str, Any] = Field(description="What the build counted.")
 
 

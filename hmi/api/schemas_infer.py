@@ -14,7 +14,7 @@ MAX_WORDS = 10_000
 
 
 class TextInput(Request):
-    """A text, or a pair of texts for a model of the task `pair`."""
+    """A text, or a pair of texts for a model of the task `pair` (or of `regression` on pairs)."""
 
     text: Text
     text_pair: Text | None = None
@@ -75,14 +75,24 @@ class MixedItem(InferBody):
 MixedBody = Annotated[list[MixedItem], Field(min_length=1, max_length=1024)]
 
 
+class LabelScore(Answer):
+    label: str
+    score: float
+
+
 class Output(Answer):
     """The answer to one input; fields that the task does not have, or that were not asked for, are null."""
 
     label: str | None = None
     score: float | None = None
     scores: dict[str, float] | None = None
-    tags: list[str] | None = None
+    labels: list[LabelScore] | None = Field(
+        default=None, description="Of a multilabel model: those that apply, the likeliest first; maybe none."
+    )
+    value: float | None = Field(default=None, description="Of a regression model, in the units of its rows.")
+    tags: list[str] | None = Field(default=None, description="Of a tagging model: one a word.")
     tag_scores: list[float] | None = None
+    embedding: list[float] | None = None
     truncated: bool = Field(default=False, description="The input was longer than the model reads.")
 
 

@@ -36,14 +36,14 @@ class ImportRoot(Request):
 
 class CreateDomain(Request):
     domain: DomainName
-    alpha: Alpha = 50.0
+    alpha: Alpha | None = Field(default=None, description="50 where left out and options.budget_bytes, too.")
     pretrain: bool = Field(default=False, description="Continue pretraining the lower layers on the corpus.")
     corpus: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
     options: BuildPlotOptions = BuildPlotOptions()
 
 
 class UpdateDomain(Request):
-    alpha: Alpha | None = Field(default=None, description="As it was where left out.")
+    alpha: Alpha | None = Field(default=None, description="As it was, or the budget, where left out.")
     pretrain: bool = False
     corpus: PathRef | None = None
     options: BuildPlotOptions = BuildPlotOptions()
@@ -76,6 +76,19 @@ class UpdateModel(Request):
     options: FineTuneOptions = FineTuneOptions()
 
 
+class ImportModule(Request):
+    model: ModelName
+    domain: DomainName
+    task: Task = Field(default="classification", description="Of the rows in `data`; without them the head says it.")
+    adapter_config: PathRef | None = Field(default=None, description="adapter_config.json of adapters 1.x.")
+    adapter: PathRef | None = Field(default=None, description="adapter.safetensors.")
+    head_config: PathRef | None = Field(default=None, description="head_config.json.")
+    head: PathRef | None = Field(default=None, description="model_head.safetensors.")
+    data: PathRef | None = Field(default=None, description="Rows to train on; needed where no head comes along.")
+    dev: PathRef | None = None
+    options: FineTuneOptions = FineTuneOptions()
+
+
 class RollbackModel(Request):
     version: int = Field(ge=1, le=2**31)
 
@@ -88,7 +101,9 @@ class RootView(Answer):
     dim: int
     layers: int
     split: int
-    fidelity: dict[str, float]
+    n: int = Field(description="Tokens of the longest n-grams of its PLOTs.")
+    fidelity: dict[str, float] = Field(description="How far it is from its source; docs/http.md says what is measured.")
+    fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The same for each kind of text.")
     bytes: int
 
 
@@ -146,6 +161,16 @@ class ModelView(Answer):
     metrics: dict[str, Any]
     bytes: int
     versions: list[ModelVersion]
+
+
+class ModuleExport(Answer):
+    """A model's module in the format of the `adapters` library."""
+
+    model: str
+    version: int
+    format: str = Field(description="The library and the version whose files these are.")
+    files: dict[str, str] = Field(description="Base64 of each file, by its name.")
+    left_out: list[str] = Field(description="What has no twin there, and why.")
 
 
 class ModelList(Answer):

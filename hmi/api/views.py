@@ -14,7 +14,7 @@ from hmi.manager import DomainView as DomainRow
 from hmi.metrics import Metrics
 from hmi.stores.job_table import target_of
 
-ORDERS = {"3": "trigrams", "2": "bigrams", "1": "unigrams"}
+ORDERS = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
 def job_view(job: JobRecord, progress: Progress) -> JobView:
@@ -44,7 +44,9 @@ def root_view(root: RootRecord) -> RootView:
         dim=root.dim,
         layers=root.layers,
         split=root.split,
+        n=root.n,
         fidelity=root.fidelity,
+        fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,
     )
 
@@ -90,6 +92,7 @@ def domain_view(domain: DomainRow) -> DomainView:
                 entries=_by_name(v.entries),
                 bytes=v.bytes,
                 alpha=v.alpha,
+                budget_bytes=v.budget_bytes,
                 report=v.report,
             )
             for v in domain.versions

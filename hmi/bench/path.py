@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from hmi.model.packed import run_packed
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
+from hmi.modulespec import Kind
 from plot_store import NgramCounter, Reader, Schema, Store
 
 LENGTH = 128
@@ -68,12 +70,21 @@ def _measure(b: Bench, runs: int, report: Callable[[str], None]) -> list[Row]:
     report("16 tenants in one batch")
     many = paired_ratio(_ours(b, 16, _tenants(b, 16)), _ours(b, 16, _tenants(b, 1) * 16), runs)
     rows.append(Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16"))
+    rows += [_kind_row(b, kind, runs, report) for kind in get_args(Kind)]
     report("look-up")
     share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, _tenants(b, 16)), runs)
     rows.append(Row("lookup_share_of_batch_16", round(share, 4), "of the time", 0.03, False, runs))
     one = median_ms(_look_up(b, 1), runs * 20) * 1e3
     rows.append(Row("lookup_one_text_of_128", round(one, 1), "µs", 60.0, False, runs * 20))
     return rows
+
+
+def _kind_row(b: Bench, kind: Kind, runs: int, report: Callable[[str], None]) -> Row:
+    report(f"modules of kind {kind}")
+    tenants = _tenants(b, 16, ModuleSpec(kind=kind))
+    value = paired_ratio(_ours(b, 16, tenants, cls_only=True), _ours(b, 16, [None] * 16, cls_only=True), runs)
+    name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
+    return Row(name, round(value, 3), "x", runs=runs, peer="no module")
 
 
 def _prepare(folder: Path) -> Bench:
@@ -120,8 +131,8 @@ def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
     return store.reader("bench")
 
 
-def _tenants(b: Bench, count: int) -> Modules:
-    spec = ModuleSpec()
+def _tenants(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
+    spec = spec or ModuleSpec()
     return [new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)]
 
 

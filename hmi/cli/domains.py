@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
+from hmi.cli.options import FILE, budget_option, confirm, extent, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
 from hmi.cli.session import Session
@@ -27,18 +27,19 @@ def domain() -> None:
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.argument("corpus", type=FILE)
-@click.option("--alpha", type=float, default=50, show_default=True, help="Percent of occurrences to cover.")
+@click.option("--alpha", type=float, help="Percent of occurrences to cover (default: 50).")
+@budget_option
 @click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
 @settings_option()
 @job_options
 @pass_session
 def create(
-    session: Session, name: str, corpus: Path, alpha: float, pretrain: bool, options: dict[str, Any],
-    detach: bool, as_json: bool,
+    session: Session, name: str, corpus: Path, alpha: float | None, budget: int | None, pretrain: bool,
+    options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a branch from CORPUS (text, one document a line; gzip and zstd are read)."""
     session.may_start_jobs()
-    body = {"domain": name, "alpha": alpha, "pretrain": pretrain, "options": options}
+    body = {"domain": name, "pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
@@ -48,19 +49,18 @@ def create(
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.argument("corpus", type=FILE)
 @click.option("--alpha", type=float, help="Percent of occurrences to cover (default: as before).")
+@budget_option
 @click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
 @settings_option()
 @job_options
 @pass_session
 def update(
-    session: Session, name: str, corpus: Path, alpha: float | None, pretrain: bool, options: dict[str, Any],
-    detach: bool, as_json: bool,
+    session: Session, name: str, corpus: Path, alpha: float | None, budget: int | None, pretrain: bool,
+    options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Build a new version from more text. Models keep the version they were fine-tuned on."""
     session.may_start_jobs()
-    body = {"pretrain": pretrain, "options": options}
-    if alpha is not None:
-        body["alpha"] = alpha
+    body = {"pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", f"{_path(name)}/update", body, {"corpus": corpus})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)

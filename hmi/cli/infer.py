@@ -53,11 +53,21 @@ def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list
 def _show(lines: tuple[str, ...], answer: dict[str, Any]) -> None:
     rows = []
     for line, output in zip(lines, answer["outputs"], strict=True):
-        label = output["label"]
-        if label is None:
-            label = " ".join(output["tags"] or [])
-        rows.append({**output, "text": line[:60], "label": label})
-    columns = {"text": "TEXT", "label": "LABEL", "score": "SCORE", "scores": "SCORES"}
-    if not any(row["scores"] for row in rows):
-        del columns["scores"]
-    print_table(rows, columns, "no texts: give some, or pipe them in")
+        rows.append({**output, "text": line[:60], "label": _said(output)})
+    columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES"}
+    shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
+    print_table(rows, shown, "no texts: give some, or pipe them in")
+
+
+def _said(output: dict[str, Any]) -> str:
+    """An answer in a word or a line, whatever its task."""
+    if output["tags"] is not None:
+        return " ".join(output["tags"])
+    if output["labels"] is not None:
+        return ", ".join(f"{given['label']} {given['score']:.2f}" for given in output["labels"]) or "(none)"
+    if output["value"] is not None:
+        return f"{output['value']:.4g}"
+    if output["embedding"] is not None:
+        first = " ".join(f"{x:.3f}" for x in output["embedding"][:4])
+        return f"{first} … ({len(output['embedding'])} numbers: see --json)"
+    return str(output["label"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -11,9 +12,13 @@ from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
+from hmi.cli.report import brief, report
 from hmi.cli.session import Session
+from hmi.core import Task
+from hmi.errors import InvalidInput
+from hmi.model.files import write_bytes
 
-TASKS = click.Choice(["classification", "pair", "tagging"])
+TASKS = click.Choice(get_args(Task))
 PAGE = 1000
 
 
@@ -22,9 +27,12 @@ def model() -> None:
     """Models: each a tenant's own, named TENANT.MODEL."""
 
 
+model.add_command(report)
+
+
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
-@click.argument("data", type=FILE)
+@click.argument("data", type=FILE, required=False)
 @click.option("--domain", required=True, help="The domain it builds on, root/branch.")
 @click.option("--task", type=TASKS, default="classification", show_default=True)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
@@ -32,10 +40,10 @@ def model() -> None:
 @job_options
 @pass_session
 def create(
-    session: Session, name: str, data: Path, domain: str, task: str, dev: Path | None,
+    session: Session, name: str, data: Path | None, domain: str, task: str, dev: Path | None,
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fine-tune a new model on the rows of DATA (JSONL)."""
+    """Fine-tune a new model on the rows of DATA (JSONL or CSV). A model of the task embedding takes none."""
     session.may_start_jobs()
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
@@ -45,13 +53,13 @@ def create(
 
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
-@click.argument("data", type=FILE)
+@click.argument("data", type=FILE, required=False)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @settings_option()
 @job_options
 @pass_session
 def update(
-    session: Session, name: str, data: Path, dev: Path | None, options: dict[str, Any], detach: bool,
+    session: Session, name: str, data: Path | None, dev: Path | None, options: dict[str, Any], detach: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Fine-tune a new version on the rows of DATA; the old one answers until it is there."""
@@ -101,7 +109,9 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_json(found)
         return
     versions = found.pop("versions")
-    print_fields({**found, "bytes": size(found["bytes"])})
+    print_fields({**found, "metrics": brief(found["metrics"]), "bytes": size(found["bytes"])})
+    for version in versions:
+        version["metrics"] = brief(version["metrics"])
     print_table(versions, {"version": "VERSION", "created": "CREATED", "domain": "DOMAIN",
                            "plot_version": "PLOT", "metrics": "METRICS"}, "no versions")  # fmt: skip
 
@@ -129,5 +139,69 @@ def delete(session: Session, name: str, yes: bool) -> None:
     notes.print(f"{name} is deleted")
 
 
-def _files(data: Path, dev: Path | None) -> dict[str, Path]:
-    return {"data": data} if dev is None else {"data": data, "dev": dev}
+@model.command("export-module")
+@click.argument("name", metavar="TENANT.MODEL")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@pass_session
+def export_module(session: Session, name: str, folder: Path) -> None:
+    """Write the module to FOLDER in the format of the `adapters` library, with its head where it has a twin there."""
+    with session.calls() as calls:
+        made = calls.request("GET", f"/manage/models/{name}/module")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in made["files"].items():
+        write_bytes(folder / Path(file).name, base64.b64decode(data))
+    notes.print(f"{folder} holds version {made['version']} of {name} for {made['format']}")
+    for reason in made["left_out"]:
+        notes.print(f"left out: {reason}")
+
+
+@model.command("import-module")
+@click.argument("name", metavar="TENANT.MODEL")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--domain", required=True, help="The domain it builds on, root/branch.")
+@click.option("--rows", "data", type=FILE, help="Rows to train on from there; needed where FOLDER has no head.")
+@click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
+@click.option("--task", type=TASKS, default="classification", show_default=True, help="Of the rows.")
+@settings_option()
+@job_options
+@pass_session
+def import_module(
+    session: Session, name: str, folder: Path, domain: str, data: Path | None, dev: Path | None, task: str,
+    options: dict[str, Any], detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a model from the adapter in FOLDER, as `adapters` saved it with use_safetensors=True."""
+    session.may_start_jobs()
+    files = _adapter_files(folder)
+    files |= {k: v for k, v in (("data", data), ("dev", dev)) if v is not None}
+    body = {"model": name, "domain": domain, "task": task, "options": options}
+    with session.calls() as calls:
+        job = calls.request("POST", "/manage/models/import", body, files)["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+ADAPTER_FILES = {
+    "adapter_config": ("adapter_config.json", None),
+    "adapter": ("adapter.safetensors", "pytorch_adapter.bin"),
+    "head_config": ("head_config.json", None),
+    "head": ("model_head.safetensors", "pytorch_model_head.bin"),
+}
+"""Parts of an import by their files, each with the pickle that `adapters` writes in its stead unless told otherwise."""
+
+
+def _adapter_files(folder: Path) -> dict[str, Path]:
+    """The files of an adapter; raises InvalidInput naming one that is missing or a pickle."""
+    found = {part: folder / file for part, (file, _) in ADAPTER_FILES.items() if (folder / file).is_file()}
+    for part, (file, pickle) in ADAPTER_FILES.items():
+        if part not in found and pickle is not None and (folder / pickle).exists():
+            raise InvalidInput(
+                f"{folder / pickle} is a pickle, which could run code: save the adapter again with "
+                "model.save_adapter(folder, name, use_safetensors=True)",
+                field=part,
+            )
+        if part not in found and not part.startswith("head"):
+            raise InvalidInput(f"there is no {file} in {folder}: give the folder that save_adapter wrote", field=part)
+    return found
+
+
+def _files(data: Path | None, dev: Path | None) -> dict[str, Path]:
+    return {name: file for name, file in (("data", data), ("dev", dev)) if file is not None}

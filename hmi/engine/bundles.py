@@ -11,6 +11,7 @@ from hmi.model.heads import Head, head_from
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
+from hmi.model.tasks import TaskKind, task_of_version
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
@@ -20,10 +21,10 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A tenant's module and head in memory."""
+    """A tenant's module and head in memory; an embedding has no head."""
 
     module: TenantModule
-    head: Head
+    head: Head | None
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Bundle:
     version: ModelVersion
     root: Root
     reader: Reader
+    task: TaskKind
 
 
 class Bundles:
@@ -50,7 +52,8 @@ class Bundles:
     def resolve(self, model: ModelId) -> Bundle:
         """Pin the live version of `model`; raises NotFound."""
         version = self._registry.model(model).live
-        return Bundle(model, version, self.root(version.root, version.root_version), self.reader(version.plot_version))
+        root, reader = self.root(version.root, version.root_version), self.reader(version.plot_version)
+        return Bundle(model, version, root, reader, task_of_version(version))
 
     def root(self, name: str, version: str) -> Root:
         return self._roots.get((name, version), lambda: load_root(self._data / "roots" / name / version))
@@ -68,7 +71,7 @@ class Bundles:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
         state = self._adapters.get(artefact)
         module = module_from({k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")})
-        head = head_from(state["head.out.weight"], state["head.out.bias"])
+        head = head_from(state["head.out.weight"], state["head.out.bias"]) if "head.out.weight" in state else None
         return TaskPart(module, head), sum(v.numel() * 4 for v in state.values())
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from hmi.errors import DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
+from hmi.model.windows import encode_texts
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.miss_recorder import MissRecorder
 
@@ -107,7 +108,7 @@ class Engine:
             prepared = await loop.run_in_executor(self._tokenising, self._prepare, list(requests))
         finally:
             self._preparing -= characters
-        items = [Item(r, b, e, loop.create_future()) for r, b, e in prepared]
+        items = [Item(r, b, w, loop.create_future()) for r, b, w in prepared]
         self._queue.put(items)
         try:
             return list(await asyncio.gather(*(i.future for i in items)))
@@ -115,7 +116,7 @@ class Engine:
             for item in items:
                 item.future.cancel()
 
-    def _prepare(self, requests: list[InferRequest]) -> list[tuple[InferRequest, Bundle, Encoded]]:
+    def _prepare(self, requests: list[InferRequest]) -> list[tuple[InferRequest, Bundle, list[Encoded]]]:
         """Pin bundles and tokenise, off the event loop."""
         pinned: dict[ModelId, Bundle] = {}
         out = []
@@ -123,8 +124,7 @@ class Engine:
             bundle = pinned.get(request.model) or self._bundles.resolve(request.model)
             pinned[request.model] = bundle
             check_text(request.text, bundle, f"inputs[{i}]")
-            (encoded,) = bundle.root.tokenizer.encode([request.text], bundle.version.max_length)
-            out.append((request, bundle, encoded))
+            out.append((request, bundle, _windows(request.text, bundle)))
         return out
 
     async def _retrieve_forever(self) -> None:
@@ -183,7 +183,7 @@ class Engine:
         self._metrics.batch(len(batch.items), batch.offsets[-1])
         ms_a_token = (now - begun) * 1e3 / batch.offsets[-1]
         for item, answer in zip(batch.items, answers, strict=True):
-            tokens, tenant = len(item.encoded), item.request.model.tenant
+            tokens, tenant = item.tokens, item.request.model.tenant
             self._metrics.stage("queue", batch.begun - item.queued)
             self._metrics.usage.add(tenant, inputs=1, tokens=tokens, compute_ms=tokens * ms_a_token)
             if not item.future.done():
@@ -191,13 +191,19 @@ class Engine:
                 item.future.set_result(replace(answer, timing={k: round(v * 1e3, 3) for k, v in timing.items()}))
 
 
+def _windows(text: Text, bundle: Bundle) -> list[Encoded]:
+    length, windows = bundle.version.max_length, bundle.task.rules.windows
+    (found,) = encode_texts(bundle.root.tokenizer, [text], length, windows=windows)
+    return found
+
+
 def check_text(text: Text, bundle: Bundle, field: str) -> None:
     """Raise InvalidInput where the input's kind does not fit the model's task or the text is empty."""
-    task = bundle.version.task
-    wanted = {"classification": str, "pair": tuple, "tagging": list}[task]
+    wanted, called = bundle.task.form
     if not isinstance(text, wanted):
-        form = {"classification": "a text", "pair": "text and text_pair", "tagging": "tokens"}[task]
-        raise InvalidInput(f"{bundle.model} is a {task} model: give {form} in {field}", field=field)
+        task = bundle.version.task
+        article = "an" if task == "embedding" else "a"
+        raise InvalidInput(f"{bundle.model} is {article} {task} model: give {called} in {field}", field=field)
     parts = [text] if isinstance(text, str) else list(text)
     if not parts or not all(p.strip() for p in parts):
         raise InvalidInput(f"{field} is empty: give some text", field=field)

@@ -6,8 +6,10 @@ Pure functions of a batch; the engine decides when and on which thread.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from hmi.engine.bundles import Bundle, Bundles, TaskPart
 from hmi.engine.queue import Item
 from hmi.engine.request import InferResult
 from hmi.model.batching import Encoded, pad_ids
-from hmi.model.heads import first_pieces, head_input, outside_tag, reads_cls_only
+from hmi.model.heads import read_rows
 from hmi.model.packed import run_packed
-from plot_store import Hits, VersionInfo
+from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
 Watch = Callable[[VersionInfo, NDArray[np.int32], NDArray[np.int64], Hits], None]
@@ -30,12 +32,14 @@ Watch = Callable[[VersionInfo, NDArray[np.int32], NDArray[np.int64], Hits], None
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; text i is rows offsets[i]:offsets[i+1]."""
+    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; window i, of all items' windows one after
+    another, is rows offsets[i]:offsets[i+1]."""
 
     items: list[Item]
     rows: Tensor
     offsets: list[int]
     hits: list[PlotHits]
+    """By item."""
     begun: float
     """`time.monotonic()` when retrieval began."""
     took: float
@@ -50,51 +54,51 @@ def retrieve(bundles: Bundles, items: list[Item], watch: Watch | None = None) ->
     """
     begun = time.monotonic()
     items = sorted(items, key=lambda i: (i.bundle.version.plot_version, i.bundle.version.artefact))
-    offsets = [0, *np.cumsum([len(i.encoded) for i in items]).tolist()]
+    windows = [w for i in items for w in i.windows]
+    offsets = [0, *np.cumsum([len(w) for w in windows]).tolist()]
     root = items[0].bundle.root
     rows = torch.empty(offsets[-1], root.dim)
     hits: list[PlotHits] = []
-    start = 0
-    while start < len(items):
-        end = start
-        version = items[start].bundle.version.plot_version
-        while end < len(items) and items[end].bundle.version.plot_version == version:
-            end += 1
-        texts = [i.encoded for i in items[start:end]]
-        target = rows[offsets[start] : offsets[end]]
-        if items[start].request.exact:
-            hits += _compute_lower(bundles, items[start].bundle, texts, target)
+    at = 0
+    for _, group in groupby(items, lambda i: i.bundle.version.plot_version):
+        same = list(group)
+        texts = [w for i in same for w in i.windows]
+        target = rows[offsets[at] : offsets[at + len(texts)]]
+        if same[0].request.exact:
+            found = _compute_lower(bundles, same[0].bundle, texts, target)
         else:
-            hits += _look_up(items[start].bundle, texts, target, watch)
-        start = end
-    positions = torch.cat([torch.arange(len(i.encoded)) for i in items])
-    types = torch.tensor([t for i in items for t in i.encoded.types])
+            found = _look_up(same[0].bundle, texts, target, watch)
+        hits += _by_item(same, found)
+        at += len(texts)
+    positions = torch.cat([torch.arange(len(w)) for w in windows])
+    types = torch.tensor([t for w in windows for t in w.types])
     rows += root.bias(positions, types)
     return Retrieved(items, rows, offsets, hits, begun, time.monotonic() - begun)
 
 
+@torch.inference_mode()
 def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
     """Upper layers and heads; `parts[i]` is item i's module and head. Answers are in the batch's order."""
     root = batch.items[0].bundle.root
-    cls_only = reads_cls_only(batch.items[0].bundle.version.task)
-    out = run_packed(
-        root.upper, batch.rows, batch.offsets, [p.module for p in parts], root.info.shape.heads, cls_only=cls_only
-    )
+    cls_only = batch.items[0].bundle.task.reads == "cls"
+    modules = [p.module for item, p in zip(batch.items, parts, strict=True) for _ in item.windows]
+    out = run_packed(root.upper, batch.rows, batch.offsets, modules, root.info.shape.heads, cls_only=cls_only)
+    bounds = pairwise(batch.offsets)
+    rows = iter(out) if cls_only else iter([out[a:b] for a, b in bounds])
     answers = []
-    for i, (item, part) in enumerate(zip(batch.items, parts, strict=True)):
-        rows = out[i] if cls_only else out[batch.offsets[i] : batch.offsets[i + 1]]
-        with torch.inference_mode():
-            probabilities = torch.softmax(part.head(_head_input(item, rows)), -1)
-        answers.append(_answer(item, probabilities, batch.hits[i]))
+    for item, part, hits in zip(batch.items, parts, batch.hits, strict=True):
+        outputs = [_output(item, part, window, next(rows)) for window in item.windows]
+        answers.append(_answer(item, outputs, hits))
     return answers
 
 
-def _head_input(item: Item, rows: Tensor) -> Tensor:
-    task = item.bundle.version.task
-    if reads_cls_only(task):
-        return rows
-    types = torch.tensor([item.encoded.types])
-    return head_input(task, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
+def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor) -> Tensor:
+    """What the head gives for one window (for an embedding, what it would read)."""
+    task = item.bundle.task
+    if task.reads != "cls":
+        types = torch.tensor([window.types])
+        rows = read_rows(task.reads, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
+    return rows if part.head is None else part.head(rows)
 
 
 def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor, watch: Watch | None) -> list[PlotHits]:
@@ -116,41 +120,32 @@ def _compute_lower(bundles: Bundles, bundle: Bundle, texts: list[Encoded], out: 
 
 
 def _counts(hits: Hits, start: int, end: int) -> PlotHits:
-    found = np.bincount(hits.order[start:end], minlength=4)
-    return {name: int(found[o]) for o, name in ((3, "trigram"), (2, "bigram"), (1, "unigram"), (0, "miss"))}
+    found = np.bincount(hits.order[start:end], minlength=hits.n + 1)
+    return {ORDER_NAMES[order]: int(found[order]) for order in range(hits.n, -1, -1)}
 
 
-def _answer(item: Item, probabilities: Tensor, hits: PlotHits) -> InferResult:
-    version = item.bundle.version
-    provenance = _provenance(item, hits) if item.request.provenance else None
-    common: dict[str, Any] = {
-        "model": item.request.model,
-        "version": version.version,
-        "truncated": item.encoded.truncated,
-        "provenance": provenance,
-    }
-    if version.task == "tagging":
-        tags, scores = _tags(item, probabilities)
-        return InferResult(**common, tags=tags, tag_scores=scores)
-    best = int(probabilities.argmax())
-    scores_by_label = dict(zip(version.labels, probabilities.tolist(), strict=True))
+def _by_item(items: Sequence[Item], found: Sequence[PlotHits]) -> list[PlotHits]:
+    """Hits of each item from those of its windows, added up."""
+    rest = iter(found)
+    out = []
+    for item in items:
+        total: Counter[str] = Counter()
+        for _ in item.windows:
+            total.update(next(rest))
+        out.append(dict(total))
+    return out
+
+
+def _answer(item: Item, outputs: Sequence[Tensor], hits: PlotHits) -> InferResult:
+    task, text = item.bundle.task, item.request.text
+    merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
     return InferResult(
-        **common,
-        label=version.labels[best],
-        score=float(probabilities[best]),
-        scores=scores_by_label if item.request.scores else None,
+        **vars(task.answer(merged, scores=item.request.scores)),
+        model=item.request.model,
+        version=item.bundle.version.version,
+        truncated=any(window.truncated for window in item.windows),
+        provenance=_provenance(item, hits) if item.request.provenance else None,
     )
-
-
-def _tags(item: Item, probabilities: Tensor) -> tuple[list[str], list[float]]:
-    """One tag and its probability for each word; a word that was cut off gets the outside tag with probability 0."""
-    labels = item.bundle.version.labels
-    words = len(item.request.text)
-    tags, scores = [outside_tag(labels)] * words, [0.0] * words
-    best, which = probabilities.max(-1)
-    for word, position in first_pieces(item.encoded.words).items():
-        tags[word], scores[word] = labels[int(which[position])], float(best[position])
-    return tags, scores
 
 
 def _provenance(item: Item, hits: PlotHits) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from hmi.engine.bundles import Bundle
 from hmi.engine.request import InferRequest, InferResult
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.model.batching import Encoded
-from hmi.model.heads import reads_cls_only
 
 TENANT_SHARE = 4
 """A tenant may fill one in so many parts of the queue, however much it sends."""
@@ -28,14 +27,19 @@ class Item:
 
     request: InferRequest
     bundle: Bundle
-    encoded: Encoded
+    windows: list[Encoded]
+    """The text, tokenised: one, or several where it is long."""
     future: asyncio.Future[InferResult]
     queued: float = field(default_factory=time.monotonic)
 
     @property
     def group(self) -> Group:
         v = self.bundle.version
-        return v.root, v.root_version, reads_cls_only(v.task), self.request.exact
+        return v.root, v.root_version, self.bundle.task.reads == "cls", self.request.exact
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.windows))
 
 
 class BatchQueue:
@@ -61,7 +65,7 @@ class BatchQueue:
         """
         new: Counter[str] = Counter()
         for item in items:
-            new[item.request.model.tenant] += len(item.encoded)
+            new[item.request.model.tenant] += item.tokens
         taken = sum(min(waiting, self._share) for waiting in self._tokens.values())
         for tenant, tokens in new.items():
             mine = self._tokens[tenant]
@@ -105,13 +109,13 @@ class BatchQueue:
         batch: list[Item] = []
         while tenants:
             tenant, items = next(iter(tenants.items()))
-            if batch and used + len(items[0].encoded) > budget:
+            if batch and used + items[0].tokens > budget:
                 break
             item = items.popleft()
-            self._forget(tenant, len(item.encoded))
+            self._forget(tenant, item.tokens)
             if _wanted(item):
                 batch.append(item)
-                used += len(item.encoded)
+                used += item.tokens
             # To the back of the line: a tenant with many texts waits for the others' turn.
             tenants.move_to_end(tenant)
             if not items:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hmi.core import ModelId
+from hmi.model.tasks import Answer
 from hmi.model.tokenizer import Text
 
 
@@ -21,17 +22,12 @@ class InferRequest:
     deadline: float | None = None
 
 
-@dataclass(frozen=True)
-class InferResult:
-    """One answer. Sequence tasks fill label and score, tagging fills tags and tag_scores (one a word)."""
+@dataclass(frozen=True, kw_only=True)
+class InferResult(Answer):
+    """One answer, filled in as its task has it, and what made it."""
 
     model: ModelId
     version: int
-    label: str | None = None
-    score: float | None = None
-    scores: dict[str, float] | None = None
-    tags: list[str] | None = None
-    tag_scores: list[float] | None = None
     truncated: bool = False
     provenance: dict[str, Any] | None = None
     timing: dict[str, float] = field(default_factory=dict)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
+from hmi.jobs.budget import Choice, check_budget, choose_within
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
+from hmi.jobs.differences import Differences
 from hmi.jobs.grow_plot import grow, grown
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import BuildPlotOptions
-from hmi.jobs.plots import find_published, only_missing, with_own, write_version
+from hmi.jobs.plots import Wanted, find_published, missing, only_missing, schema_of, with_own, write_version
 from hmi.model.batching import Encoded
 from hmi.model.files import read_tensors, write_json, write_tensors
 from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
-from plot_store import CountedNgrams, VersionInfo
+from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000
+PRETRAINED_LEAST = 0.15
+"""min_difference of a branch that is pretrained further; measured: docs/design/0006-alpha-and-storage.md."""
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -38,39 +43,90 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
-    """Spec: alpha, pretrain, options; input: corpus."""
+    """Spec: alpha (None where options.budget_bytes is given), pretrain, options; input: corpus."""
     corpus, options = ctx.input / "corpus", BuildPlotOptions(**spec.get("options") or {})
     documents = check_corpus(corpus)
     parent = _pinned_parent(ctx, domain, spec["mode"])
     root = _root_of(ctx, domain)
     lower_name, lower = _lower_of(ctx, root, parent)
-    pretrained = bool(spec.get("pretrain"))
+    pretrained, update, schema = bool(spec.get("pretrain")), spec["mode"] == "update", schema_of(lower)
+    budget = options.budget_bytes
+    room = None if budget is None else check_budget(budget, parent.bytes if update else 0, schema)
     if pretrained:
         lower_name = _pretrain(ctx, root, lower, corpus, options)
-    counted = count_corpus(ctx, root.tokenizer, [corpus], documents)
-    alpha, update = float(spec["alpha"]), spec["mode"] == "update"
-    wanted = choose(counted, alpha, options.min_count)
-
-    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
-        report = {**_report(documents, counted, stored), "alpha": alpha, "pretrained": pretrained}
-        return {"root_version": root.info.version, "lower": lower_name, "alpha": alpha, "report": report}
+    counted = count_corpus(ctx, root.tokenizer, [corpus], documents, root.info.n)
+    differences = Differences(ctx.folder, _least(options, pretrained))
 
     with ctx.plots.reader(parent.id) as reader:
-        if not pretrained:
-            wanted = only_missing(wanted, reader, lower_name)
-        elif update:
-            # The new lower layers make every old row stale: what the domain covered is computed anew.
-            wanted = with_own(wanted, reader)
+        there = _There(reader, lower_name, fresh=pretrained, update=update)
+        choice = _choose(ctx, counted, spec, options, schema, room, there)
+
+        def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+            report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
+            report |= _left_out(schema, differences)
+            told = {"root_version": root.info.version, "lower": lower_name, "alpha": choice.alpha, "report": report}
+            return told if budget is None else {**told, "budget_bytes": budget}
+
         return write_version(
             ctx,
             str(domain),
             lower,
-            wanted,
+            there.besides(choice.wanted),
             parent=None if update else parent.id,
             onto=parent.id if update else None,
             extend=update and not pretrained,
             meta=meta,
+            differences=differences,
         )
+
+
+def _least(options: BuildPlotOptions, pretrained: bool) -> float:
+    """The build's min_difference: without further pretraining what is near is equal, and not wanted to begin with."""
+    if options.min_difference is not None:
+        return options.min_difference
+    return PRETRAINED_LEAST if pretrained else 0.0
+
+
+@dataclass(frozen=True)
+class _There:
+    """What a build need not choose, for the version that it builds on has it."""
+
+    reader: Reader  # of that version
+    lower: str | None  # the lower layers that the build computes with
+    fresh: bool  # they were made by this build
+    update: bool
+
+    def besides(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """What is to be computed of what is wanted."""
+        if not self.fresh:
+            return only_missing(wanted, self.reader, self.lower)
+        # The new lower layers make every old row stale: what the domain covered is computed anew.
+        return with_own(wanted, self.reader) if self.update else list(wanted)
+
+    def lacks(self, order: int) -> Among | None:
+        """Which n-grams of an order would cost bytes; None: all."""
+        if not self.fresh:
+            return lambda ngrams: missing(self.reader, order, ngrams, self.lower)
+        return (lambda ngrams: self.reader.depths(order, ngrams) != 0) if self.update else None
+
+
+def _choose(
+    ctx: JobContext, counted: CountedNgrams, spec: dict[str, Any], options: BuildPlotOptions, schema: Schema,
+    room: int | None, there: _There,
+) -> Choice:  # fmt: skip
+    if room is None:
+        alpha = float(spec["alpha"])
+        return Choice(choose(counted, alpha, options.min_count), alpha)
+    ctx.progress(0, 1, phase="choosing n-grams")
+    choice = choose_within(counted, schema, room, options.min_count, there.lacks)
+    ctx.progress(1, 1, phase="choosing n-grams")
+    return choice
+
+
+def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
+    """For the report: entries that a look-up does nearly as well without, and the bytes that they would have taken."""
+    dropped = {f"dropped_{ORDER_NAMES[k]}s": differences.dropped[k] for k in schema.orders if k > 1}
+    return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 
 
 def _grow(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
@@ -139,9 +195,7 @@ def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, opti
 def _report(documents: int, counted: CountedNgrams, stored: Mapping[int, int]) -> dict[str, Any]:
     return {
         "documents": documents,
-        "tokens": counted.total(3),
-        "distinct_trigrams": counted.distinct(3),
-        "distinct_bigrams": counted.distinct(2),
-        "stored_trigrams": stored[3],
-        "stored_bigrams": stored[2],
+        "tokens": counted.total(counted.n),
+        **{f"distinct_{ORDER_NAMES[order]}s": counted.distinct(order) for order in range(counted.n, 1, -1)},
+        **{f"stored_{ORDER_NAMES[order]}s": stored[order] for order in range(counted.n, 1, -1)},
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +13,80 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion, Task, now
-from hmi.errors import InvalidInput, NotFound
+from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
+from hmi.errors import InvalidData, InvalidInput, NotFound
+from hmi.jobs import import_module
 from hmi.jobs.context import JobContext
+from hmi.jobs.held_out import (
+    FEW_DEV,
+    class_weights,
+    encoded_split,
+    hold_out,
+    judge,
+    merged_outputs,
+    remarks,
+    task_targets,
+)
+from hmi.jobs.held_out import Split as Split
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row, labels_of, read_rows
+from hmi.jobs.rows import Row, read_rows
 from hmi.model.batching import Encoded
+from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
-from hmi.model.heads import first_pieces, outside_tag
 from hmi.model.root import Root, load_root
-from hmi.model.scoring import headline, score_labels, score_tags
-from hmi.model.training import IGNORE, Examples, Trainer, TrainPlan, choose_epochs
+from hmi.model.scoring import headline
+from hmi.model.tagging import Scheme
+from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of, task_of_version
+from hmi.model.tasks.embedding import Embedding
+from hmi.model.training import Trainer, TrainPlan, choose_epochs, tenant_trainer
 from plot_store import Reader, VersionInfo
-
-DEV_SHARE = 0.1
-MAX_DEV = 1_000
-
-
-@dataclass(frozen=True)
-class Split:
-    """Rows with their tokenised texts."""
-
-    rows: list[Row]
-    encoded: list[Encoded]
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: model, domain, task, mode, options; inputs: data, dev (optional)."""
+    """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), dev (optional)."""
     spec = ctx.job.spec
-    model, task = ModelId.parse(spec["model"]), _task(spec["task"])
+    if import_module.without_rows(ctx):
+        return import_module.run(ctx)
     options = FineTuneOptions(**spec.get("options") or {})
-    train_rows, dev_rows = _read(ctx.input, task, options.seed)
-    labels = labels_of([*train_rows, *dev_rows])
+    name = _known(spec["task"])
+    # Rows first: what is wrong with them is said at once.
+    data = None if name == "embedding" else read_data(ctx.input, name, options)
     plot = _pinned_plot(ctx, spec["domain"])
-    root_name = plot.ref.split("/")[0]
-    root = load_root(ctx.settings.data / "roots" / root_name / plot.meta["root_version"])
-    max_length = min(options.max_length, root.max_length)
-    train = Split(train_rows, root.tokenizer.encode([r.text for r in train_rows], max_length))
-    dev = Split(dev_rows, root.tokenizer.encode([r.text for r in dev_rows], max_length))
-    with ctx.plots.reader(plot.id) as reader:
-        state, metrics = _train(ctx, root, reader, task, labels, train, dev, options)
-    artefact, size = ctx.adapters.put(state, {"task": task})
+    root = load_root(ctx.settings.data / "roots" / plot.ref.split("/")[0] / plot.meta["root_version"])
+    made = _embedding(root, options) if data is None else _fine_tuned(ctx, root, plot, data, options)
+    artefact, size = ctx.adapters.put(made.state, {"task": name})
+    model = ModelId.parse(spec["model"])
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root_name,
-            root_version=root.info.version, task=task, labels=labels, module=options.module,
-            max_length=max_length, metrics=metrics, bytes=size, created=now(), job=ctx.job.job,
+            version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
+            root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
+            module=None if data is None else options.module, max_length=made.max_length, metrics=made.metrics,
+            bytes=size, created=now(), job=ctx.job.job,
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
-    return {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
+    return {"model": str(model), "version": version.version, "metrics": made.metrics, "bytes": size}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a job publishes."""
+
+    task: TaskKind
+    state: dict[str, Tensor]
+    max_length: int
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task and its rows. `dev_given`: the user held some out."""
+
+    task: TaskKind
+    train: list[Row]
+    dev: list[Row]
+    dev_given: bool
 
 
 def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Tensor]:
@@ -80,73 +102,90 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
 
 def targets_of(task: Task, labels: Sequence[str], split: Split) -> list[list[int]]:
     """One label id a row, or for tagging one a token: the word's tag on its first piece, IGNORE elsewhere."""
-    index = {label: i for i, label in enumerate(labels)}
-    if task != "tagging":
-        return [[index[str(row.label)]] for row in split.rows]
-    out = []
-    for row, text in zip(split.rows, split.encoded, strict=True):
-        target = [IGNORE] * len(text)
-        for word, position in first_pieces(text.words).items():
-            target[position] = index[row.label[word]]
-        out.append(target)
-    return out
+    return [[int(t) for t in target] for target in task_targets(task_of(task, labels), split)]
 
 
-def evaluate(task: Task, labels: Sequence[str], split: Split, logits: Sequence[Tensor]) -> dict[str, Any]:
+def evaluate(
+    task: Task, labels: Sequence[str], split: Split, logits: Sequence[Tensor], scheme: Scheme = "free"
+) -> dict[str, Any]:
     """Held-out metrics of one split. Words lost to truncation count as tagged `outside_tag`."""
-    if task != "tagging":
-        return score_labels([str(r.label) for r in split.rows], [labels[int(x.argmax())] for x in logits], labels)
-    outside = outside_tag(labels)
-    got = []
-    for row, text, x in zip(split.rows, split.encoded, logits, strict=True):
-        tags = [outside] * len(row.label)
-        for word, position in first_pieces(text.words).items():
-            tags[word] = labels[int(x[position].argmax())]
-        got.append(tags)
-    return score_tags([list(r.label) for r in split.rows], got)
+    return judge(task_of(task, labels, TaskRules(scheme=scheme)), split, logits)
+
+
+def _embedding(root: Root, options: FineTuneOptions) -> Made:
+    """Nothing is trained: the root's upper layers over the domain's PLOT, pooled as the root's authors do."""
+    rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
+    return Made(Embedding((), rules), {}, min(options.max_length, root.max_length), {"dim": root.dim})
+
+
+def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
+    max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
+    train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
+    with ctx.plots.reader(plot.id) as reader:
+        task, state, metrics = _train(ctx, root, reader, data.task, train, dev, options)
+    metrics["warnings"] = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
+    return Made(task, state, max_length, metrics)
+
+
+def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
+    """Whether long texts are read in windows: as asked for, else where tags of the rest would be lost."""
+    if options.long_texts == "windows" and not task.windowed:
+        raise InvalidInput(
+            f"a {task.name} model of pairs cuts long texts: leave long_texts out", field="options.long_texts"
+        )
+    return task.name == "tagging" if options.long_texts is None else options.long_texts == "windows"
 
 
 def _train(
-    ctx: JobContext,
-    root: Root,
-    reader: Reader,
-    task: Task,
-    labels: tuple[str, ...],
-    train: Split,
-    dev: Split,
-    options: FineTuneOptions,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    ctx: JobContext, root: Root, reader: Reader, task: TaskKind, train: Split, dev: Split, options: FineTuneOptions
+) -> tuple[TaskKind, dict[str, Tensor], dict[str, Any]]:
     """Train epoch by epoch with a checkpoint after each; the epoch best on dev is kept, in fp16."""
-    epochs = options.epochs or choose_epochs(len(train.rows), options.batch)
+    targets = task_targets(task, train)
+    weights = class_weights(task, train, targets, options)
+    epochs = options.epochs or choose_epochs(len(targets), options.batch)
     plan = TrainPlan(
-        task, len(labels), options.module, options.lr, epochs, options.batch, options.seed, options.dropout
-    )
-    examples, held_out = (
-        Examples(
-            [len(e) for e in split.encoded],
-            [e.types for e in split.encoded],
-            _looked_up(root, reader, split.encoded),
-            targets_of(task, labels, split),
-        )
-        for split in (train, dev)
-    )
-    trainer = Trainer(root, plan, examples)
-    _warm_start(ctx, trainer, labels, options)
+        task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
+        paired=task.paired, weights=weights,
+    )  # fmt: skip
+    held_out = _examples(root, reader, dev, [[]] * len(dev.encoded))
+    trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets))
+    _warm_start(ctx, root, trainer, task, options)
     start, best_state, best = _restore(ctx, trainer)
+    choosy = len(dev.rows) >= FEW_DEV
 
     def report(step: int, total: int, loss: float) -> None:
         ctx.progress(step, total, phase="fine-tuning", loss=loss)
 
     for epoch in trainer.epochs(report, start):
-        metrics = evaluate(task, labels, dev, trainer.predict(held_out))
-        if not best or headline(metrics) >= headline(best):
+        _, metrics = _judged(task, dev, trainer.predict(held_out))
+        if not best or not choosy or headline(metrics) >= headline(best):
             best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
-    truncated = sum(e.truncated for e in train.encoded)
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
-    best |= evaluate(task, labels, dev, trainer.predict(held_out))
-    return published, {**best, "epochs": epochs, "train_rows": len(train.rows), "truncated_rows": truncated}
+    task, metrics = _judged(task, dev, trainer.predict(held_out))
+    return task, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, **_about(train, weights)}
+
+
+def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[TaskKind, dict[str, Any]]:
+    """The task with what is chosen on these rows, and its metrics on them."""
+    golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
+    task = task.tuned(golds, merged)
+    return task, task.score(golds, merged)
+
+
+def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
+    return {
+        "train_rows": len(train.rows),
+        "truncated_rows": sum(e.truncated for e in train.encoded),
+        "windows": len(train.encoded),
+        "class_weights": weights is not None,
+    }
+
+
+def _examples(root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]]) -> Examples:
+    lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
+    return Examples(lengths, types, _looked_up(root, reader, split.encoded), targets)
 
 
 def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:
@@ -154,21 +193,23 @@ def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:
     return lambda rows: features_of(root, reader, [texts[i] for i in rows])
 
 
-def _task(value: str) -> Task:
-    if value not in ("classification", "pair", "tagging"):
-        raise InvalidInput(f"task {value!r} is unknown: use classification, pair or tagging", field="task")
+def _known(value: str) -> Task:
+    if value not in KINDS:
+        raise InvalidInput(f"task {value!r} is unknown: use one of {', '.join(KINDS)}", field="task")
     return value  # type: ignore[return-value]  # narrowed by the check above
 
 
-def _read(folder: Path, task: Task, seed: int) -> tuple[list[Row], list[Row]]:
-    rows = read_rows(folder / "data", task)
-    labels_of(rows)
-    if (folder / "dev").exists():
-        return rows, read_rows(folder / "dev", task, field="dev")
-    order = list(range(len(rows)))
-    random.Random(seed).shuffle(order)
-    held = min(MAX_DEV, max(1, round(DEV_SHARE * len(rows))))
-    return [rows[i] for i in order[held:]], [rows[i] for i in order[:held]]
+def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
+    """The rows, those held out, and the task that the training rows describe. Raises InvalidData, InvalidInput."""
+    rows, given = read_rows(folder / "data", name), (folder / "dev").exists()
+    dev = read_rows(folder / "dev", name, field="dev") if given else []
+    train, dev = (rows, dev) if given else hold_out(rows, options.seed)
+    paired = isinstance(train[0].text, tuple)
+    if paired != isinstance(dev[0].text, tuple):
+        raise InvalidData("data and dev must both have `text_pair`, or neither: make them alike", field="dev")
+    task = learn_task(name, [row.label for row in train], paired=paired)
+    rules = task.rules.model_copy(update={"windows": _windows(task, options)})
+    return Data(replace(task, rules=rules), train, dev, given)
 
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
@@ -182,12 +223,15 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     return ctx.plots.version(json.loads(plan.read_text())["plot"])
 
 
-def _warm_start(ctx: JobContext, trainer: Trainer, labels: tuple[str, ...], options: FineTuneOptions) -> None:
-    """An update continues from the live version where labels and module are the same, else starts afresh."""
+def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, options: FineTuneOptions) -> None:
+    """An update continues from the live version where labels and module are the same, an import from its adapter."""
+    if ctx.job.spec["mode"] == "import":
+        trainer.load({**trainer.state(), **import_module.start_state(ctx, root.info, task.name, task.labels)})
     if ctx.job.spec["mode"] != "update":
         return
     live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
-    if live.labels == labels and live.module == options.module:
+    same = live.labels == task.labels and task_of_version(live).reads == task.reads
+    if same and live.module == options.module:
         trainer.load({k: v.float() for k, v in ctx.adapters.get(live.artefact).items()})
 
 

@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from hmi.core import RootRecord, now
-from hmi.errors import InvalidInput
+from hmi.errors import Conflict, InvalidInput, UnsupportedModel
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plots import Wanted, in_chunks, write_version
 from hmi.model.batching import Encoded
-from hmi.model.distil import (
-    Batch,
-    DistilPlan,
-    Report,
-    distil_lower,
-    fit_ridge,
-    init_slots,
-    make_batch,
-    measure_fidelity,
-    sample_batches,
-    train_upper,
-)
+from hmi.model.distil import DistilPlan, Report, distil_lower, start_local, train_upper
 from hmi.model.encoder import Encoder
+from hmi.model.fidelity import fidelity_report
 from hmi.model.files import read_tensors, write_tensors
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import InputBias, LocalLower
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
-from hmi.model.source import Source, find_source, load_encoder
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.source import Source, find_source, load_encoder, read_pooling
+from hmi.model.tokenizer import Text, Tokenizer
+from plot_store import ORDER_NAMES
 
 Parts = tuple[LocalLower, nn.ModuleList, InputBias]
+Texts = dict[str, list[Encoded]]  # by kind
+Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # of all texts, by kind
 MAX_TEXTS = 40_000
 HELD_OUT = 160
+"""Texts that fidelity is measured on, of all kinds together; never more than a third of what there is."""
+LEAST_TEXTS = 100
 PAIR_SHARE = 16
 """One training text in this many is a pair, so that the second segment's type vector is learnt."""
+_KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: name, source, split (None = half), alpha, options; inputs: text-0, text-1, … (optional)."""
+    """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
+    each kind of text that fidelity is told of; text-0, text-1, … are general."""
     spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
     source = find_source(spec["source"])
     texts = sorted(ctx.input.glob("text-*"))
@@ -66,7 +62,9 @@ def run(ctx: JobContext) -> dict[str, Any]:
         dim=info.shape.dim,
         layers=info.shape.layers,
         split=info.split,
+        n=info.n,
         fidelity=info.fidelity,
+        fidelity_by_kind=info.fidelity_by_kind,
         bytes=sum(f.stat().st_size for f in folder.iterdir()),
         job=ctx.job.job,
     )
@@ -74,28 +72,46 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {"root": info.name, "version": info.version, "fidelity": info.fidelity}
 
 
+def measure_root(
+    record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
+) -> dict[str, dict[str, float]]:
+    """How far a root is from its source on some of each file's documents, by file; `short` is their beginnings.
+
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict where it is another
+    one, UnsupportedModel, InvalidData, Damaged.
+    """
+    found = find_source(record.source["name"] if source is None else source)
+    if found.sha256 != record.source["sha256"]:
+        raise Conflict(f"{found.name} is not the source of root {record.name} any more: give back the weights it had")
+    root = load_root(data / "roots" / record.name / record.version, with_lower=True)
+    assert root.lower is not None
+    kinds: Texts = {}
+    for path in texts:
+        check_corpus(path)
+        rng = random.Random(0)
+        lines = [_piece(d, rng) for d in read_documents(path)]
+        some = rng.sample(lines, min(len(lines), HELD_OUT))
+        kinds[path.name] = root.tokenizer.encode(some, 256)
+    return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
+
+
 def _write_artefact(
-    ctx: JobContext, folder: Path, source: Source, spec: dict[str, Any], options: ImportRootOptions, texts: list[Path]
+    ctx: JobContext, folder: Path, source: Source, spec: dict[str, Any], options: ImportRootOptions, paths: list[Path]
 ) -> None:
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
+    if tokenizer.pad_id != teacher.shape.pad:
+        raise UnsupportedModel(
+            f"padding is {tokenizer.pad_id} in tokenizer.json and {teacher.shape.pad} in config.json: "
+            "give a source whose files belong together",
+            field="source",
+        )
     split = spec.get("split") or teacher.shape.layers // 2
     if not 0 < split < teacher.shape.layers:
         raise InvalidInput(f"split {split} must lie between 1 and {teacher.shape.layers - 1}", field="split")
-    parts = split_encoder(teacher, split, tokenizer.cls_id)
-    shipped = None if options.distil else shipped_locality(source.sha256, split)
-    if shipped is not None:
-        ctx.progress(0, 1, phase="locality weights")
-        fidelity = apply_locality(shipped, parts)["fidelity"]
-        ctx.progress(1, 1, phase="locality weights")
-    elif texts:
-        fidelity = _learn(ctx, teacher, tokenizer, parts, texts, options)
-    else:
-        raise InvalidInput(
-            f"no locality weights ship for {source.name} split at {split}: give unlabelled text (--text) to learn them",
-            field="texts",
-        )
-    assert isinstance(fidelity, dict)
+    parts = split_encoder(teacher, split, tokenizer.cls_id, options.n)
+    fidelity, by_kind = _make_local(ctx, source, teacher, tokenizer, parts, options, paths)
     lower, upper, bias = parts
+    pooling, normalise = read_pooling(source.folder)
     info = RootInfo(
         name=spec["name"],
         version=ctx.job.job,
@@ -103,80 +119,117 @@ def _write_artefact(
         shape=teacher.shape,
         split=split,
         created=now(),
+        n=options.n,
         fidelity=fidelity,
+        fidelity_by_kind=by_kind,
+        pooling=pooling,
+        normalise=normalise,
     )
     save_root(folder, Root(info, upper, bias, tokenizer, lower), source.folder / "tokenizer.json")
 
 
-def _learn(
-    ctx: JobContext,
-    teacher: Encoder,
-    tokenizer: Tokenizer,
-    parts: Parts,
+def _make_local(
+    ctx: JobContext, source: Source, teacher: Encoder, tokenizer: Tokenizer, parts: Parts, options: ImportRootOptions,
     paths: list[Path],
-    options: ImportRootOptions,
-) -> dict[str, float]:
+) -> Fidelity:  # fmt: skip
+    """Change `parts` into a root's, by shipped weights or by learning from the texts; what it is worth."""
+    lower = parts[0]
+    shipped = None if options.distil else shipped_locality(source.sha256, lower.depth, lower.n)
+    most = MAX_TEXTS if shipped is None else 3 * HELD_OUT
+    texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
+    if shipped is None:
+        if not paths:
+            raise InvalidInput(
+                f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}: "
+                "give unlabelled text (--text) to learn them",
+                field="texts",
+            )
+        _learn(ctx, teacher, parts, texts, options)
+        return _measured(ctx, parts, teacher, held_out)
+    ctx.progress(0, 1, phase="locality weights")
+    about: dict[str, Any] = apply_locality(shipped, parts)
+    ctx.progress(1, 1, phase="locality weights")
+    if any(held_out.values()):
+        return about["fidelity"], _measured(ctx, parts, teacher, held_out)[1]
+    return about["fidelity"], about.get("fidelity_by_kind", {})
+
+
+def _measured(ctx: JobContext, parts: Parts, teacher: Encoder, held_out: Texts) -> Fidelity:
+    ctx.progress(0, 1, phase="fidelity")
+    found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
+    ctx.progress(1, 1, phase="fidelity")
+    return found
+
+
+def _learn(ctx: JobContext, teacher: Encoder, parts: Parts, texts: list[Encoded], options: ImportRootOptions) -> None:
     """Ridge, distillation, co-training; each phase is checkpointed as it ends."""
+    if len(texts) < LEAST_TEXTS:
+        raise InvalidInput(
+            f"{len(texts)} usable texts are too few to learn locality: give at least {HELD_OUT + LEAST_TEXTS} lines",
+            field="texts",
+        )
     lower, upper, bias = parts
     plan = DistilPlan(steps=options.steps, upper_steps=options.upper_steps, seed=options.seed)
-    texts = _sample_texts(tokenizer, paths, options.seed)
-    held_out, texts = texts[:HELD_OUT], texts[HELD_OUT:]
-    batches = sample_batches(texts, 2048, random.Random(options.seed + 7))
-    warm = [next(batches) for _ in range(max(2, plan.ridge_texts // 40))]
     if not _restored(ctx, "ridge", parts):
         ctx.progress(0, 1, phase="ridge regression")
-        init_slots(lower, teacher, warm[0])
-        fit_ridge(lower, bias, teacher, warm, plan.ridge_shrink)
+        start_local(lower, bias, teacher, texts, plan)
         _checkpoint(ctx, "ridge", parts)
-    if not _restored(ctx, "distilled", parts):
-        distil_lower(lower, bias, teacher, texts, plan, _report(ctx, "distillation"), precision=_fastest())
+    if plan.steps and not _restored(ctx, "distilled", parts):
+        distil_lower(lower, bias, teacher, texts, plan, _report(ctx, "distillation"), bf16=True)
         _checkpoint(ctx, "distilled", parts)
     if plan.upper_steps and not _restored(ctx, "trained", parts):
         train_upper(
             lower, bias, upper, teacher, texts, plan, _report(ctx, "co-training of the upper layers"),
-            precision=_fastest(),
+            bf16=True,
         )  # fmt: skip
         _checkpoint(ctx, "trained", parts)
-    return measure_fidelity(lower, bias, upper, teacher, _held_out_batches(held_out))
 
 
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
     """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if any."""
     root = load_root(folder, with_lower=True)
     assert root.lower is not None
-    counted = count_corpus(ctx, root.tokenizer, texts, documents)
+    counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
     vocabulary = np.arange(1, root.info.shape.vocab, dtype=np.uint32)[:, None]
     wanted = [Wanted(1, len(vocabulary), in_chunks(vocabulary)), *choose(counted, alpha)]
 
     def meta(stored: Mapping[int, int]) -> dict[str, Any]:
         report = {
             "alpha": alpha,
-            "tokens": counted.total(3),
-            "stored_trigrams": stored[3],
-            "stored_bigrams": stored[2],
+            "tokens": counted.total(root.info.n),
+            **{f"stored_{ORDER_NAMES[order]}s": stored[order] for order in range(root.info.n, 1, -1)},
         }
         return {"root_version": root.info.version, "lower": None, "alpha": alpha, "report": report}
 
     write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
 
 
-def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int) -> list[Encoded]:
-    """Up to MAX_TEXTS shuffled pieces of at most 256 tokens, evenly from each file, with some pairs among them."""
+def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int, most: int) -> tuple[list[Encoded], Texts]:
+    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with some pairs among
+    them; and of each kind some that are held out."""
     rng = random.Random(seed)
-    documents: list[str] = []
+    texts: list[Encoded] = []
+    held_out: Texts = {}
     for path in paths:
         lines = [_piece(d, rng) for d in read_documents(path)]
-        documents += rng.sample(lines, min(len(lines), MAX_TEXTS // len(paths)))
-    rng.shuffle(documents)
-    pairs = [(a, b) for a, b in zip(documents[::PAIR_SHARE], documents[1::PAIR_SHARE], strict=False)]
-    encoded = [e for e in tokenizer.encode([*documents, *pairs], 256) if len(e) > 4]
-    if len(encoded) < HELD_OUT + 100:
-        raise InvalidInput(
-            f"{len(encoded)} usable texts are too few to learn locality: give at least {HELD_OUT + 100} lines",
-            field="texts",
-        )
-    rng.shuffle(encoded)
-    return encoded
+        lines = rng.sample(lines, min(len(lines), most // len(paths)))
+        held = min(-(-HELD_OUT // len(paths)), len(lines) // 3)
+        encoded = [[e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4] for some in
+                   (lines[:held], lines[held:])]  # fmt: skip
+        held_out.setdefault(_kind_of(path), []).extend(encoded[0])
+        texts += encoded[1]
+    rng.shuffle(texts)
+    return texts, held_out
+
+
+def _some_paired(lines: list[str]) -> list[Text]:
+    pairs = zip(lines[::PAIR_SHARE], lines[1::PAIR_SHARE], strict=False)
+    return [*lines, *pairs]
+
+
+def _kind_of(path: Path) -> str:
+    found = _KIND.match(path.name)
+    return found[1] if found else "general"
 
 
 def _piece(document: str, rng: random.Random) -> str:
@@ -189,18 +242,8 @@ def _piece(document: str, rng: random.Random) -> str:
     return " ".join(words[start : start + length])
 
 
-def _held_out_batches(texts: list[Encoded]) -> list[Batch]:
-    return [make_batch(texts[i : i + 20]) for i in range(0, len(texts), 20)]
-
-
 def _report(ctx: JobContext, phase: str) -> Report:
     return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
-
-
-def _fastest() -> AbstractContextManager[object] | None:
-    """bf16 where the CPU multiplies it natively (2 to 3 times faster); elsewhere it would be several times slower."""
-    native = torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
-    return torch.autocast("cpu", torch.bfloat16) if native else None
 
 
 def _checkpoint(ctx: JobContext, name: str, parts: Parts) -> None:

@@ -20,7 +20,6 @@ from hmi.model.tokenizer import Tokenizer
 from plot_store import CountedNgrams, NgramCounter
 
 N: Final = 3
-ORDERS: Final = (2, 3)
 TOKENISE_AT_ONCE: Final = 256
 UNCUT: Final = 1 << 30
 LONGEST_PIECE: Final = 100_000
@@ -28,7 +27,9 @@ LONGEST_PIECE: Final = 100_000
 Ragged = tuple[NDArray[np.int32], NDArray[np.int64]]  # tokens, and where each text begins and the last one ends
 
 
-def count_corpus(ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int) -> CountedNgrams:
+def count_corpus(
+    ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int, n: int = N
+) -> CountedNgrams:
     """The counts of all corpora together; those of an earlier attempt at the same job where it finished them.
 
     Raises as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
@@ -37,7 +38,7 @@ def count_corpus(ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path],
     found = CountedNgrams.open(folder)
     if found is not None:
         return found
-    with NgramCounter(N, ORDERS, folder) as counter:
+    with NgramCounter(n, range(2, n + 1), folder) as counter:
         done = 0
         for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
             counter.add(tokens, offsets)
@@ -48,11 +49,13 @@ def count_corpus(ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path],
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
-    """Trigrams covering α% of their occurrences, and bigrams covering half of the rest besides.
+    """The longest n-grams covering α% of their occurrences, and of the next shorter ones half of the rest besides, and
+    so on down to bigrams.
 
     Bigrams are what a missed trigram falls back on, and few are needed: at α = 50 they cover 75%.
     """
-    shares = {2: (100 + alpha) / 2 if alpha > 0 else 0, 3: alpha}
+    rest = {order: 1 - 0.5 ** (counted.n - order) for order in range(2, counted.n + 1)}
+    shares = {order: alpha + (100 - alpha) * share if alpha > 0 else 0 for order, share in rest.items()}
     return [
         Wanted(order, counted.chosen(order, share, min_count), counted.covering(order, share, min_count))
         for order, share in shares.items()

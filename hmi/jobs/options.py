@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from hmi.core import ModuleSpec, Record
@@ -17,20 +19,46 @@ class FineTuneOptions(Record):
     max_length: int = Field(default=256, ge=8, le=512)
     seed: int = Field(default=0, ge=0, lt=2**31)
     dropout: float = Field(default=0.1, ge=0, lt=1)
+    class_weights: Literal["off", "balanced", "auto"] = Field(
+        default="off",
+        description="balanced: rare labels weigh more in the loss, at most 10 times; auto: so where the commonest "
+        "label has 10 times the rows of the rarest.",
+    )
+    long_texts: Literal["windows", "cut"] | None = Field(
+        default=None,
+        description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: windows for "
+        "tagging, else cut.",
+    )
 
 
 class BuildPlotOptions(Record):
-    """Building of a PLOT version."""
+    """Building of a PLOT version. A job's `alpha` and `budget_bytes` exclude each other."""
 
+    budget_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**60,
+        description="The most bytes that the version's own entries may take on the disk: the most frequent n-grams "
+        "that fit are stored. In place of alpha.",
+    )
+    min_difference: float | None = Field(
+        default=None,
+        ge=0,
+        le=10,
+        description="An entry that is nearer than this (distance over length) to what a look-up gives without it is "
+        "not stored; 0 stores all. None: 0.15 with further pretraining, else 0.",
+    )
     min_count: int = Field(default=1, ge=1)
     pretrain_steps: int = Field(default=200, ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class ImportRootOptions(Record):
-    """Import of a root. `distil`: train locality even where weights for this source are shipped."""
+    """Import of a root. `distil`: train locality even where weights for this source are shipped. `n`: tokens of the
+    longest n-grams. 0 steps leave distillation, or co-training of the upper layers, out."""
 
+    n: int = Field(default=3, ge=2, le=5)
     distil: bool = False
-    steps: int = Field(default=700, ge=1, le=100_000)
+    steps: int = Field(default=700, ge=0, le=100_000)
     upper_steps: int = Field(default=450, ge=0, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**31)

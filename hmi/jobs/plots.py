@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from hmi.errors import Conflict
 from hmi.jobs.context import JobContext
+from hmi.jobs.differences import Decide, Differences, StoreAll
 from hmi.model.lower import LocalLower
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
 
@@ -21,7 +23,7 @@ STORAGE: Final = "int8"
 ID_BITS: Final = 20  # a token id is below 2²⁰ (docs/plot-store.md, limits)
 
 Ngrams = NDArray[np.uint32]  # [m, order]
-Compute = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of n-grams
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,28 @@ def write_version(
     onto: str | None,
     extend: bool,
     meta: Callable[[Mapping[int, int]], dict[str, Any]],
+    differences: Differences | None = None,
 ) -> VersionInfo:
     """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
 
     `onto` is the version that an update was computed against: it must still be current, or Conflict is raised.
-    `meta` is given how many n-grams of each order were stored. Resumes from the last finished segment, and finds its
+    `meta` is given how many n-grams of each order were stored; `differences` leaves some out (None: all are stored),
+    shorter orders first, since they stand in for longer ones. Resumes from the last finished segment, and finds its
     own publication if it was killed just after it: the version names the build. Raises Conflict, plot_store errors and
     JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
         return published
-    schema = Schema(dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
+    schema = schema_of(lower)
     total = sum(want.total for want in wanted)
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
             raise Conflict(f"{ref} has moved from version {onto} since this update began: update it again")
         done, stored = 0, dict[int, int]()
         for want in sorted(wanted, key=lambda want: want.order):
-            stored[want.order] = _write_order(ctx, writer, lower, want, done, total)
+            with nullcontext(StoreAll()) if differences is None else differences.of(writer, want.order) as decide:
+                stored[want.order] = _write_order(ctx, writer, lower, want, decide, done, total)
             done += want.total
             ctx.progress(done, total, phase="representations")
         return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored))
@@ -78,43 +83,59 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 
 
-def _write_order(ctx: JobContext, writer: Writer, lower: LocalLower, want: Wanted, done: int, total: int) -> int:
+def schema_of(lower: LocalLower) -> Schema:
+    """What is stored of these lower layers' n-grams."""
+    return Schema(n=lower.n, dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
+
+
+def _write_order(
+    ctx: JobContext, writer: Writer, lower: LocalLower, want: Wanted, decide: Decide, done: int, total: int
+) -> int:
     """How many n-grams of this order the version has now, those of an earlier attempt included."""
-    compute = _compute(lower, want.order)
+    compute = _compute(lower)
     durable, stored = writer.resume_point(want.order), 0
     for chunk in want.chunks:
-        kept = want.keep(chunk)
-        skipped = min(len(kept), max(0, durable - stored))
-        for at in range(skipped, len(kept), BATCH):
-            ngrams = kept[at : at + BATCH]
-            writer.add(want.order, ngrams, compute(ngrams))
-            ctx.progress(done + len(chunk) * at // len(kept), total, phase="representations")
-        stored += len(kept)
+        left = want.keep(chunk)
+        for at in range(0, len(left), BATCH):
+            stored += _write_batch(writer, left[at : at + BATCH], compute, decide, max(0, durable - stored))
+            ctx.progress(done + len(chunk) * at // len(left), total, phase="representations")
         done += len(chunk)
         ctx.progress(done, total, phase="representations")
     return stored
 
 
-def _compute(lower: LocalLower, order: int) -> Callable[[Ngrams], NDArray[np.float32]]:
-    forward: dict[int, Compute] = {
-        1: lambda t: lower.unigram_entries(t[:, 0]),
-        2: lower.bigram_entries,
-        3: lower.entries,
-    }
+def _write_batch(writer: Writer, ngrams: Ngrams, compute: Compute, decide: Decide, durable: int) -> int:
+    """How many of the n-grams the version has; of those the first `durable` are on disk already."""
+    kept, order = decide.known(len(ngrams)), ngrams.shape[1]
+    if kept is None:
+        rows = compute(ngrams)
+        kept = decide.now(ngrams, rows)
+        fresh = np.flatnonzero(kept)[durable:]
+        writer.add(order, ngrams[fresh], rows[fresh])
+    elif (fresh := np.flatnonzero(kept)[durable:]).size:
+        writer.add(order, ngrams[fresh], compute(ngrams[fresh]))
+    return int(kept.sum())
 
+
+def _compute(lower: LocalLower) -> Compute:
     @torch.inference_mode()
     def compute(ngrams: Ngrams) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = forward[order](torch.from_numpy(ngrams.astype(np.int64))).numpy()
+        rows: NDArray[np.float32] = lower.ngram_entries(torch.from_numpy(ngrams.astype(np.int64))).numpy()
         return rows
 
     return compute
 
 
-def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
-    """Those of `ngrams` that a look-up would not find as the lower layers `lower` compute them; the rest is shared."""
+def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> NDArray[np.bool_]:
+    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool [m]."""
     # Depth -1 (absent) picks the last entry.
     same = np.array([*(version.meta.get("lower") == lower for version in reader.chain), False])
-    kept: Ngrams = ngrams[~same[reader.depths(order, ngrams)]]
+    return np.asarray(~same[reader.depths(order, ngrams)])
+
+
+def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
+    """Those of `ngrams` that are missing; the rest is shared."""
+    kept: Ngrams = ngrams[missing(reader, order, ngrams, lower)]
     return kept
 
 
@@ -155,9 +176,11 @@ def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
     yield from in_chunks(own[left])
 
 
-def _keys(ngrams: Ngrams) -> NDArray[np.uint64]:
-    """One number for each n-gram of up to three ids: ascending n-grams have ascending keys. uint64 [m]."""
-    assert ngrams.shape[1] * ID_BITS <= 64, "the lower layers know n-grams of three tokens and less"
+def _keys(ngrams: Ngrams) -> NDArray[Any]:
+    """One key for each n-gram, ascending as they are: a number for up to three ids, else their bytes. [m]."""
+    if ngrams.shape[1] * ID_BITS > 64:
+        big = np.ascontiguousarray(ngrams, ">u4")
+        return big.view(f"S{big.itemsize * big.shape[1]}")[:, 0]
     keys = np.zeros(len(ngrams), np.uint64)
     for ids in ngrams.T:
         keys <<= np.uint64(ID_BITS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +14,27 @@ from typing import Any
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
 from hmi.jobs.corpus import read_documents
+from hmi.model.tasks import KINDS, Gold, checked_labels
 from hmi.model.tokenizer import Text
 
-MAX_LABELS = 1_000
 MAX_ROW_CHARACTERS = 1_000_000
 MIN_ROWS = 4
+MAX_VALUE = 1e9
+"""Of a regression's value, either way: beyond it the values' spread loses its digits."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its label, or one tag a word."""
+    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or labels."""
 
     text: Text
-    label: str | tuple[str, ...]
+    label: Gold
 
 
 def read_rows(path: Path, task: Task, field: str = "data") -> list[Row]:
     """Read and check all rows of `path`; raises InvalidData with the first bad rows' numbers."""
     if path.stat().st_size == 0:
-        raise InvalidData(f"{field} is empty: give JSONL rows such as {_EXAMPLES[task]}", field=field)
+        raise InvalidData(f"{field} is empty: give JSONL rows such as {KINDS[task].example}", field=field)
     rows: list[Row] = []
     problems: list[str] = []
     for number, raw in _records(path, field):
@@ -45,38 +47,19 @@ def read_rows(path: Path, task: Task, field: str = "data") -> list[Row]:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise InvalidData(
             f"{len(problems)} of {len(rows) + len(problems)} rows of {field} are not usable: {shown}{more}. "
-            f"Each row needs the form {_EXAMPLES[task]}",
+            f"Each row needs the form {KINDS[task].example}",
             field=field,
         )
     if len(rows) < MIN_ROWS:
         raise InvalidData(f"{field} has {len(rows)} rows: give at least {MIN_ROWS}", field=field)
+    if task == "regression":
+        _refuse_mixed(rows, field)
     return rows
 
 
 def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
-    """The sorted labels (or tags); raises InvalidData for one class only or more than MAX_LABELS."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts.update([row.label] if isinstance(row.label, str) else row.label)
-    if len(counts) < 2:
-        raise InvalidData(
-            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least two classes",
-            field=field,
-        )
-    if len(counts) > MAX_LABELS:
-        raise InvalidData(
-            f"{field} has {len(counts)} different labels, more than {MAX_LABELS}: "
-            "check that `label` holds a class and not an id or a free text",
-            field=field,
-        )
-    return tuple(sorted(counts))
-
-
-_EXAMPLES: dict[Task, str] = {
-    "classification": '{"text": "…", "label": "…"}',
-    "pair": '{"text": "…", "text_pair": "…", "label": "…"}',
-    "tagging": '{"tokens": ["…"], "tags": ["O"]}',
-}
+    """The sorted labels (or tags); raises InvalidData for one class only or too many."""
+    return tuple(sorted(checked_labels((row.label for row in rows), field)))
 
 
 def _records(path: Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -116,13 +99,54 @@ def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
 def _row(raw: dict[str, Any], task: Task) -> Row:
     if task == "tagging":
         return _tagging_row(raw)
-    label = raw.get("label")
-    if label is None or label == "":
-        raise ValueError("`label` is missing")
-    if not isinstance(label, (str, int)) or isinstance(label, bool):
-        raise ValueError(f"`label` is a {type(label).__name__}, not a string or an integer")
+    if task == "multilabel":
+        return Row(_text(raw, "text"), _labels(raw))
+    if task == "regression":
+        text = _text(raw, "text")
+        return Row((text, _text(raw, "text_pair")) if raw.get("text_pair") is not None else text, _value(raw))
+    label = _label(raw.get("label"), "`label`")
     text = _text(raw, "text")
-    return Row((text, _text(raw, "text_pair")) if task == "pair" else text, str(label))
+    return Row((text, _text(raw, "text_pair")) if task == "pair" else text, label)
+
+
+def _label(value: Any, name: str) -> str:
+    if value is None or value == "":
+        raise ValueError(f"{name} is missing")
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise ValueError(f"{name} is a {type(value).__name__}, not a string or an integer")
+    return str(value)
+
+
+def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
+    labels = raw.get("labels")
+    if not isinstance(labels, list):
+        what = "is missing" if labels is None else f"is a {type(labels).__name__}"
+        raise ValueError(f"`labels` {what}: give a list, [] where none applies")
+    return tuple(dict.fromkeys(_label(label, "one of `labels`") for label in labels))
+
+
+def _value(raw: dict[str, Any]) -> float:
+    value = raw.get("value")
+    if value is None or value == "":
+        raise ValueError("`value` is missing")
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # CSV has its numbers as text
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or abs(number) > MAX_VALUE:
+        raise ValueError(f"`value` is {str(value)[:40]!r}, not a number between ±{MAX_VALUE:g}")
+    return number
+
+
+def _refuse_mixed(rows: list[Row], field: str) -> None:
+    paired = [isinstance(row.text, tuple) for row in rows]
+    if len(set(paired)) > 1:
+        lone = paired.index(not paired[0]) + 1
+        raise InvalidData(
+            f"row {lone} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, unlike row 1: "
+            "give it in every row or in none",
+            field=field,
+        )
 
 
 def _tagging_row(raw: dict[str, Any]) -> Row:

@@ -17,6 +17,7 @@ from hmi.stores.plots import plot_errors
 from plot_store import VersionInfo
 
 SHOWN = 5
+DEFAULT_ALPHA = 50.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DomainVersionView:
     entries: dict[str, int]
     bytes: int
     alpha: float | None
+    budget_bytes: int | None
     report: dict[str, Any]
     current: bool
 
@@ -56,7 +58,7 @@ class Domains:
         self._parts = parts
 
     def create(
-        self, domain: str, corpus: Path | bytes, alpha: float, pretrain: bool, options: Mapping[str, Any] | None
+        self, domain: str, corpus: Path | bytes, alpha: float | None, pretrain: bool, options: Mapping[str, Any] | None
     ) -> JobRecord:
         branch = DomainId.parse(domain)
         if branch.parent is None:
@@ -66,7 +68,7 @@ class Domains:
             raise Conflict(f"domain {branch} exists already: update it, or choose another name", field="domain")
         if str(branch.parent) not in refs:
             raise NotFound(f"the parent of {branch} does not exist: create {branch.parent} first", field="domain")
-        return self._submit(branch, "create", corpus, checked_alpha(alpha), pretrain, options)
+        return self._submit(branch, "create", corpus, alpha, pretrain, options, {})
 
     def update(
         self,
@@ -79,8 +81,7 @@ class Domains:
         branch = DomainId.parse(domain)
         current = self.current(branch)
         # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
-        kept = current.meta.get("alpha") if alpha is None else alpha
-        return self._submit(branch, "update", corpus, checked_alpha(50.0 if kept is None else kept), pretrain, options)
+        return self._submit(branch, "update", corpus, alpha, pretrain, options, current.meta)
 
     def grow(self, domain: str, min_count: int) -> JobRecord:
         """Extend the domain by what was recorded as missed. Raises Conflict where that is nothing."""
@@ -174,11 +175,13 @@ class Domains:
         branch: DomainId,
         mode: str,
         corpus: Path | bytes,
-        alpha: float,
+        alpha: float | None,
         pretrain: bool,
         options: Mapping[str, Any] | None,
+        before: Mapping[str, Any],
     ) -> JobRecord:
         checked = checked_options(BuildPlotOptions, options)
+        alpha, checked["budget_bytes"] = _extent(alpha, checked["budget_bytes"], before)
         spec = {"domain": str(branch), "mode": mode, "alpha": alpha, "pretrain": pretrain, "options": checked}
         return self._parts.runner.submit("build_plot", spec, inputs={"corpus": corpus})
 
@@ -207,6 +210,23 @@ class Domains:
         )
 
 
+def _extent(alpha: float | None, budget: int | None, before: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """(alpha, budget_bytes), one of them None: what was asked for, else as the version before has it, else alpha 50.
+
+    Raises InvalidInput where both are given.
+    """
+    if alpha is not None and budget is not None:
+        raise InvalidInput(
+            "alpha and options.budget_bytes both say how much is stored: give one of them", field="options.budget_bytes"
+        )
+    if alpha is None and budget is None:
+        budget = before.get("budget_bytes")
+    if budget is not None:
+        return None, budget
+    kept = before.get("alpha") if alpha is None else alpha
+    return checked_alpha(DEFAULT_ALPHA if kept is None else kept), None
+
+
 def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
     meta = version.meta
     return DomainVersionView(
@@ -215,6 +235,7 @@ def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
         entries=_entries(version),
         bytes=version.bytes,
         alpha=meta.get("alpha"),
+        budget_bytes=meta.get("budget_bytes"),
         report=meta.get("report") or {},
         current=current,
     )

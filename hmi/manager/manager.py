@@ -11,6 +11,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runner import JobRunner
 from hmi.manager.domains import Domains, DomainView
+from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.models import Models
 from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
@@ -47,6 +48,7 @@ class Manager:
         self.adapters, self.lowers, self.runner = adapters, lowers, runner
         self._domains = Domains(self._parts)
         self._models = Models(self._parts, self._domains)
+        self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
         self._upkeep = Upkeep(self._parts, self._roots)
@@ -87,11 +89,13 @@ class Manager:
         domain: str,
         corpus: Path | bytes,
         *,
-        alpha: float = 50,
+        alpha: float | None = None,
         pretrain: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull."""
+        """Stores n-grams that cover `alpha` percent, 50 unless `options` has a `budget_bytes` instead.
+
+        Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull."""
         return self._domains.create(domain, corpus, alpha, pretrain, options)
 
     def update_domain(
@@ -103,7 +107,7 @@ class Manager:
         pretrain: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Add a corpus; `alpha` None keeps the current version's. Raises as `create_domain`."""
+        """Add a corpus; `alpha` None keeps the current version's, or its budget. Raises as `create_domain`."""
         return self._domains.update(domain, corpus, alpha, pretrain, options)
 
     def grow_domain(self, domain: str, *, min_count: int = 5) -> JobRecord:
@@ -167,12 +171,13 @@ class Manager:
         *,
         domain: str,
         task: Task,
-        data: Path | bytes,
+        data: Path | bytes | None = None,
         dev: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """`job_limit`: how many queued and running jobs the tenant may have.
+        """`data`: rows, which every task but embedding needs. `job_limit`: how many queued and running jobs the tenant
+        may have.
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), QuotaExceeded,
         StorageFull.
@@ -183,7 +188,7 @@ class Manager:
         self,
         model: str,
         *,
-        data: Path | bytes,
+        data: Path | bytes | None = None,
         dev: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
@@ -191,6 +196,27 @@ class Manager:
         """As `create_model`. Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded,
         StorageFull."""
         return self._models.update(model, data, dev, options, job_limit)
+
+    def import_module(
+        self,
+        model: str,
+        *,
+        domain: str,
+        files: Mapping[str, Path | bytes],
+        task: Task = "classification",
+        options: Mapping[str, Any] | None = None,
+        job_limit: int | None = None,
+    ) -> JobRecord:
+        """A new model from an adapter of the `adapters` library: `files` adapter_config and adapter, with head_config
+        and head, or with data (and dev) of `task` to train on.
+
+        Raises InvalidInput naming what has no twin here, and as `create_model`.
+        """
+        return self._exchange.import_(model, domain, task, files, options, job_limit)
+
+    def export_module(self, model: str) -> ModuleFiles:
+        """The live module as files of the `adapters` library. Raises NotFound, InvalidInput (no twin), Damaged."""
+        return self._exchange.export(model)
 
     def rollback_model(self, model: str, version: int) -> ModelRecord:
         """Raises NotFound."""

@@ -13,6 +13,14 @@ from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
 
 
+def model_exists(parts: Parts, model: ModelId) -> bool:
+    try:
+        parts.registry.model(model)
+    except NotFound:
+        return False
+    return True
+
+
 class Models:
     """What users may do with models."""
 
@@ -24,7 +32,7 @@ class Models:
         model: str,
         domain: str,
         task: str,
-        data: Path | bytes,
+        data: Path | bytes | None,
         dev: Path | bytes | None,
         options: Mapping[str, Any] | None,
         job_limit: int | None,
@@ -33,8 +41,9 @@ class Models:
         if task not in get_args(Task):
             known = ", ".join(get_args(Task))
             raise InvalidInput(f"task {task[:80]!r} is unknown: use one of {known}", field="task")
+        _check_data(task, data, dev)
         self._parts.registry.tenant(wanted.tenant)
-        if self._exists(wanted):
+        if model_exists(self._parts, wanted):
             raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
         self._domains.current(branch)
         return self._submit(wanted, str(branch), task, "create", data, dev, options, job_limit)
@@ -42,14 +51,18 @@ class Models:
     def update(
         self,
         model: str,
-        data: Path | bytes,
+        data: Path | bytes | None,
         dev: Path | bytes | None,
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """Fine-tune on; on the domain's current version, which may be newer than the live one's."""
+        """Fine-tune on, with the live module unless options say another; on the domain's current version, which may
+        be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
+        _check_data(live.task, data, dev)
+        if live.module is not None:
+            options = {"module": live.module.model_dump(mode="json"), **(options or {})}
         self._domains.current(DomainId.parse(live.domain))
         return self._submit(wanted, live.domain, live.task, "update", data, dev, options, job_limit)
 
@@ -61,25 +74,29 @@ class Models:
         self._parts.spare_artefacts([self._parts.registry.model(wanted)])
         self._parts.registry.delete_model(wanted)
 
-    def _exists(self, model: ModelId) -> bool:
-        try:
-            self._parts.registry.model(model)
-        except NotFound:
-            return False
-        return True
-
     def _submit(
         self,
         model: ModelId,
         domain: str,
         task: str,
         mode: str,
-        data: Path | bytes,
+        data: Path | bytes | None,
         dev: Path | bytes | None,
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
         spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
-        inputs = {"data": data} if dev is None else {"data": data, "dev": dev}
+        inputs = {name: given for name, given in (("data", data), ("dev", dev)) if given is not None}
         return self._parts.runner.submit("fine_tune", spec, model.tenant, inputs, tenant_limit=job_limit)
+
+
+def _check_data(task: str, data: Path | bytes | None, dev: Path | bytes | None) -> None:
+    if task == "embedding" and (data is not None or dev is not None):
+        raise InvalidInput("an embedding model is not trained: leave the data out", field="data")
+    if task != "embedding" and data is None:
+        raise InvalidInput(
+            f"data is missing: a {task} model is trained on rows; send them as a multipart part, as "
+            '{"path": …} below <data>/uploads, or name a file',
+            field="data",
+        )

@@ -86,13 +86,13 @@ def export_locality(registry: Registry, layout: Layout, name: str, path: Path, s
 
 def _resolved(source: str) -> str:
     """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be imported."""
-    from hmi.model.source import find_source  # torch, which other commands need not wait for
+    from hmi.model.source import find_source, must_be_fetched  # torch, which other commands need not wait for
 
     folder = Path(source).expanduser()
     if folder.is_dir():
         source = str(folder.resolve())
-    elif source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        # A hub id: looking there means to download it, which is the job's work.
+    elif must_be_fetched(source):
+        # Looking there means to download it, which is the job's work.
         return source
     find_source(source)
     return source

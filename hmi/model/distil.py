@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
-from hmi.model.lower import ROLES, Cover, InputBias, LocalLower, windows_of
+from hmi.model.lower import Cover, InputBias, LocalLower, centre, shifted, windows_of
+from hmi.model.precision import arithmetic
+from hmi.model.relative import bucket_of
 
 Report = Callable[[int, int, float], None]
 """(step, total, loss); may raise JobCancelled to stop."""
+RIDGE_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,13 @@ def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) ->
         yield make_batch(chosen)
 
 
-def random_cover(ids: Tensor, rng: random.Random, generator: torch.Generator) -> Cover | None:
-    """Drop trigrams and bigrams at random, so that back-off is trained too; half the batches stay exact."""
+def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:
+    """Drop n-grams and shorter ones at random, so that back-off is trained too; half the batches stay exact."""
     if rng.random() < 0.5:
         return None
-    b, t = ids.shape
-    tri = torch.rand(b, t, generator=generator) < rng.choice((0.3, 0.6, 0.8))
-    pairs = torch.rand(b, t + 1, generator=generator) < 0.8
-    return Cover(tri.reshape(-1), pairs[:, :-1].reshape(-1), pairs[:, 1:].reshape(-1))
+    held = {n: torch.rand(*ids.shape, generator=generator) < rng.choice((0.3, 0.6, 0.8))}
+    held |= {order: torch.rand(*ids.shape, generator=generator) < 0.8 for order in range(n - 1, 1, -1)}
+    return Cover(held)
 
 
 def compute_features(lower: LocalLower, bias: InputBias, batch: Batch, cover: Cover | None = None) -> Tensor:
@@ -94,9 +94,20 @@ def run_upper(upper: nn.ModuleList, x: Tensor, mask: Tensor, heads: int) -> Tens
     return hidden
 
 
+def start_local(
+    lower: LocalLower, bias: InputBias, teacher: Encoder, texts: Sequence[Encoded], plan: DistilPlan
+) -> None:
+    """Slots and ridge regression on about `plan.ridge_texts` texts: what is had without training."""
+    batches = sample_batches(texts, RIDGE_TOKENS, random.Random(plan.seed + 7))
+    warm = [next(batches) for _ in range(max(2, plan.ridge_texts // 40))]
+    init_slots(lower, teacher, warm[0])
+    fit_ridge(lower, bias, teacher, warm, plan.ridge_shrink)
+
+
 @torch.no_grad()
 def init_slots(lower: LocalLower, teacher: Encoder, batch: Batch) -> None:
-    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP]."""
+    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP], and where
+    attention is relative, their bias to the mean over the texts' tokens."""
     last = batch.mask.sum(1) - 1
     rows = torch.arange(len(last))
     x = teacher.embeddings(batch.ids, batch.positions, batch.types)
@@ -107,17 +118,27 @@ def init_slots(lower: LocalLower, teacher: Encoder, batch: Batch) -> None:
         _, k, v = layer.project(x)
         lower.slot_keys[i] = torch.stack([k[:, 0].mean(0), k[rows, last].mean(0)])
         lower.slot_values[i] = torch.stack([v[:, 0].mean(0), v[rows, last].mean(0)])
+        if lower.slot_bias is not None and layer.relative is not None:
+            lower.slot_bias[i] = _slot_shares(batch, len(layer.relative)) @ layer.relative
         x = layer(x, attend)
+
+
+def _slot_shares(batch: Batch, buckets: int) -> Tensor:
+    """How often a text's tokens see its [CLS] and its last [SEP] in each bucket of distance: [2, buckets]."""
+    ends = torch.stack([torch.zeros(len(batch.ids), dtype=torch.int64), batch.mask.sum(1) - 1])
+    distances = (ends[:, :, None] - batch.positions)[:, batch.mask]
+    counts = torch.stack([torch.bincount(bucket_of(d, buckets), minlength=buckets) for d in distances])
+    return counts / counts.sum(1, keepdim=True)
 
 
 @torch.no_grad()
 def fit_ridge(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[Batch], shrink: float) -> None:
-    """Fit W_r, shrunk towards I/3, and the position and type bias to the teacher, in closed form."""
-    d = lower.shape.dim
-    prior = torch.eye(d).repeat(ROLES, 1) / ROLES
-    gram = torch.zeros(ROLES * d, ROLES * d, dtype=torch.float64)
-    cross = torch.zeros(ROLES * d, d, dtype=torch.float64)
-    sums = torch.zeros(ROLES * d + d + 1, dtype=torch.float64)
+    """Fit W_r, shrunk towards I/n, and the position and type bias to the teacher, in closed form."""
+    d, width = lower.shape.dim, lower.n * lower.shape.dim
+    prior = torch.eye(d).repeat(lower.n, 1) / lower.n
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    cross = torch.zeros(width, d, dtype=torch.float64)
+    sums = torch.zeros(width + d + 1, dtype=torch.float64)
     for batch in batches:
         x, y = _parts(lower, batch), teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
         keep = batch.mask.clone()
@@ -127,12 +148,12 @@ def fit_ridge(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Seq
         gram += xs.T @ xs
         cross += xs.T @ rs
         sums += torch.cat([xs.sum(0), rs.sum(0), torch.tensor([float(len(xs))], dtype=torch.float64)])
-    n, x_mean, r_mean = sums[-1], sums[: ROLES * d] / sums[-1], sums[ROLES * d : -1] / sums[-1]
+    n, x_mean, r_mean = sums[-1], sums[:width] / sums[-1], sums[width:-1] / sums[-1]
     gram -= n * torch.outer(x_mean, x_mean)
     cross -= n * torch.outer(x_mean, r_mean)
-    penalty = shrink * gram.diagonal().mean() * torch.eye(ROLES * d, dtype=torch.float64)
+    penalty = shrink * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
     fold = prior + torch.linalg.solve(gram + penalty, cross).float()
-    lower.fold.copy_(fold.view(ROLES, d, d))
+    lower.fold.copy_(fold.view(lower.n, d, d))
     fit_bias(lower, bias, teacher, batches)
 
 
@@ -167,7 +188,7 @@ def distil_lower(
     plan: DistilPlan,
     report: Report,
     *,
-    precision: AbstractContextManager[object] | None = None,
+    bf16: bool = False,
 ) -> None:
     """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
     rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
@@ -175,7 +196,8 @@ def distil_lower(
     bias.requires_grad_(True)
     # The word table stays the source's: it is 12 M of 17 M lower parameters and the delta must stay small.
     lower.embeddings.word.requires_grad_(False)
-    lower.embeddings.token_type.requires_grad_(False)
+    if lower.embeddings.token_type is not None:
+        lower.embeddings.token_type.requires_grad_(False)
     body = [p for p in lower.parameters() if p.requires_grad]
     groups = [{"params": body, "lr": plan.lr}, {"params": list(bias.parameters()), "lr": plan.lr_bias}]
     optimiser = torch.optim.AdamW(groups, weight_decay=0.0)
@@ -183,8 +205,8 @@ def distil_lower(
     for step, batch in zip(range(plan.steps), sample_batches(texts, plan.tokens_per_step, rng), strict=False):
         with torch.no_grad():
             target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
-        with precision or torch.enable_grad():
-            got = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator))
+        with arithmetic(bf16=bf16):
+            got = compute_features(lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator))
         loss = ((got.float() - target)[batch.mask] ** 2).sum(-1).mean()
         _step(loss, optimiser, [*body, *bias.parameters()], 5.0)
         schedule.step()
@@ -202,7 +224,7 @@ def train_upper(
     plan: DistilPlan,
     report: Report,
     *,
-    precision: AbstractContextManager[object] | None = None,
+    bf16: bool = False,
 ) -> None:
     """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS] term)."""
     rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
@@ -213,9 +235,9 @@ def train_upper(
     for step, batch in zip(range(plan.upper_steps), batches, strict=False):
         with torch.no_grad():
             target = teacher(batch.ids, batch.mask, batch.types)
-            with precision or torch.no_grad():
-                x = compute_features(lower, bias, batch, random_cover(batch.ids, rng, generator)).float()
-        with precision or torch.enable_grad():
+            with arithmetic(bf16=bf16):
+                x = compute_features(lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator)).float()
+        with arithmetic(bf16=bf16):
             got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
         spread = target[batch.mask].var(0).sum()
         loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
@@ -226,34 +248,6 @@ def train_upper(
     upper.requires_grad_(False)
 
 
-@torch.no_grad()
-def measure_fidelity(
-    lower: LocalLower, bias: InputBias, upper: nn.ModuleList, teacher: Encoder, batches: Sequence[Batch]
-) -> dict[str, float]:
-    """Relative squared error at the split ([CLS] left out) and after the last layer, and the [CLS] cosine."""
-    got, want, got_last, want_last, cls = [], [], [], [], []
-    for batch in batches:
-        split = compute_features(lower, bias, batch)
-        keep = batch.mask.clone()
-        keep[:, 0] = False
-        got.append(split[keep])
-        want.append(teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)[keep])
-        last = run_upper(upper, split, batch.mask, teacher.shape.heads)
-        true = teacher(batch.ids, batch.mask, batch.types)
-        got_last.append(last[batch.mask])
-        want_last.append(true[batch.mask])
-        cls.append(F.cosine_similarity(last[:, 0], true[:, 0], -1))
-    return {
-        "split_relative_error": _relative(torch.cat(got), torch.cat(want)),
-        "last_relative_error": _relative(torch.cat(got_last), torch.cat(want_last)),
-        "cls_cosine": round(torch.cat(cls).mean().item(), 4),
-    }
-
-
-def _relative(got: Tensor, want: Tensor) -> float:
-    return round((((got - want) ** 2).sum() / ((want - want.mean(0)) ** 2).sum()).item(), 4)
-
-
 def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
     if len(text) <= limit:
         return text
@@ -261,11 +255,11 @@ def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
 
 
 def _parts(lower: LocalLower, batch: Batch) -> Tensor:
-    """The hidden rows that overlap at each token, unfolded: (left, centre, right) side by side [B, T, 3·dim]."""
-    h = lower.hidden(windows_of(batch.ids).reshape(-1, ROLES)).view(*batch.ids.shape, ROLES, -1)
+    """The hidden rows that overlap at each token, unfolded, one role beside the other [B, T, n·dim]."""
+    n = lower.n
+    h = lower.hidden(windows_of(batch.ids, n).reshape(-1, n)).view(*batch.ids.shape, n, -1)
     h = h * batch.mask[..., None, None]
-    left, right = F.pad(h[:, 1:, 0], (0, 0, 0, 1)), F.pad(h[:, :-1, 2], (0, 0, 1, 0))
-    return torch.cat([left, h[:, :, 1], right], dim=-1)
+    return torch.cat([shifted(h[:, :, role], role - centre(n)) for role in range(n)], dim=-1)
 
 
 def _smooth(total: Tensor, count: Tensor) -> Tensor:

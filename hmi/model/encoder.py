@@ -13,25 +13,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q [..., Tq, dim], k [..., T, dim], v [..., T, dim]) -> context [..., Tq, dim]."""
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(q [..., Tq, dim], k and v [..., T, dim], the layer's relative table or None) -> context [..., Tq, dim]."""
+
+
+Norm = Callable[[Tensor], Tensor]
 
 
 class Delta(Protocol):
-    """Adds a tenant's low-rank change at a site of this layer: reads x, returns y with the change (maybe in place)."""
+    """Adds a tenant's change at a site of this layer: reads x, returns y with the change (maybe in place).
 
-    def __call__(self, site: str, x: Tensor, y: Tensor) -> Tensor: ...
+    With `norm` the change reads norm(y + x) instead, computed only for the rows that have such a change.
+    """
+
+    def __call__(self, site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor: ...
 
 
-def no_delta(site: str, x: Tensor, y: Tensor) -> Tensor:
+def no_delta(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
     """The layer as it is: no tenant module."""
     return y
 
 
 class EncoderLayer(nn.Module):
-    """A post-LayerNorm BERT layer. q, k and v share one matrix, so that one product serves all three."""
+    """A post-LayerNorm layer. q, k and v share one matrix, so that one product serves all three. `relative`
+    [buckets, heads] is its table of relative attention, None in BERT."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -43,6 +51,7 @@ class EncoderLayer(nn.Module):
         self.fi = nn.Linear(d, shape.ffn)
         self.fo = nn.Linear(shape.ffn, d)
         self.ln2 = nn.LayerNorm(d, eps=shape.eps)
+        self.relative = nn.Parameter(torch.zeros(shape.buckets, shape.heads)) if shape.buckets else None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change."""
@@ -74,15 +83,18 @@ class EncoderLayer(nn.Module):
             q = F.linear(xq, w[: self.dim], b[: self.dim])
             k, v = F.linear(x, w[self.dim :], b[self.dim :]).split(self.dim, dim=-1)
         q, k, v = dq("q", xq, q), delta("k", x, k), delta("v", x, v)
-        return self.finish(xq, attend(q, k, v), dq, dropout)
+        return self.finish(xq, attend(q, k, v, self.relative), dq, dropout)
 
     def finish(self, xq: Tensor, context: Tensor, delta: Delta, dropout: float = 0.0) -> Tensor:
         """Everything after attention, row by row: xq and context [..., dim] -> [..., dim]."""
         a = delta("attn", xq, delta("o", context, self.o(context)))
-        h = self.ln1(_drop(a, dropout) + xq)
+        a = _drop(delta("after_attn", a, a), dropout) + xq
+        h = delta("ln1", a, self.ln1(a))
         g = F.gelu(delta("fi", h, self.fi(h)))
         f = delta("ffn", h, delta("fo", g, self.fo(g)))
-        out: Tensor = self.ln2(_drop(f, dropout) + h)
+        f = delta("after_norm", h, delta("after_ffn", f, f), self.ln2)
+        f = _drop(f, dropout) + h
+        out: Tensor = delta("ln2", f, self.ln2(f))
         return out
 
 
@@ -91,19 +103,21 @@ def _drop(x: Tensor, p: float) -> Tensor:
 
 
 class Embeddings(nn.Module):
-    """Word, position and token-type embeddings with their LayerNorm."""
+    """Word and position embeddings, those of token types where the source has any, and their LayerNorm."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         self.word = nn.Embedding(shape.vocab, shape.dim)
         self.position = nn.Embedding(shape.positions, shape.dim)
-        self.token_type = nn.Embedding(shape.types, shape.dim)
+        self.token_type = nn.Embedding(shape.types, shape.dim) if shape.types else None
         self.ln = nn.LayerNorm(shape.dim, eps=shape.eps)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         """ids and positions [..., T] (int64) -> [..., T, dim]."""
-        t = self.token_type.weight[0] if types is None else self.token_type(types)
-        out: Tensor = self.ln(self.word(ids) + self.position(positions) + t)
+        x = self.word(ids) + self.position(positions)
+        if self.token_type is not None:
+            x = x + (self.token_type.weight[0] if types is None else self.token_type(types))
+        out: Tensor = self.ln(x)
         return out
 
 
@@ -114,12 +128,16 @@ def heads_first(x: Tensor, heads: int) -> Tensor:
 
 
 def attend_padded(mask: Tensor, heads: int) -> Attend:
-    """Attention over padded texts; mask [B, T] is true at tokens."""
+    """Attention over padded texts; mask [B, T] is true at tokens. The queries are all rows, or the first ones."""
     allowed = mask[:, None, None, :]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
+        scores = allowed
+        if relative is not None:
+            bias = relative_bias(relative, k.shape[-2], q.shape[-2]).to(q.dtype)
+            scores = torch.where(allowed, bias, -torch.inf)
         y = F.scaled_dot_product_attention(
-            heads_first(q, heads), heads_first(k, heads), heads_first(v, heads), attn_mask=allowed
+            heads_first(q, heads), heads_first(k, heads), heads_first(v, heads), attn_mask=scores
         )
         return y.transpose(1, 2).flatten(-2)
 

@@ -4,18 +4,23 @@ Classification reads the last layer's [CLS] row and the mean of the rows that en
 computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what a text is about.
 Pairs read [CLS] and a comparison (|u - v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three
 upper layers to compare through [CLS] alone. Tagging reads every row; a word's answer is its first piece's.
-Measured in docs/design/0003-tenant-module.md.
+Measured in docs/design/0003-tenant-module.md. Several labels and values read what one label reads. An embedding has no
+head: it is what the root's authors make of the last layer's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import Task
+
+Reads = Literal["cls", "compare", "rows", "mean", "first"]
+"""cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a vector."""
 
 
 class Head(nn.Module):
@@ -32,24 +37,45 @@ class Head(nn.Module):
         return logits
 
 
-def reads_cls_only(task: Task) -> bool:
+def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Reads:
+    """What the head of a task reads; of regression it depends on whether inputs are pairs."""
+    if task == "embedding":
+        return "first" if pooling == "cls" else "mean"
+    if task == "tagging":
+        return "rows"
+    return "compare" if paired or task == "pair" else "cls"
+
+
+def reads_cls_only(task: Task, *, paired: bool = False) -> bool:
     """Whether the task needs the last layer for the [CLS] row alone."""
-    return task == "classification"
+    return reads_of(task, paired=paired) == "cls"
 
 
-def head_input_size(task: Task, dim: int) -> int:
-    return {"classification": 2, "pair": 3, "tagging": 1}[task] * dim
+def head_input_size(task: Task, dim: int, *, paired: bool = False) -> int:
+    return {"cls": 2, "compare": 3, "rows": 1, "mean": 1, "first": 1}[reads_of(task, paired=paired)] * dim
 
 
-def head_input(task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+def head_input(
+    task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor, *, paired: bool = False
+) -> Tensor:
+    """As `read_rows`, for a task by its name."""
+    return read_rows(reads_of(task, paired=paired), last, before, types, mask)
+
+
+def read_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
     """What a head reads of the last layer's rows [B, T, dim] ([B, 1, dim] if only [CLS] was computed).
 
     `before` [B, T, dim] are the rows that entered the last layer, types [B, T] 0 in the first text and 1 in the
-    second, mask [B, T] true at tokens. Returns [B, 2·dim] for classification, [B, 3·dim] for pairs, `last` for tagging.
+    second, mask [B, T] true at tokens. Returns [B, 2·dim] for "cls", [B, 3·dim] for "compare", `last` for "rows",
+    [B, dim] for "mean" and "first".
     """
-    if task == "classification":
+    if reads == "cls":
         return torch.cat([last[:, 0], _mean(before, mask)], dim=-1)
-    return _compare(last, types, mask) if task == "pair" else last
+    if reads == "compare":
+        return _compare(last, types, mask)
+    if reads == "mean":
+        return _mean(last, mask)
+    return last if reads == "rows" else last[:, 0]
 
 
 def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
@@ -64,15 +90,6 @@ def _mean(rows: Tensor, keep: Tensor) -> Tensor:
     weights = keep[..., None].to(rows.dtype)
     total: Tensor = (rows * weights).sum(1)
     return total / weights.sum(1).clamp(min=1)
-
-
-def first_pieces(words: list[int | None]) -> dict[int, int]:
-    """Word -> position of its first piece; without words that truncation cut or that have no piece at all."""
-    first: dict[int, int] = {}
-    for position, word in enumerate(words):
-        if word is not None:
-            first.setdefault(word, position)
-    return first
 
 
 def outside_tag(labels: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ def save_locality(
 ) -> int:
     """Write the difference of trained `parts` from `start`; returns the bytes written.
 
-    `about` must hold `source_sha256` and `split`; `fidelity` is shown to users.
+    `about` must hold `source_sha256` and `split`; `fidelity` and `fidelity_by_kind` are shown to users.
     """
     tensors: dict[str, Tensor] = {}
     before = dict(_parameters(start))
@@ -62,8 +62,14 @@ def save_difference(path: Path, root: Root, source: Source) -> int:
     info = root.info
     if source.sha256 != info.source["sha256"]:
         raise Conflict(f"{source.name} is not the source of root {info.name} any more: give back the weights it had")
-    start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id)
-    about: dict[str, object] = {"source_sha256": source.sha256, "split": info.split, "fidelity": info.fidelity}
+    start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id, info.n)
+    about: dict[str, object] = {
+        "source_sha256": source.sha256,
+        "split": info.split,
+        "n": info.n,
+        "fidelity": info.fidelity,
+        "fidelity_by_kind": info.fidelity_by_kind,
+    }
     return save_locality(path, (root.lower, root.upper, root.bias), start, about)
 
 
@@ -80,15 +86,16 @@ def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias
     return about
 
 
-def locality_name(source_sha256: str, split: int) -> str:
+def locality_name(source_sha256: str, split: int, n: int = 3) -> str:
     """The file name of shipped locality weights."""
-    return f"{source_sha256[:16]}-split{split}.locality.zst"
+    window = "" if n == 3 else f"-n{n}"
+    return f"{source_sha256[:16]}-split{split}{window}.locality.zst"
 
 
-def shipped_locality(source_sha256: str, split: int) -> Path | None:
-    """The locality weights that ship for this very source and split, if any."""
+def shipped_locality(source_sha256: str, split: int, n: int = 3) -> Path | None:
+    """The locality weights that ship for this very source, split and length of n-grams, if any."""
     folder = Path(str(resources.files("hmi.model"))) / "weights"
-    path = folder / locality_name(source_sha256, split)
+    path = folder / locality_name(source_sha256, split, n)
     return path if path.is_file() else None
 
 

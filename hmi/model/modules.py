@@ -1,24 +1,31 @@
-"""Tenant modules: low-rank changes at named sites of each upper layer, for LoRA and parallel adapters alike.
+"""Tenant modules: small changes at named sites of each upper layer.
 
 Sites of a layer, with what they read and what they are added to:
 
-| site          | reads                | added to                  | used by  |
-|---------------|----------------------|---------------------------|----------|
-| q, k, v       | the layer's input    | query, key, value         | LoRA     |
-| o             | attention's context  | attention's output        | LoRA     |
-| fi            | the FFN's input      | the FFN before its GELU   | LoRA     |
-| fo            | the GELU's output    | the FFN's output          | LoRA     |
-| attn          | the layer's input    | attention's output        | parallel |
-| ffn           | the FFN's input      | the FFN's output          | parallel |
+| site       | reads                                   | added to                  | kind                  |
+|------------|-----------------------------------------|---------------------------|-----------------------|
+| q, k, v    | the layer's input                       | query, key, value         | lora                  |
+| o          | attention's context                     | attention's output        | lora                  |
+| fi         | the FFN's input                         | the FFN before its GELU   | lora                  |
+| fo         | the GELU's output                       | the FFN's output          | lora                  |
+| attn       | the layer's input                       | attention's output        | parallel              |
+| ffn        | the FFN's input                         | the FFN's output          | parallel              |
+| after_attn | attention's output                      | the same                  | houlsby               |
+| after_ffn  | the FFN's output                        | the same                  | houlsby               |
+| after_norm | LayerNorm(the FFN's input + its output) | the FFN's output          | sequential (Pfeiffer) |
+| ln1, ln2   | what the layer's LayerNorm reads        | that LayerNorm's output   | ln                    |
 
-One shape for both (down, activation, up) keeps the batched product in one place. Every up matrix starts at zero,
-so a fresh module changes nothing. Source: HMI section 4.3, LoRA (Hu et al.), parallel adapters (He et al.).
+All but the last are (down, activation, up), without activation and biases for LoRA; the last are differences of gain
+and bias, for LayerNorm is linear in them. Every change starts at zero, so a fresh module changes nothing. A site is
+named in the tensors, and decides the activation, so tensors alone rebuild a module. Sources: HMI section 4.3, LoRA (Hu
+et al.), parallel adapters (He et al.), bottleneck adapters (Houlsby et al., Pfeiffer et al.).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,94 +33,136 @@ from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
 from hmi.errors import Damaged
-from hmi.model.encoder import Delta
+from hmi.model.encoder import Delta, Norm
 from hmi.model.shape import EncoderShape
+from hmi.modulespec import SITES
 
 LORA_SCALE = 2.0
-SITES: dict[str, tuple[str, ...]] = {
-    "lora": ("q", "k", "v", "o", "fi", "fo"),
-    "parallel": ("attn", "ffn"),
+NORM_EPS = 1e-12
+"""Of the `ln` sites on every root: their term is added beside the root's own LayerNorm, whose eps stays its own."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys((*SITES["parallel"], *SITES["sequential"]), F.relu),
+    **dict.fromkeys(SITES["houlsby"], F.silu),
 }
+"""Of the sites with biases; those of their twins in the `adapters` library."""
 
 
 class LowRank(nn.Module):
     """x [..., in] -> act(x down^T + bias) up^T + bias [..., out]; LoRA has neither activation nor biases."""
 
-    def __init__(self, down: Tensor, up: Tensor, down_bias: Tensor | None = None, up_bias: Tensor | None = None):
+    def __init__(
+        self, down: Tensor, up: Tensor, down_bias: Tensor | None = None, up_bias: Tensor | None = None,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.down, self.up = nn.Parameter(down), nn.Parameter(up)
         self.down_bias = None if down_bias is None else nn.Parameter(down_bias)
         self.up_bias = None if up_bias is None else nn.Parameter(up_bias)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.linear(x, self.down, self.down_bias)
         if self.down_bias is None:
             return F.linear(h, self.up) * LORA_SCALE
-        return F.linear(F.relu(h), self.up, self.up_bias)
+        return F.linear(self.activation(h), self.up, self.up_bias)
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """y += this(x), in place and without a tensor between: for serving."""
+        """y += this(x), in place and without a tensor between: for serving. x may be y."""
         h = F.linear(x, self.down, self.down_bias)
         if self.down_bias is None:
             y.addmm_(h, self.up.t(), alpha=LORA_SCALE)
             return
         assert self.up_bias is not None
-        y.addmm_(F.relu(h), self.up.t()).add_(self.up_bias)
+        y.addmm_(self.activation(h), self.up.t()).add_(self.up_bias)
+
+
+class NormShift(nn.Module):
+    """What a LayerNorm gives more with its gain and bias [dim] moved by these: x [..., dim] -> [..., dim]."""
+
+    def __init__(self, gain: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.gain, self.bias = nn.Parameter(gain), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, NORM_EPS)
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """y += this(x), in place."""
+        y += self(x)
+
+
+Change = LowRank | NormShift
 
 
 class TenantModule(nn.Module):
     """All of one tenant's changes to the upper layers, by `layer-site`."""
 
-    def __init__(self, sites: Mapping[str, LowRank]) -> None:
+    def __init__(self, sites: Mapping[str, Change]) -> None:
         super().__init__()
         self.sites = nn.ModuleDict(sites)
 
-    def at(self, layer: int, site: str) -> LowRank | None:
+    def at(self, layer: int, site: str) -> Change | None:
         key = f"{layer}-{site}"
-        if key not in self.sites:
-            return None
-        found = self.sites[key]
-        assert isinstance(found, LowRank)
-        return found
+        return cast(Change, self.sites[key]) if key in self.sites else None
 
     def delta(self, layer: int) -> Delta:
         """This tenant's change for every row, for a batch that is all its own."""
 
-        def apply(site: str, x: Tensor, y: Tensor) -> Tensor:
-            low_rank = self.at(layer, site)
-            return y if low_rank is None else y + low_rank(x)
+        def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
+            change = self.at(layer, site)
+            if change is None:
+                return y
+            out: Tensor = y + change(x if norm is None else norm(y + x))
+            return out
 
         return apply
 
 
 def new_module(spec: ModuleSpec, shape: EncoderShape, depth: int) -> TenantModule:
-    """A fresh module for `depth` upper layers: random down, zero up."""
-    sites = {f"{i}-{site}": _fresh(spec, site, shape) for i in range(depth) for site in SITES[spec.kind]}
+    """A fresh module for `depth` upper layers: random down, zero up; draws from torch's generator."""
+    sites = {f"{i}-{site}": _fresh(spec.rank, site, shape) for i in range(depth) for site in spec.all_sites}
     return TenantModule(sites)
 
 
 def module_from(state: Mapping[str, Tensor]) -> TenantModule:
     """Rebuild a module from its tensors alone (fp16 at rest, fp32 in memory); raises Damaged."""
     parts: dict[str, dict[str, Tensor]] = {}
-    for name, value in state.items():
-        _, site, part = name.split(".")
-        parts.setdefault(site, {})[part] = value.float()
     try:
-        return TenantModule({site: LowRank(**p) for site, p in parts.items()}).eval().requires_grad_(False)
-    except TypeError as error:
+        for name, value in state.items():
+            _, site, part = name.split(".")
+            parts.setdefault(site, {})[part] = value.float()
+        sites = {site: _rebuilt(site.partition("-")[2], p) for site, p in parts.items()}
+    except (TypeError, ValueError) as error:
         raise Damaged(f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again") from error
+    return TenantModule(sites).eval().requires_grad_(False)
 
 
-def _fresh(spec: ModuleSpec, site: str, shape: EncoderShape) -> LowRank:
-    size_in, size_out = _sizes(site, shape)
-    down, up = torch.empty(spec.rank, size_in), torch.zeros(size_out, spec.rank)
+def parameters_of(module: nn.Module) -> int:
+    """How many numbers a module has."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:
+    if site in SITES["ln"]:
+        return NormShift(**parts)
+    if site not in SITES["lora"] and site not in ACTIVATIONS:
+        raise ValueError(f"site {site!r} is unknown: it may be of a newer version")
+    return LowRank(**parts, activation=ACTIVATIONS.get(site, F.relu))
+
+
+def _fresh(rank: int, site: str, shape: EncoderShape) -> Change:
+    if site in SITES["ln"]:
+        return NormShift(torch.zeros(shape.dim), torch.zeros(shape.dim))
+    size_in, size_out = sizes_of(site, shape)
+    down, up = torch.empty(rank, size_in), torch.zeros(size_out, rank)
     nn.init.kaiming_uniform_(down, a=math.sqrt(5))
-    if spec.kind == "lora":
+    if site in SITES["lora"]:
         return LowRank(down, up)
-    return LowRank(down, up, torch.zeros(spec.rank), torch.zeros(size_out))
+    return LowRank(down, up, torch.zeros(rank), torch.zeros(size_out), ACTIVATIONS[site])
 
 
-def _sizes(site: str, shape: EncoderShape) -> tuple[int, int]:
+def sizes_of(site: str, shape: EncoderShape) -> tuple[int, int]:
+    """(in, out) of a low-rank site."""
     if site == "fi":
         return shape.dim, shape.ffn
     if site == "fo":

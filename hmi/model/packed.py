@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.model.encoder import Attend, Delta, EncoderLayer, heads_first
+from hmi.model.encoder import Attend, Delta, EncoderLayer, Norm, heads_first
 from hmi.model.modules import TenantModule
+from hmi.model.relative import relative_bias
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,12 @@ def pick_rows(rows: Sequence[int]) -> Callable[[Tensor], Tensor]:
 def segment_delta(bounds: Sequence[tuple[int, int, TenantModule | None]], layer: int) -> Delta:
     """Each tenant's change on its own rows, in place; rows without a module stay as they are."""
 
-    def apply(site: str, x: Tensor, y: Tensor) -> Tensor:
+    def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
         for start, end, module in bounds:
-            low_rank = None if module is None else module.at(layer, site)
-            if low_rank is not None:
-                low_rank.add_to(y[start:end], x[start:end])
+            change = None if module is None else module.at(layer, site)
+            if change is not None:
+                mine, read = y[start:end], x[start:end]
+                change.add_to(mine, read if norm is None else norm(mine + read))
         return y
 
     return apply
@@ -96,12 +98,16 @@ def segment_delta(bounds: Sequence[tuple[int, int, TenantModule | None]], layer:
 
 def attend_packed(offsets: Sequence[int], heads: int) -> Attend:
     """Attention inside each text of a packed batch; rows [tokens, dim]."""
+    longest = max((b - a for a, b in pairwise(offsets)), default=0)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
         out = torch.empty_like(q)
+        bias = None if relative is None else relative_bias(relative, longest)[None]
         for a, b in pairwise(offsets):
             qs, ks, vs = (heads_first(z[None, a:b], heads) for z in (q, k, v))
-            y = F.scaled_dot_product_attention(qs, ks, vs)
+            # What a shorter text needs is the corner of what the longest needs.
+            mask = None if bias is None else bias[:, :, : b - a, : b - a]
+            y = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask)
             out[a:b] = y.transpose(1, 2).flatten(-2)[0]
         return out
 
@@ -109,15 +115,18 @@ def attend_packed(offsets: Sequence[int], heads: int) -> Attend:
 
 
 def attend_first(offsets: Sequence[int], heads: int) -> Attend:
-    """Attention of one query a text [texts, dim] over the text's own rows [tokens, dim]."""
+    """Attention of the first row of each text, queries [texts, dim], over the text's own rows [tokens, dim]."""
+    longest = max((b - a for a, b in pairwise(offsets)), default=0)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
         out = torch.empty_like(q)
+        bias = None if relative is None else relative_bias(relative, longest, 1)[None]
         for i, (a, b) in enumerate(pairwise(offsets)):
             y = F.scaled_dot_product_attention(
                 heads_first(q[None, i : i + 1], heads),
                 heads_first(k[None, a:b], heads),
                 heads_first(v[None, a:b], heads),
+                attn_mask=None if bias is None else bias[..., : b - a],
             )
             out[i] = y.transpose(1, 2).flatten(-2)[0, 0]
         return out

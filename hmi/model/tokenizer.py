@@ -17,12 +17,18 @@ Text = str | tuple[str, str] | list[str]
 ROWS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 4 << 20
 CHARACTERS_A_TOKEN = 64
+SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
+"""What masking and padding are called where the first token is called so."""
 LONGEST_WORD = 100
 """WordPiece makes one [UNK] of any longer word: cutting a text spoils at most this many tokens at its end."""
 
 
 class Tokenizer:
-    """Wraps a `tokenizer.json`; thread-safe."""
+    """Wraps a `tokenizer.json`; thread-safe.
+
+    Padding is id 0 in HMI, which a PLOT keeps for 'no neighbour'. A source whose padding has another id, `pad_id`,
+    gives that id to the token that it numbers 0.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -31,11 +37,16 @@ class Tokenizer:
             raise UnsupportedModel(f"{path} is not a readable tokenizer.json: {error}", field="source") from error
         self._fast.no_padding()
         self._fast.no_truncation()
-        self.cls_id = self._id("[CLS]")
-        self.sep_id = self._id("[SEP]")
-        self.mask_id = self._id("[MASK]")
-        if self._id("[PAD]") != 0:
-            raise UnsupportedModel("the tokenizer's [PAD] is not id 0, which a PLOT keeps for 'no neighbour'")
+        empty = self._fast.encode("").tokens
+        if len(empty) != 2 or empty[0] not in SPECIALS:
+            known = " or ".join(SPECIALS)
+            raise UnsupportedModel(
+                f"{path} begins and ends a text with {empty}: it must begin with {known} and end with one token",
+                field="source",
+            )
+        mask, pad = SPECIALS[empty[0]]
+        self.pad_id = self._found(pad)
+        self.cls_id, self.sep_id, self.mask_id = (self._id(token) for token in (empty[0], empty[1], mask))
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
         """Tokenise; a text of more than `max_length` tokens is cut there, its last token being [SEP].
@@ -65,14 +76,21 @@ class Tokenizer:
         return int(self._fast.get_vocab_size())
 
     def _cut(self, e: Encoding, limit: int) -> Encoded:
-        ids, types, words = e.ids, e.type_ids, e.word_ids
+        ids, words, sides = [self._ours(i) for i in e.ids] if self.pad_id else e.ids, e.word_ids, e.sequence_ids
+        types = e.type_ids if 1 in e.type_ids else _types(sides)
         if len(ids) <= limit:
             return Encoded(ids, types, words)
         # A pair loses the end of its longer side, as in the reference implementation.
-        keep = _pair_cut(types, limit) if 1 in types else [*range(limit - 1), len(ids) - 1]
+        keep = _pair_cut(sides, limit) if 1 in types else [*range(limit - 1), len(ids) - 1]
         return Encoded([ids[i] for i in keep], [types[i] for i in keep], [words[i] for i in keep], True)
 
     def _id(self, token: str) -> int:
+        return self._ours(self._found(token))
+
+    def _ours(self, source_id: int) -> int:
+        return {0: self.pad_id, self.pad_id: 0}.get(source_id, source_id)
+
+    def _found(self, token: str) -> int:
         found = self._fast.token_to_id(token)
         if found is None:
             raise UnsupportedModel(f"the tokenizer has no {token} token", field="source")
@@ -93,7 +111,7 @@ def _enough(e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
         return len(short) == len(whole) or len(e.ids) > max_length
     pairs = [(short, whole)] if isinstance(short, str) else zip(short, whole, strict=True)
     cut = [i for i, (a, b) in enumerate(pairs) if len(a) < len(b)]
-    return all(e.type_ids.count(i) > max_length + LONGEST_WORD for i in cut)
+    return all(e.sequence_ids.count(i) > max_length + LONGEST_WORD for i in cut)
 
 
 def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
@@ -109,15 +127,21 @@ def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         yield texts[start:]
 
 
-def _pair_cut(types: list[int], limit: int) -> list[int]:
-    """Indices kept of [CLS] a… [SEP] b… [SEP]: the longer side loses its end until the pair fits."""
-    first = types.index(1)
-    a, b = list(range(1, first - 1)), list(range(first, len(types) - 1))
-    room = limit - 3
+def _types(sides: list[int | None]) -> list[int]:
+    """Token types of a source that has none: 0 before the second text, 1 from its first token on."""
+    first = sides.index(1) if 1 in sides else len(sides)
+    return [0] * first + [1] * (len(sides) - first)
+
+
+def _pair_cut(sides: list[int | None], limit: int) -> list[int]:
+    """Indices kept of a pair: its longer side loses its end until the pair fits, special tokens (None) stay."""
+    a, b = ([i for i, side in enumerate(sides) if side == which] for which in (0, 1))
+    room = limit - sides.count(None)
     keep_a, keep_b = len(a), len(b)
     while keep_a + keep_b > room:
         if keep_a > keep_b:
             keep_a -= 1
         else:
             keep_b -= 1
-    return [0, *a[:keep_a], first - 1, *b[:keep_b], len(types) - 1]
+    lost = {*a[keep_a:], *b[keep_b:]}
+    return [i for i in range(len(sides)) if i not in lost]

@@ -1,4 +1,4 @@
-"""Fine-tuning a tenant's module and head on PLOT features, the shared upper layers frozen."""
+"""Fine-tuning a body and its head: a tenant's module on PLOT features, or what that is compared with."""
 
 from __future__ import annotations
 
@@ -8,51 +8,40 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData
-from hmi.model.batching import length_grouped, pad_ids, pad_rows
-from hmi.model.encoder import attend_padded
+from hmi.model.batching import length_grouped
+from hmi.model.bodies import Body, Examples, ModuleBody
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
 from hmi.model.modules import new_module
+from hmi.model.precision import arithmetic
 from hmi.model.root import Root
+from hmi.model.tasks import IGNORE as IGNORE
+from hmi.model.tasks import KINDS
 
-IGNORE = -100
 MIN_STEPS = 200
 """Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
-
-Features = Callable[[Sequence[int]], list[Tensor]]
-"""Indices of rows -> their PLOT features, each fp32 [T_i, dim]."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Tokenised rows behind a feature function. `targets[i]` is one label id, or one a token (IGNORE: not scored)."""
-
-    lengths: list[int]
-    types: list[list[int]]
-    """Token types: which of a pair's texts each token is of."""
-    features: Features
-    targets: list[list[int]]
-
-    def __len__(self) -> int:
-        return len(self.targets)
 
 
 @dataclass(frozen=True)
 class TrainPlan:
     task: Task
     labels: int
-    module: ModuleSpec
     lr: float
     epochs: int
     batch: int
     seed: int
     dropout: float = 0.1
     weight_decay: float = 0.01
+    paired: bool = False
+    """Whether rows are pairs of texts, for a task that may be either."""
+    weights: tuple[float, ...] | None = None
+    """Of the head's outputs in the loss (`TaskKind.weights`); None = all alike."""
+    bf16: bool = False
+    """Products in bf16 where the CPU has them natively."""
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -61,20 +50,25 @@ def choose_epochs(rows: int, batch: int) -> int:
     return min(MAX_EPOCHS, max(MIN_EPOCHS, -(-MIN_STEPS // steps_an_epoch)))
 
 
-class Trainer:
-    """One run of fine-tuning; owns module, head, optimiser. Epochs are separate so that a job can checkpoint."""
+def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:
+    """Fine-tuning of a fresh tenant module in the root's frozen upper layers."""
+    torch.manual_seed(plan.seed)
+    fresh = new_module(module, root.info.shape, len(root.upper))
+    return Trainer(ModuleBody(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
 
-    def __init__(self, root: Root, plan: TrainPlan, train: Examples) -> None:
+
+class Trainer:
+    """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a job can checkpoint."""
+
+    def __init__(self, body: Body, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
-        self.root, self.plan, self.train = root, plan, train
-        self.module = new_module(plan.module, root.info.shape, len(root.upper))
-        self.head = Head(head_input_size(plan.task, root.dim), plan.labels)
+        self.body, self.plan, self.train = body, plan, train
+        self.head = Head(head_input_size(plan.task, dim, paired=plan.paired), plan.labels)
         self.total = plan.epochs * -(-len(train) // plan.batch)
-        groups = [
-            {"params": list(self.module.parameters()), "lr": plan.lr},
-            {"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)},
-        ]
-        self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay)
+        groups = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
+        if body.trained is not None:
+            groups.insert(0, {"params": list(body.trained.parameters()), "lr": plan.lr})
+        self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
         self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
 
     def epochs(self, report: Callable[[int, int, float], None], start: int = 0) -> Iterator[int]:
@@ -90,7 +84,7 @@ class Trainer:
 
     @torch.inference_mode()
     def predict(self, examples: Examples) -> list[Tensor]:
-        """Logits of each row: [labels] for classification and pairs, [T_i, labels] for tagging."""
+        """The head's outputs of each row: [labels], for tagging [T_i, labels]."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
             logits, mask = self._forward(examples, rows, 0.0)
@@ -99,9 +93,8 @@ class Trainer:
         return out
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of module and head, as they are published."""
-        module = {f"module.{k}": v.detach().clone() for k, v in self.module.state_dict().items()}
-        return {**module, **{f"head.{k}": v.detach().clone() for k, v in self.head.state_dict().items()}}
+        """Tensors of body and head, as they are published."""
+        return {f"{name}.{k}": v.detach().clone() for name, part in self._parts for k, v in part.state_dict().items()}
 
     def publishable(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """`state` in fp16, as it is published, and loaded here, so that `predict` shows what users will get.
@@ -117,7 +110,8 @@ class Trainer:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`: continue from published or checkpointed tensors."""
-        for prefix, part in (("module.", self.module), ("head.", self.head)):
+        for name, part in self._parts:
+            prefix = f"{name}."
             part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
     def optimiser_state(self) -> dict[str, Tensor]:
@@ -133,11 +127,17 @@ class Trainer:
                 current["state"].setdefault(int(index), {})[name] = value
         self.optimiser.load_state_dict(current)
 
+    @property
+    def _parts(self) -> list[tuple[str, nn.Module]]:
+        body = [] if self.body.trained is None else [("module", self.body.trained)]
+        return [*body, ("head", self.head)]
+
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
         logits, _ = self._forward(self.train, rows, self.plan.dropout)
-        loss = F.cross_entropy(logits.flatten(0, -2), self._targets(rows, logits), ignore_index=IGNORE)
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        loss = KINDS[self.plan.task].loss(logits, [self.train.targets[i] for i in rows], weights)
         value = loss.item()
         if not math.isfinite(value):
             raise diverged(f"the loss is {value} at step {step + 1}")
@@ -148,32 +148,17 @@ class Trainer:
         return value
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:
-        x, mask = pad_rows(examples.features(rows))
-        attend = attend_padded(mask, self.root.info.shape.heads)
-        cls_only = reads_cls_only(self.plan.task)
-        before = x
-        for i, layer in enumerate(self.root.upper):
-            before = x
-            last = cls_only and i == len(self.root.upper) - 1
-            x = layer(x, attend, self.module.delta(i), queries=_first_row if last else None, dropout=dropout)
-        x = head_input(self.plan.task, x, before, pad_ids([examples.types[i] for i in rows]), mask)
-        return self.head(x, dropout), mask
-
-    def _targets(self, rows: list[int], logits: Tensor) -> Tensor:
-        if self.plan.task != "tagging":
-            return torch.tensor([self.train.targets[i][0] for i in rows])
-        out = torch.full(logits.shape[:2], IGNORE)
-        for i, row in enumerate(rows):
-            out[i, : len(self.train.targets[row])] = torch.tensor(self.train.targets[row])
-        return out.flatten()
+        """Logits and the token mask of a batch."""
+        task, paired = self.plan.task, self.plan.paired
+        cls_only = reads_cls_only(task, paired=paired)
+        with arithmetic(bf16=self.plan.bf16):
+            h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
+        read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
+        return self.head(read, dropout), h.mask
 
 
 def diverged(what: str) -> InvalidData:
     return InvalidData(f"the training diverged ({what}): use a lower lr", field="options.lr")
-
-
-def _first_row(x: Tensor) -> Tensor:
-    return x[:, :1]
 
 
 def _linear(step: int, total: int) -> float:

@@ -56,7 +56,7 @@ async def items(home: Home, model: ModelId, texts: list[str], exact: bool = Fals
     loop = asyncio.get_running_loop()
     encoded = bundle.root.tokenizer.encode(texts, 64)
     return [
-        Item(InferRequest(model, t, exact=exact), bundle, e, loop.create_future())
+        Item(InferRequest(model, t, exact=exact), bundle, [e], loop.create_future())
         for t, e in zip(texts, encoded, strict=True)
     ]
 
@@ -85,7 +85,7 @@ async def test_one_tenants_flood_leaves_room_for_others(home: Home) -> None:
     before = queue.tokens
     drained = 0
     while drained < before:
-        drained += sum(len(i.encoded) for i in await queue.take(500))
+        drained += sum(i.tokens for i in await queue.take(500))
     assert queue.tokens == 0
 
 

@@ -76,6 +76,12 @@ def test_table_of_plots(tmp_path: Path) -> None:
     first, second = read_plots(tmp_path / "plan.csv", 50)
     assert (str(first.domain), first.alpha, first.pretrain) == ("minilm/a", 20, True)
     assert (second.alpha, second.pretrain) == (50, False)
+    (tmp_path / "plan.csv").write_text("domain,corpus,alpha,budget\nminilm/a,text.txt,,1.5M\nminilm/b,text.txt,9,\n")
+    assert [(p.alpha, p.budget) for p in read_plots(tmp_path / "plan.csv", 50)] == [(None, 3 << 19), (9, None)]
+    for wrong in ("20,30M", ",many", ",0", ",nan", ",-5K"):
+        (tmp_path / "plan.csv").write_text(f"domain,corpus,alpha,budget\nminilm/a,text.txt,{wrong}\n")
+        with pytest.raises(InvalidInput, match="budget"):
+            read_plots(tmp_path / "plan.csv", 50)
     (tmp_path / "plan.csv").write_text("domain,corpus,alpha\nminilm/a,text.txt,much\n")
     with pytest.raises(InvalidInput, match="alpha"):
         read_plots(tmp_path / "plan.csv", 50)

@@ -52,8 +52,8 @@ def test_weights_that_break_off_are_refused(tmp_path: Path) -> None:
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     folder = write_tiny_source(tmp_path / "m")
     text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"bert"', '"mpnet"'))
-    with pytest.raises(UnsupportedModel, match="model_type = 'mpnet'"):
+    (folder / "config.json").write_text(text.replace('"bert"', '"roberta"'))
+    with pytest.raises(UnsupportedModel, match="model_type = 'roberta'"):
         find_source(str(folder))
 
 

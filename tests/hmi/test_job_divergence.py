@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hmi.errors import InvalidData
+from hmi.model.bodies import Examples
 from hmi.model.root import Root
-from hmi.model.training import Examples, Trainer
-from tests.hmi.test_training import PLAN, examples, quiet
+from hmi.model.training import tenant_trainer
+from tests.hmi.test_training import MODULE, PLAN, examples, quiet
 
 
 def test_a_loss_that_is_no_number_ends_the_training_at_once(tiny_root: Root) -> None:
@@ -20,7 +21,7 @@ def test_a_loss_that_is_no_number_ends_the_training_at_once(tiny_root: Root) -> 
         return [x * float("nan") for x in train.features(rows)]
 
     steps: list[int] = []
-    trainer = Trainer(tiny_root, PLAN, Examples(train.lengths, train.types, broken, train.targets))  # type: ignore[arg-type]
+    trainer = tenant_trainer(tiny_root, MODULE, PLAN, Examples(train.lengths, train.types, broken, train.targets))  # type: ignore[arg-type]
     with pytest.raises(InvalidData, match=r"diverged .* step 1\)") as caught:
         list(trainer.epochs(lambda step, total, loss: steps.append(step)))
     assert steps == []
@@ -28,7 +29,7 @@ def test_a_loss_that_is_no_number_ends_the_training_at_once(tiny_root: Root) -> 
 
 
 def test_an_absurd_rate_is_told_from_a_good_one(tiny_root: Root) -> None:
-    trainer = Trainer(tiny_root, replace(PLAN, lr=1e5, epochs=3), examples(tiny_root, 0))
+    trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, lr=1e5, epochs=3), examples(tiny_root, 0))
 
     def train() -> None:
         for _ in trainer.epochs(lambda step, total, loss: None):
@@ -39,7 +40,7 @@ def test_an_absurd_rate_is_told_from_a_good_one(tiny_root: Root) -> None:
 
 
 def test_what_is_published_is_what_predicts(tiny_root: Root) -> None:
-    trainer = Trainer(tiny_root, replace(PLAN, epochs=1), examples(tiny_root, 0))
+    trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=1), examples(tiny_root, 0))
     list(trainer.epochs(quiet))
     test = examples(tiny_root, 1, 10)
     state = trainer.state()
@@ -47,7 +48,7 @@ def test_what_is_published_is_what_predicts(tiny_root: Root) -> None:
     published = trainer.publishable(state)
     assert {value.dtype for value in published.values()} == {torch.float16}
     rounded = torch.stack(trainer.predict(test))
-    again = Trainer(tiny_root, replace(PLAN, epochs=1), examples(tiny_root, 0))
+    again = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=1), examples(tiny_root, 0))
     again.load({name: value.float() for name, value in published.items()})
     assert torch.equal(torch.stack(again.predict(test)), rounded)
     assert not torch.equal(full, rounded)
@@ -55,7 +56,7 @@ def test_what_is_published_is_what_predicts(tiny_root: Root) -> None:
 
 
 def test_a_number_beyond_fp16_is_not_published(tiny_root: Root) -> None:
-    trainer = Trainer(tiny_root, PLAN, examples(tiny_root, 0))
+    trainer = tenant_trainer(tiny_root, MODULE, PLAN, examples(tiny_root, 0))
     state = trainer.state()
     name = next(iter(state))
     state[name].view(-1)[0] = 1e6

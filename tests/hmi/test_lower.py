@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.model.batching import pad_ids
-from hmi.model.lower import POSITION_BASE, Cover, LocalLower, windows_of
-from hmi.model.root import Root
+from hmi.model.encoder import Encoder
+from hmi.model.lower import POSITION_BASE, Cover, LocalLower, unique_rows
+from hmi.model.root import Root, split_encoder
+from kernels import reference
 
 
 @pytest.fixture
@@ -21,9 +23,10 @@ def lower(tiny_root: Root) -> LocalLower:
 
 
 def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
-    """One trigram in fp64, head by head and row by row, with nothing batched: the oracle."""
+    """One window in fp64, head by head and row by row, with nothing batched: the oracle."""
     e, heads = lower.embeddings, lower.shape.heads
-    at = [i for i in range(3) if trigram[i] > 0]
+    assert e.token_type is not None
+    at = [i for i in range(lower.n) if trigram[i] > 0]
 
     def position(i: int) -> int:
         return 0 if trigram[i] == lower.cls_id else POSITION_BASE + i
@@ -48,7 +51,7 @@ def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
         y = F.layer_norm(a + x, (lower.shape.dim,), w["ln1.weight"], w["ln1.bias"], lower.shape.eps)
         f = F.gelu(y @ w["fi.weight"].T + w["fi.bias"]) @ w["fo.weight"].T + w["fo.bias"]
         x = F.layer_norm(f + y, (lower.shape.dim,), w["ln2.weight"], w["ln2.bias"], lower.shape.eps)
-    out = torch.zeros(3, lower.shape.dim, dtype=torch.float64)
+    out = torch.zeros(lower.n, lower.shape.dim, dtype=torch.float64)
     for row, i in enumerate(at):
         out[i] = x[row] @ lower.fold[i].double()
     return out
@@ -61,10 +64,10 @@ def test_an_entry_is_the_lower_layers_on_that_trigram_alone(lower: LocalLower, t
 
 
 def test_bigram_and_unigram_entries_are_trigrams_with_missing_neighbours(lower: LocalLower) -> None:
-    bigram = lower.bigram_entries(torch.tensor([[7, 8]]))[0]
+    bigram = lower.ngram_entries(torch.tensor([[7, 8]]))[0]
     left, right = slow_entry(lower, [7, 8, 0]), slow_entry(lower, [0, 7, 8])
     torch.testing.assert_close(bigram.double(), torch.stack([left[0], left[1], right[1], right[2]]), atol=1e-5, rtol=0)
-    unigram = lower.unigram_entries(torch.tensor([7]))[0]
+    unigram = lower.ngram_entries(torch.tensor([[7]]))[0]
     want = [slow_entry(lower, [7, 0, 0])[0], slow_entry(lower, [0, 7, 0])[1], slow_entry(lower, [0, 0, 7])[2]]
     torch.testing.assert_close(unigram.double(), torch.stack(want), atol=1e-5, rtol=0)
 
@@ -94,16 +97,77 @@ def test_alone_equals_batched(lower: LocalLower) -> None:
         torch.testing.assert_close(together[i, : len(text)], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_back_off_takes_bigrams_then_unigrams(lower: LocalLower) -> None:
-    ids = torch.tensor([[7, 8, 9]])
-    n = torch.zeros(3, dtype=torch.bool)
-    cover = Cover(trigram=n, left=torch.tensor([False, True, False]), right=torch.tensor([True, False, False]))
-    got = lower._rows(windows_of(ids).reshape(-1, 3), cover).double()
-    middle_left = slow_entry(lower, [7, 8, 0])
-    torch.testing.assert_close(got[1, 0], middle_left[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(got[1, 1], middle_left[1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(got[1, 2], slow_entry(lower, [0, 0, 9])[2], atol=1e-5, rtol=0)
-    torch.testing.assert_close(got[0, 1], slow_entry(lower, [0, 7, 8])[1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(got[2, 1], slow_entry(lower, [0, 9, 0])[1], atol=1e-5, rtol=0)
-    assert got[0, 0].abs().max() == 0, "a missing neighbour must stay missing"
-    assert got[2, 2].abs().max() == 0
+@pytest.fixture(params=[2, 3, 4, 5])
+def of_n(request: pytest.FixtureRequest, teacher: Encoder) -> LocalLower:
+    """Lower layers over windows of 2 to 5 tokens, with random slots and folded matrices."""
+    lower, _, _ = split_encoder(teacher, 2, 2, request.param)
+    g = torch.Generator().manual_seed(request.param)
+    with torch.no_grad():
+        for p in (lower.slot_keys, lower.slot_values):
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+        lower.fold += torch.randn(lower.fold.shape, generator=g) * 0.05
+    return lower.eval().requires_grad_(False)
+
+
+def as_stored(lower: LocalLower, texts: list[list[int]], at_hand: set[tuple[int, ...]]) -> Tensor:
+    """The texts' rows by the store's own slow reference, from a store that has the n-grams `at_hand`."""
+    entries = {}
+    for ngram in at_hand:
+        rows = lower.ngram_entries(torch.tensor([ngram]))[0]
+        if len(ngram) == lower.n:  # stored as it is, missing neighbours included
+            rows = slow_entry(lower, list(ngram)).float()
+        entries[ngram] = rows.numpy()
+    return torch.from_numpy(reference.lookup([entries], texts, lower.shape.dim, lower.n)[0])
+
+
+def windows(text: list[int], n: int) -> list[tuple[int, ...]]:
+    """The window around each token, by counting."""
+    before = (n - 1) // 2
+    padded = [0] * before + text + [0] * (n - 1 - before)
+    return [tuple(padded[i : i + n]) for i in range(len(text))]
+
+
+TEXTS = [[2, 7, 8, 9, 10, 7, 8, 3], [2, 9, 3], [7]]
+
+
+def test_a_text_is_what_a_store_of_all_its_windows_gives(of_n: LocalLower) -> None:
+    got = of_n(pad_ids(TEXTS))
+    want = as_stored(of_n, TEXTS, {w for text in TEXTS for w in windows(text, of_n.n)})
+    together = torch.cat([got[i, : len(text)] for i, text in enumerate(TEXTS)])
+    torch.testing.assert_close(together, want, atol=2e-5, rtol=1e-4)
+    assert got[1, len(TEXTS[1]) :].abs().max() == 0, "padding must give nothing"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_back_off_fills_as_the_store_does(of_n: LocalLower, seed: int) -> None:
+    n, g = of_n.n, torch.Generator().manual_seed(seed)
+    ids = pad_ids(TEXTS)
+    held = {order: torch.zeros(ids.shape, dtype=torch.bool) for order in range(2, n + 1)}
+    at_hand = {(token,) for text in TEXTS for token in text}
+    chosen: dict[tuple[int, ...], bool] = {}  # the same n-gram is at hand everywhere or nowhere
+    for row, text in enumerate(TEXTS):
+        for order in held:
+            spans = [tuple(text[i : i + order]) for i in range(len(text) - order + 1)]
+            for i, ngram in enumerate(windows(text, n) if order == n else spans):
+                held[order][row, i] = chosen.setdefault(ngram, bool(torch.rand((), generator=g) < 0.4))
+    at_hand |= {ngram for ngram, yes in chosen.items() if yes}
+    got = of_n(ids, Cover(held))
+    together = torch.cat([got[i, : len(text)] for i, text in enumerate(TEXTS)])
+    torch.testing.assert_close(together, as_stored(of_n, TEXTS, at_hand), atol=2e-5, rtol=1e-4)
+
+
+def test_all_at_hand_is_the_exact_text(of_n: LocalLower) -> None:
+    ids = pad_ids(TEXTS)
+    every = Cover({order: torch.ones(ids.shape, dtype=torch.bool) for order in range(2, of_n.n + 1)})
+    torch.testing.assert_close(of_n(ids, every), of_n(ids), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_equal_windows_are_found_whatever_the_vocabulary(width: int) -> None:
+    g = torch.Generator().manual_seed(width)
+    vocab = 1 << 20
+    some = torch.tensor([0, 1, vocab - 2, vocab - 1])
+    rows = some[torch.randint(4, (400, width), generator=g)]
+    which, first = unique_rows(rows, vocab)
+    assert torch.equal(rows[first][which], rows)
+    assert len(first) == len({tuple(row) for row in rows.tolist()})

@@ -49,7 +49,7 @@ def test_importing_a_root_is_checked_at_once(manager: Manager, tiny_source: Path
     with pytest.raises(UnsupportedModel):
         manager.import_root("tiny", str(tmp_path / "nothing"))
     nan = float("nan")
-    for wrong in ({"alpha": 101}, {"alpha": nan}, {"split": 0}, {"options": {"steps": 0}}, {"options": {"x": 1}}):
+    for wrong in ({"alpha": 101}, {"alpha": nan}, {"split": 0}, {"options": {"steps": -1}}, {"options": {"x": 1}}):
         with pytest.raises(InvalidInput):
             manager.import_root("tiny", str(tiny_source), **wrong)
     assert manager.jobs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module
 from hmi.model.packed import run_packed, segments_of
 from hmi.model.root import Root
+from hmi.modulespec import Kind
 
 
 def trained(root: Root, kind: str, rank: int, seed: int) -> TenantModule:
@@ -39,11 +41,11 @@ def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) 
 
 @pytest.mark.parametrize("cls_only", [True, False])
 def test_a_mixed_batch_equals_one_by_one(tiny_root: Root, cls_only: bool) -> None:
-    kinds = [("lora", 4), ("lora", 8), ("parallel", 24), ("parallel", 4), None, ("lora", 1)]
+    kinds = [("lora", 4), ("lora", 8), ("parallel", 24), None, ("lora", 1), *((kind, 5) for kind in get_args(Kind))]
     modules = [None if k is None else trained(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
     rng = random.Random(0)
-    for trial in range(5):
-        chosen = [rng.choice(modules) for _ in range(9)]
+    for trial in range(6):
+        chosen = [*rng.sample(modules, 12), modules[trial]]
         lengths = [rng.randint(1, 12) for _ in chosen]
         g = torch.Generator().manual_seed(trial)
         texts = [torch.randn(n, tiny_root.dim, generator=g) for n in lengths]
@@ -69,13 +71,13 @@ def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
     x = torch.randn(6, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     heads = tiny_root.info.shape.heads
     plain = run_packed(tiny_root.upper, x, [0, 6], [None], heads, cls_only=False)
-    for kind in ("lora", "parallel"):
+    for kind in get_args(Kind):
         fresh = new_module(ModuleSpec(kind=kind, rank=4), tiny_root.info.shape, len(tiny_root.upper))
         got = run_packed(tiny_root.upper, x, [0, 6], [fresh.requires_grad_(False)], heads, cls_only=False)
         torch.testing.assert_close(got, plain, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "rank"), [("lora", 5), ("parallel", 3)])
+@pytest.mark.parametrize(("kind", "rank"), [(kind, 3) for kind in get_args(Kind)])
 def test_a_module_survives_storage(tiny_root: Root, kind: str, rank: int) -> None:
     module = trained(tiny_root, kind, rank, 3)
     again = module_from(module.state_dict())

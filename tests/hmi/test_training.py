@@ -6,8 +6,9 @@ import torch
 
 from hmi.core import ModuleSpec
 from hmi.model.batching import pad_ids
+from hmi.model.bodies import Examples
 from hmi.model.root import Root
-from hmi.model.training import Examples, Trainer, TrainPlan, choose_epochs
+from hmi.model.training import TrainPlan, choose_epochs, tenant_trainer
 from tests.tiny import random_texts
 
 
@@ -29,7 +30,8 @@ def examples(root: Root, seed: int, count: int = 60) -> Examples:
     return Examples([len(e) for e in encoded], [e.types for e in encoded], features, [[i % 2] for i in range(count)])  # type: ignore[arg-type]
 
 
-PLAN = TrainPlan("classification", 2, ModuleSpec(rank=4), lr=1e-2, epochs=10, batch=8, seed=3)
+MODULE = ModuleSpec(rank=4)
+PLAN = TrainPlan("classification", 2, lr=1e-2, epochs=10, batch=8, seed=3)
 
 
 def quiet(step: int, total: int, loss: float) -> None:
@@ -39,7 +41,7 @@ def quiet(step: int, total: int, loss: float) -> None:
 
 def test_it_learns_and_leaves_the_root_alone(tiny_root: Root) -> None:
     before = {k: v.clone() for k, v in tiny_root.upper.state_dict().items()}
-    trainer = Trainer(tiny_root, PLAN, examples(tiny_root, 0))
+    trainer = tenant_trainer(tiny_root, MODULE, PLAN, examples(tiny_root, 0))
     assert list(trainer.epochs(quiet)) == list(range(1, 11))
     test = examples(tiny_root, 1)
     hits = sum(int(x.argmax()) == t[0] for x, t in zip(trainer.predict(test), test.targets, strict=True))
@@ -49,14 +51,14 @@ def test_it_learns_and_leaves_the_root_alone(tiny_root: Root) -> None:
 
 def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root) -> None:
     train = examples(tiny_root, 0)
-    unbroken = Trainer(tiny_root, PLAN, train)
+    unbroken = tenant_trainer(tiny_root, MODULE, PLAN, train)
     list(unbroken.epochs(quiet))
-    first = Trainer(tiny_root, PLAN, train)
+    first = tenant_trainer(tiny_root, MODULE, PLAN, train)
     runs = first.epochs(quiet)
     for _ in range(3):
         next(runs)
     state = {**first.state(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
-    second = Trainer(tiny_root, PLAN, train)
+    second = tenant_trainer(tiny_root, MODULE, PLAN, train)
     second.load({k: v for k, v in state.items() if not k.startswith("optimiser.")})
     second.load_optimiser(state)
     list(second.epochs(quiet, start=3))

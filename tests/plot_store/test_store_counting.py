@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from plot_store import runs
-from plot_store.counted import CountedNgrams
+from plot_store.counted import Among, CountedNgrams
 from plot_store.counting import LEAST_MEMORY, NgramCounter
 from plot_store.errors import Closed, Damaged, Invalid, StoreFull
 from plot_store.tally import Tally, combined, tally
@@ -319,3 +319,28 @@ def test_keys_keep_ngrams_and_their_order(order: int) -> None:
 
 def same(a: Tally, b: Tally) -> bool:
     return np.array_equal(a.keys, b.keys) and np.array_equal(a.counts, b.counts)
+
+
+def odd_ends(ngrams: np.ndarray) -> np.ndarray:
+    return np.asarray(ngrams[:, -1] % 2 == 1)
+
+
+@pytest.mark.parametrize("among", [None, odd_ends])
+@pytest.mark.usefixtures("small_buffers")
+def test_the_most_frequent_of_some(tmp_path: Path, among: Among | None) -> None:
+    texts = random_texts(8, 400)
+    counted = count(tmp_path, texts)
+    for order in (2, 3):
+        wanted = slow_counts(texts, order, 3)
+        if among is not None:
+            wanted = Counter({ngram: c for ngram, c in wanted.items() if ngram[-1] % 2})
+        assert counted.histogram(order, among) == Counter(wanted.values())
+        ranked = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
+        for most in (0, 1, 7, len(ranked) // 2, len(ranked), len(ranked) + 9):
+            for least in (1, 3):
+                chosen = [(-c.bit_length(), ngram) for ngram, c in ranked[:most] if c >= least]
+                chunks = counted.most_frequent(order, most, least, among)
+                found = [tuple(map(int, ngram)) for chunk in chunks for ngram in chunk]
+                assert found == [ngram for _, ngram in sorted(chosen)]
+    with pytest.raises(Invalid, match="most"):
+        list(counted.most_frequent(3, -1))

@@ -11,7 +11,7 @@ from typing import Any
 from hmi.api.errors import over
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.route import Call, Reply
-from hmi.api.schemas_infer import InferAnswer, InferBody, MixedItem, Output, TokensInput
+from hmi.api.schemas_infer import InferAnswer, InferBody, LabelScore, MixedItem, Output, TokensInput
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult
@@ -118,7 +118,7 @@ def _checked_tokens(tokens: list[str], field: str, limit: int) -> list[str]:
 
 
 def _is_large(results: Sequence[InferResult]) -> bool:
-    return sum(1 + len(r.scores or ()) + len(r.tags or ()) for r in results) > OFF_LOOP_VALUES
+    return sum(1 + len(r.scores or ()) + len(r.tags or ()) + len(r.embedding or ()) for r in results) > OFF_LOOP_VALUES
 
 
 async def _run(call: Call, placed: Sequence[Placed]) -> Sequence[InferResult]:
@@ -156,8 +156,11 @@ def _output(result: InferResult) -> Output:
         label=result.label,
         score=result.score,
         scores=result.scores,
+        labels=None if result.labels is None else [LabelScore(label=n, score=p) for n, p in result.labels],
+        value=result.value,
         tags=result.tags,
         tag_scores=result.tag_scores,
+        embedding=result.embedding,
         truncated=result.truncated,
     )
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
-from hmi.api.schemas_manage import CreateModel, ModelList, ModelQuery, ModelView, RollbackModel, UpdateModel
+from hmi.api.schemas_manage import (
+    CreateModel,
+    ImportModule,
+    ModelList,
+    ModelQuery,
+    ModelView,
+    ModuleExport,
+    RollbackModel,
+    UpdateModel,
+)
 from hmi.api.views import model_view
 from hmi.core import DomainId, JobRecord, ModelId
 
@@ -23,7 +33,7 @@ async def create_model(call: Call) -> Reply:
         body.model,
         domain=str(DomainId.parse(body.domain)),
         task=body.task,
-        data=call.files["data"],
+        data=call.files.get("data"),
         dev=call.files.get("dev"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
         job_limit=_job_limit(call),
@@ -45,12 +55,32 @@ async def update_model(call: Call) -> Reply:
     job = await asyncio.to_thread(
         call.services.manager.update_model,
         str(call.model()),
-        data=call.files["data"],
+        data=call.files.get("data"),
         dev=call.files.get("dev"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
         job_limit=_job_limit(call),
     )
     return accepted(job)
+
+
+async def import_module(call: Call) -> Reply:
+    body: ImportModule = call.body
+    model = ModelId.parse(body.model)
+    call.caller.must_reach(model.tenant, f"tenant {model.tenant!r}")
+    job = await asyncio.to_thread(
+        call.services.manager.import_module,
+        body.model,
+        domain=str(DomainId.parse(body.domain)),
+        task=body.task,
+        files=call.files,
+        options=body.options.model_dump(mode="json", exclude_unset=True),
+        job_limit=_job_limit(call),
+    )
+    return accepted(job)
+
+
+async def export_module(call: Call) -> Reply:
+    return Reply(await asyncio.to_thread(_exported, call), large=True)
 
 
 async def rollback_model(call: Call) -> Reply:
@@ -75,6 +105,14 @@ def _job_limit(call: Call) -> int | None:
 
 def _view(call: Call) -> ModelView:
     return model_view(call.services.manager.model(str(call.model())))
+
+
+def _exported(call: Call) -> ModuleExport:
+    made = call.services.manager.export_module(str(call.model()))
+    files = {name: base64.b64encode(data).decode() for name, data in made.files.items()}
+    return ModuleExport(
+        model=made.model, version=made.version, format="adapters 1.3.0", files=files, left_out=made.left_out
+    )
 
 
 def _page(call: Call, query: ModelQuery, tenant: str | None) -> ModelList:

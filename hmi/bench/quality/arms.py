@@ -1,0 +1,65 @@
+"""The columns of the tables: what each trains, on which features, over which learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hmi.bench.quality.models import Models
+from hmi.core import ModuleSpec
+from hmi.model.bodies import Body, EncoderBody, ModuleBody, UpperBody
+from hmi.model.modules import new_module
+
+Reads = Literal["ids", "lower", "plot"]
+"""Token ids; the source's own hidden states at the split; PLOT rows."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One column. `body(models, seed)` makes what is trained. `says`: what it is, in a table's words."""
+
+    name: str
+    says: str
+    reads: Reads
+    lrs: tuple[float, ...]
+    body: Callable[[Models, int], Body]
+    module: ModuleSpec | None = None
+
+
+def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Body]:
+    def body(models: Models, seed: int) -> Body:
+        torch.manual_seed(seed)
+        upper = models.source_upper if of_source else models.root.upper
+        return ModuleBody(upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads)
+
+    return body
+
+
+SHARED = Arm(
+    "shared", "frozen encoder, a head", "ids", (1e-3, 3e-3, 1e-2), lambda m, _: EncoderBody(m.source, tuned=False)
+)
+DEDICATED = Arm(
+    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4), lambda m, _: EncoderBody(m.source, tuned=True)
+)
+PLOT_ONLY = Arm(
+    "plot_only", "upper layers of its own on the PLOT", "plot", (6e-5, 1.2e-4, 2.4e-4),
+    lambda m, _: UpperBody(m.root.upper, m.root.info.shape.heads),
+)  # fmt: skip
+
+
+def adapter_only(module: ModuleSpec) -> Arm:
+    """A tenant module in the source's upper layers, above its true lower layers."""
+    body = _module(module, of_source=True)
+    return Arm("adapter_only", "a module on the true lower layers", "lower", (1e-3, 2e-3, 3e-3), body, module)
+
+
+def hbert(module: ModuleSpec) -> Arm:
+    """What HMI serves: a tenant module in the root's upper layers, on the PLOT."""
+    return Arm("hbert", "a module on the PLOT", "plot", (1e-3, 2e-3, 3e-3), _module(module, of_source=False), module)
+
+
+def columns(module: ModuleSpec) -> list[Arm]:
+    return [DEDICATED, hbert(module), PLOT_ONLY, adapter_only(module), SHARED]

@@ -1,0 +1,78 @@
+"""From runs to the main table: mean and standard error over seeds, and the ratio to a dedicated copy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hmi.bench.quality.ledger import Spec
+
+OWN = "dedicated"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Test scores of one cell, in points of a hundred."""
+
+    mean: float
+    error: float | None
+    """Standard error of the mean; None for one seed."""
+    seeds: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """scores[task][arm]; the arms in the order they are shown."""
+
+    tasks: tuple[str, ...]
+    arms: tuple[str, ...]
+    scores: dict[str, dict[str, Score]]
+
+    def ratio(self, task: str, arm: str) -> float | None:
+        """How much of a dedicated copy's score an arm reaches on a task; None where either is lacking."""
+        found, own = self.scores[task].get(arm), self.scores[task].get(OWN)
+        return None if found is None or own is None else found.mean / own.mean
+
+    def mean_ratio(self, arm: str) -> float | None:
+        """The mean of `ratio` over the tasks that have both."""
+        ratios = [r for r in (self.ratio(task, arm) for task in self.tasks) if r is not None]
+        return statistics.mean(ratios) if ratios else None
+
+
+def table(runs: Sequence[tuple[Spec, Any]], tasks: Sequence[str], arms: Sequence[str]) -> Table:
+    """The cells that have test scores. Of several module kinds or roots in one arm only one may be among `runs`."""
+    scores: dict[str, dict[str, Score]] = {task: {} for task in tasks}
+    for task in tasks:
+        for arm in arms:
+            found = [(s, r) for s, r in runs if s["task"] == task and s["arm"] == arm and s.get("test")]
+            if found:
+                values = [100 * r["test"] for _, r in found]
+                scores[task][arm] = Score(statistics.mean(values), _error(values), len(values), found[0][0]["lr"])
+    return Table(tuple(tasks), tuple(arms), scores)
+
+
+def markdown(found: Table) -> str:
+    """A table with a row for each task, the mean ratios below."""
+    lines = ["| task | " + " | ".join(found.arms) + " |", "|---" * (len(found.arms) + 1) + "|"]
+    for task in found.tasks:
+        lines.append(f"| {task} | " + " | ".join(_cell(found, task, arm) for arm in found.arms) + " |")
+    ratios = [found.mean_ratio(arm) for arm in found.arms]
+    lines.append("| **mean ÷ dedicated** | " + " | ".join("–" if r is None else f"{r:.3f}" for r in ratios) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: Table, task: str, arm: str) -> str:
+    score = found.scores[task].get(arm)
+    if score is None:
+        return "–"
+    ratio = found.ratio(task, arm)
+    shown = f"{score.mean:.1f}" if score.error is None else f"{score.mean:.1f} ± {score.error:.1f}"
+    return shown if ratio is None or arm == OWN else f"{shown} ({ratio:.3f})"
+
+
+def _error(values: list[float]) -> float | None:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

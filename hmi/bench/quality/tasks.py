@@ -1,0 +1,85 @@
+"""The tasks: which labelled sets, how many rows of each, and how they are split. Test rows are only ever scored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.core import Task
+from hmi.errors import InvalidInput
+from hmi.jobs.rows import Row, read_rows
+
+TRAIN, DEV, TEST = 2_000, 1_000, 1_500
+SPLIT_SEED = 20_26
+
+
+@dataclass(frozen=True)
+class QualityTask:
+    """One labelled set. `length`: tokens that every model reads of a text."""
+
+    name: str
+    kind: Task
+    domain: str
+    length: int = 128
+
+
+TASKS = (
+    QualityTask("bc5cdr", "tagging", "biomedical"),
+    QualityTask("bc2gm", "tagging", "biomedical"),
+    QualityTask("jnlpba_devtest", "tagging", "biomedical"),
+    QualityTask("scierc_ner", "tagging", "computer science"),
+    QualityTask("atis_slots", "tagging", "dialogue", 64),
+    QualityTask("chemprot", "classification", "biomedical"),
+    QualityTask("nicta_piboso", "classification", "biomedical"),
+    QualityTask("sci_cite", "classification", "science"),
+    QualityTask("mag_fields", "classification", "science", 64),
+    QualityTask("scierc_relation", "classification", "computer science"),
+    QualityTask("financial_phrasebank", "classification", "economics"),
+    QualityTask("reuters_r8", "classification", "economics"),
+    QualityTask("sst2", "classification", "reviews", 64),
+    QualityTask("clinc_work", "classification", "dialogue", 64),
+    QualityTask("sick", "pair", "captions", 64),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one task, capped and in a fixed order."""
+
+    train: list[Row]
+    dev: list[Row]
+    test: list[Row]
+
+
+def named(names: Sequence[str]) -> list[QualityTask]:
+    """The tasks of these names, all for none. Raises InvalidInput."""
+    known = {task.name: task for task in TASKS}
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"task {name!r} is unknown: use one of {', '.join(known)}", field="task")
+    return [known[name] for name in names] if names else list(TASKS)
+
+
+def load(task: QualityTask, sets: Path) -> Rows:
+    """Read `sets/<name>/{train,dev,test}.jsonl.gz`. Where there is no dev, a tenth of train becomes it.
+
+    Raises InvalidInput where the set is not there, InvalidData where its rows are not of the task.
+    """
+    folder = sets / task.name
+    if not (folder / "train.jsonl.gz").is_file():
+        raise InvalidInput(f"{folder} holds no train.jsonl.gz: name the folder of the labelled sets", field="sets")
+    parts = {name: _shuffled(folder / f"{name}.jsonl.gz", task) for name in ("train", "dev", "test")}
+    if not parts["dev"]:
+        held = len(parts["train"]) // 10
+        parts["dev"], parts["train"] = parts["train"][:held], parts["train"][held:]
+    return Rows(parts["train"][:TRAIN], parts["dev"][:DEV], parts["test"][:TEST])
+
+
+def _shuffled(path: Path, task: QualityTask) -> list[Row]:
+    if not path.is_file():
+        return []
+    rows = read_rows(path, task.kind, field=path.name)
+    random.Random(SPLIT_SEED).shuffle(rows)
+    return rows

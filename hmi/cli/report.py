@@ -1,0 +1,71 @@
+"""`hmi model report`: the held-out report of a model's version, for reading and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.output import notes, print_fields, print_json, print_table
+from hmi.cli.plot import reliability_svg
+from hmi.cli.session import Session
+from hmi.errors import InvalidInput, NotFound
+from hmi.model.files import write_bytes
+
+
+@click.command("report", cls=Command)
+@click.argument("name", metavar="TENANT.MODEL")
+@click.option("--version", type=int, help="Default: the one that answers.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the reliability plot here, as SVG."
+)
+@as_json
+@pass_session
+def report(session: Session, name: str, version: int | None, plot: Path | None, as_json: bool) -> None:
+    """How the model did on held-out rows: scores of each label, what is taken for what, and calibration."""
+    with session.calls() as calls:
+        found = calls.request("GET", f"/manage/models/{name}")
+    wanted = found["current"] if version is None else version
+    metrics = next((v["metrics"] for v in found["versions"] if v["version"] == wanted), None)
+    if metrics is None:
+        have = ", ".join(str(v["version"]) for v in found["versions"])
+        raise NotFound(f"model {name} has no version {wanted}: choose one of {have}", field="version")
+    if plot is not None:
+        _write_plot(plot, f"{name}, version {wanted}", metrics)
+    print_json(metrics) if as_json else _show(metrics)
+
+
+def brief(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The single figures among the metrics, for tables that have a line for each version."""
+    return {name: value for name, value in metrics.items() if not isinstance(value, Mapping | list | tuple)}
+
+
+def _show(metrics: Mapping[str, Any]) -> None:
+    print_fields(brief(metrics))
+    labels = [{"label": label, **scores} for label, scores in metrics.get("per_label", {}).items()]
+    if labels:
+        columns = {"label": "LABEL", "f1": "F1", "precision": "PRECISION", "recall": "RECALL", "support": "ROWS"}
+        print_table(labels, columns, "")
+    if "confusion" in metrics:
+        names = metrics["confusion"]["labels"]
+        rows = [
+            {"gold": name, **{str(i): n for i, n in enumerate(row)}}
+            for name, row in zip(names, metrics["confusion"]["rows"], strict=True)
+        ]
+        print_table(rows, {"gold": "IS \\ TAKEN FOR", **{str(i): name for i, name in enumerate(names)}}, "")
+    if "calibration" in metrics:
+        columns = {"rows": "ANSWERS", "confidence": "PROBABILITY GIVEN", "right": "SHARE RIGHT"}
+        print_table(metrics["calibration"]["bins"], columns, "")
+        print_fields({"expected calibration error": metrics["calibration"]["ece"]})
+    for warning in metrics.get("warnings", ()):
+        notes.print(f"note: {warning}")
+
+
+def _write_plot(path: Path, title: str, metrics: Mapping[str, Any]) -> None:
+    if "calibration" not in metrics:
+        raise InvalidInput("this version has no calibration: its task gives no probabilities", field="plot")
+    write_bytes(path, reliability_svg(title, metrics["calibration"]).encode())
+    notes.print(f"the plot is in {path}")

@@ -1,0 +1,162 @@
+"""Which rows are trained on and which are held out, what is strange about them, and how held-out rows are judged."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hmi.errors import InvalidData
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.rows import Row
+from hmi.model.batching import Encoded
+from hmi.model.tagging import breaks
+from hmi.model.tasks import Gold, TaskKind
+from hmi.model.tokenizer import Tokenizer
+from hmi.model.windows import encode_texts
+
+DEV_SHARE, SMALL_DEV_SHARE, SMALL = 0.1, 0.2, 100
+"""The share of the rows that is held out where the user gives no dev rows; more of fewer rows than SMALL."""
+MAX_DEV = 1_000
+FEW_DEV = 20
+"""On fewer held-out rows the best epoch is chance: the last one is kept."""
+IMBALANCE = 10
+"""Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows with their tokenised texts; `owners[i]` is the row of `encoded[i]` where long texts have several windows."""
+
+    rows: list[Row]
+    encoded: list[Encoded]
+    owners: list[int] | None = None
+
+    def of_rows(self) -> list[list[int]]:
+        """For each row the indices of its windows."""
+        if self.owners is None:
+            return [[i] for i in range(len(self.rows))]
+        out: list[list[int]] = [[] for _ in self.rows]
+        for i, owner in enumerate(self.owners):
+            out[owner].append(i)
+        return out
+
+
+def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, windows: bool) -> Split:
+    texts = encode_texts(tokenizer, [row.text for row in rows], max_length, windows=windows)
+    owners = [i for i, text in enumerate(texts) for _ in text]
+    return Split(rows, [window for text in texts for window in text], owners)
+
+
+def hold_out(rows: list[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """(training rows, held-out rows). Where rows have one label each, of each label its share, and never its last row.
+
+    Raises InvalidData where every row has a label of its own.
+    """
+    share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
+    wanted = min(MAX_DEV, max(1, round(share * len(rows))))
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    groups: dict[Gold, list[int]] = defaultdict(list)
+    for i in order:
+        label = rows[i].label
+        groups[label if isinstance(label, str) else ""].append(i)
+    spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
+    random.Random(seed).shuffle(spare)
+    held = set(spare[:wanted])
+    if not held:
+        raise InvalidData("every row has a label of its own: give at least two rows of a label", field="data")
+    return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]
+
+
+def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool) -> list[str]:
+    """What a user should know of these rows, in sentences. None of it is an error."""
+    return [*_tag_remarks(task, train), *_label_remarks(task, train, dev), *_size_remarks(dev, dev_given)]
+
+
+def imbalance(rows: Sequence[Row]) -> tuple[float, str, str] | None:
+    """(times, commonest label, rarest label) of rows with one label each; None for others."""
+    counts = Counter(row.label for row in rows if isinstance(row.label, str))
+    if len(counts) < 2:
+        return None
+    (common, most), *_, (rare, least) = counts.most_common()
+    return most / least, common, rare
+
+
+def merged_outputs(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Each row's output from those of its windows."""
+    return [
+        task.merge([outputs[i] for i in mine], [split.encoded[i] for i in mine], _words(row))
+        for row, mine in zip(split.rows, split.of_rows(), strict=True)
+    ]
+
+
+def judge(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Held-out metrics of one split."""
+    return task.score([row.label for row in split.rows], merged_outputs(task, split, outputs))
+
+
+def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
+    """What is learnt of each window."""
+    out: list[list[float]] = [[]] * len(split.encoded)
+    for row, mine in zip(split.rows, split.of_rows(), strict=True):
+        targets = task.targets(row.label, [split.encoded[i] for i in mine])
+        for i, target in zip(mine, targets, strict=True):
+            out[i] = target
+    return out
+
+
+def class_weights(
+    task: TaskKind, train: Split, targets: Sequence[Sequence[float]], options: FineTuneOptions
+) -> tuple[float, ...] | None:
+    """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task has no classes."""
+    if options.class_weights == "off":
+        return None
+    if options.class_weights == "auto":
+        skewed = imbalance(train.rows)
+        if skewed is None or skewed[0] < IMBALANCE:
+            return None
+    return tuple(task.weights(targets, task.outputs).tolist())
+
+
+def _words(row: Row) -> int:
+    return len(row.text) if isinstance(row.text, list) else 0
+
+
+def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
+    if task.name != "tagging":
+        return []
+    broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)]))
+    if not broken:
+        return []
+    shown = "; ".join(f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5])
+    read = "are read as slips" if task.rules.scheme == "bio" else "are kept as they are, so answers may begin so, too"
+    return [f"{len(broken)} entities begin with I- instead of B- ({shown}): they {read}"]
+
+
+def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str]:
+    out = []
+    unknown = [labels for labels in (task.unknown(row.label) for row in dev) if labels]
+    if unknown:
+        names = ", ".join(sorted(set().union(*unknown))[:5])
+        out.append(f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count as errors")
+    skewed = imbalance(train)
+    if skewed is not None and skewed[0] >= IMBALANCE:
+        times, common, rare = skewed
+        out.append(
+            f"{common!r} has {times:.0f} times the rows of {rare!r}: look at the scores of each label, "
+            "and try class_weights=balanced if the rare ones matter"
+        )
+    return out
+
+
+def _size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
+    if len(dev) >= FEW_DEV:
+        return []
+    cure = "" if dev_given else ", or give dev rows"
+    return [f"these scores rest on {len(dev)} held-out rows: read them as a hint{cure}"]

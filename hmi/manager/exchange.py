@@ -1,0 +1,132 @@
+"""Tenants' modules to and from the format of the `adapters` library. `hmi.model.interchange` converts them.
+
+torch takes seconds to import, so what needs it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
+from hmi.errors import Conflict, InvalidInput
+from hmi.jobs.options import FineTuneOptions
+from hmi.manager.domains import Domains
+from hmi.manager.models import model_exists
+from hmi.manager.parts import Parts, checked_options
+
+if TYPE_CHECKING:
+    from hmi.model.root import RootInfo
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModuleFiles:
+    """An exported module: its files by name as `adapters` expects them, and what could not come along, and why."""
+
+    model: str
+    version: int
+    files: dict[str, bytes]
+    left_out: list[str] = field(default_factory=list)
+
+
+class Exchange:
+    """What users may do with modules besides training them."""
+
+    def __init__(self, parts: Parts, domains: Domains) -> None:
+        self._parts, self._domains = parts, domains
+
+    def export(self, model: str) -> ModuleFiles:
+        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin)."""
+        from safetensors.torch import save
+
+        from hmi.model.interchange import write_adapter_config
+        from hmi.model.interchange_tensors import HeadTwin, write_head, write_module
+
+        wanted = ModelId.parse(model)
+        live = self._parts.registry.model(wanted).live
+        if live.module is None:
+            raise InvalidInput(f"model {wanted} has no module: there is nothing to export", field="model")
+        info = self._root(live.root, live.root_version)
+        config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
+        state = self._parts.adapters.get(live.artefact)
+        module = {k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")}
+        files = {
+            "adapter_config.json": _json(config),
+            "adapter.safetensors": save(write_module(wanted.name, module, info.split)),
+        }
+        left_out: list[str] = []
+        head = HeadTwin(live.task, live.labels, state["head.out.weight"].float(), state["head.out.bias"].float())
+        written = write_head(wanted.name, head, info.shape)
+        if isinstance(written, str):
+            left_out.append(f"head: {written}")
+        else:
+            files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
+        return ModuleFiles(str(wanted), live.version, files, left_out)
+
+    def import_(
+        self, model: str, domain: str, task: str, files: Mapping[str, Path | bytes],
+        options: Mapping[str, Any] | None, job_limit: int | None,
+    ) -> JobRecord:  # fmt: skip
+        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its configuration.
+
+        Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded, StorageFull.
+        """
+        from hmi.model.interchange import read_adapter_config
+
+        wanted, branch = ModelId.parse(model), DomainId.parse(domain)
+        self._parts.registry.tenant(wanted.tenant)
+        if model_exists(self._parts, wanted):
+            raise Conflict(f"model {wanted} exists already: choose another name", field="model")
+        _check_parts(files)
+        if task == "embedding" or task not in get_args(Task):
+            known = ", ".join(t for t in get_args(Task) if t != "embedding")
+            raise InvalidInput(f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task")
+        plot = self._domains.current(branch)
+        info = self._root(branch.root, plot.meta["root_version"])
+        twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
+        checked = _with_module(options, twin.spec.model_dump(mode="json"))
+        spec = {"model": str(wanted), "domain": str(branch), "task": task, "mode": "import", "options": checked}
+        inputs = {name.replace("_", "-"): file for name, file in files.items()}
+        return self._parts.runner.submit("fine_tune", spec, wanted.tenant, inputs, tenant_limit=job_limit)
+
+    def _root(self, name: str, version: str) -> RootInfo:
+        from hmi.model.root import read_root_info
+
+        return read_root_info(self._parts.layout.roots / check_name(name, "root") / version)
+
+
+def _check_parts(files: Mapping[str, Path | bytes]) -> None:
+    """Raises InvalidInput unless a head comes along whole, or rows to train one."""
+    if "dev" in files and "data" not in files:
+        raise InvalidInput("dev holds rows out, but there are no rows to train on: give data, too", field="data")
+    if ("head" in files) != ("head_config" in files):
+        raise InvalidInput("head and head_config go together: give both, or neither", field="head")
+    if "head" not in files and "data" not in files:
+        raise InvalidInput(
+            "the adapter came without a head: give rows (data; on the command line --rows) to train one, or save it "
+            "with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
+            field="data",
+        )
+
+
+def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any]) -> dict[str, Any]:
+    if "module" in (options or {}):
+        raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
+    return checked_options(FineTuneOptions, {**(options or {}), "module": module})
+
+
+def _small(file: Path | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise InvalidInput("adapter_config is no configuration: it is over 1 MiB", field="adapter_config")
+    return file.read_bytes()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"

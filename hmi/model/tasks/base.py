@@ -1,0 +1,161 @@
+"""What every kind of task answers for: what the head reads and gives, targets, loss, answers, metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from hmi.core import Task, TaskRules
+from hmi.errors import InvalidData, InvalidInput
+from hmi.model.batching import Encoded
+from hmi.model.heads import Reads, reads_of
+
+Gold = str | float | tuple[str, ...]
+"""A row's right answer: a label, a value, one tag a word, or a set of labels."""
+IGNORE = -100
+"""The target of a token that is not scored."""
+MAX_LABELS = 1_000
+HEAVIEST = 10.0
+"""No class weighs more than this: beyond it a handful of rows would steer every step."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one input; what its task does not have is None."""
+
+    label: str | None = None
+    score: float | None = None
+    scores: dict[str, float] | None = None
+    """The probability of every label, where it was asked for."""
+    labels: list[tuple[str, float]] | None = None
+    """Of a multi-label task: the labels given with their probabilities, the likeliest first."""
+    value: float | None = None
+    tags: list[str] | None = None
+    tag_scores: list[float] | None = None
+    embedding: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class TaskKind(ABC):
+    """One model's task: its kind, its labels and the rules that its answers follow.
+
+    The class methods know the kind only, which is enough to train a batch.
+    """
+
+    labels: tuple[str, ...] = ()
+    rules: TaskRules = field(default_factory=TaskRules)
+
+    name: ClassVar[Task]
+    example: ClassVar[str]
+    """A row, as errors show it."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether an input is two texts."""
+        return self.rules.paired
+
+    @property
+    def form(self) -> tuple[type, str]:
+        """The type of an input, and what to call it."""
+        return (tuple, "text and text_pair") if self.paired else (str, "a text")
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a long text may be read in windows; a pair's longer text loses its end instead."""
+        return not self.paired
+
+    @property
+    def reads(self) -> Reads:
+        """What the head reads."""
+        return reads_of(self.name, paired=self.paired, pooling=self.rules.pooling)
+
+    @classmethod
+    @abstractmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
+        """Labels and rules as the training rows have them. Raises InvalidData naming `field`."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers the head gives."""
+
+    @abstractmethod
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        """What is learnt of one row: a list for each of its windows."""
+
+    @classmethod
+    @abstractmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        """The mean loss of a batch. logits [B, outputs], of tagging [B, T, outputs]; weights: those of `weights`."""
+
+    @classmethod
+    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
+        """Balanced class weights [outputs]: rows ÷ (classes × the class' rows), at most HEAVIEST.
+
+        Raises InvalidInput where the task has no classes.
+        """
+        raise InvalidInput(
+            f"class_weights are for labels, which {cls.name} has not: leave them off", field="options.class_weights"
+        )
+
+    @abstractmethod
+    def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
+        """One row's output from its windows' ([outputs], of tagging [T_i, outputs]); it has so many words."""
+
+    @abstractmethod
+    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+        """The decision from one row's merged output."""
+
+    @abstractmethod
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        """Held-out metrics, with those that a report draws."""
+
+    def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Self:
+        """This task with what is chosen on held-out rows."""
+        return self
+
+    def unknown(self, gold: Gold) -> set[str]:
+        """Labels of a held-out row that the training rows lack."""
+        return set()
+
+
+def mean_output(outputs: Sequence[Tensor]) -> Tensor:
+    """The mean over windows; of one window its own bits."""
+    return outputs[0] if len(outputs) == 1 else torch.stack(list(outputs)).mean(0)
+
+
+def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
+    """How often each label occurs; raises InvalidData for one only, or more than MAX_LABELS."""
+    counts: Counter[str] = Counter()
+    for gold in golds:
+        assert not isinstance(gold, float)
+        counts.update([gold] if isinstance(gold, str) else gold)
+    if len(counts) < 2:
+        raise InvalidData(
+            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least two classes",
+            field=field,
+        )
+    refuse_many(len(counts), field)
+    return counts
+
+
+def refuse_many(count: int, field: str) -> None:
+    if count > MAX_LABELS:
+        raise InvalidData(
+            f"{field} has {count} different labels, more than {MAX_LABELS}: "
+            "check that `label` holds a class and not an id or a free text",
+            field=field,
+        )
+
+
+def balanced(ids: Iterable[float], outputs: int) -> Tensor:
+    """Weights [outputs] by which every class counts alike, bounded by HEAVIEST; 1 for a class without rows."""
+    counts = Counter(int(i) for i in ids if i != IGNORE)
+    seen = sum(counts.values())
+    return torch.tensor([min(HEAVIEST, seen / (len(counts) * counts[i])) if counts[i] else 1.0 for i in range(outputs)])

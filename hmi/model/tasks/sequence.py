@@ -1,0 +1,76 @@
+"""One label for a text, or for a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.core import Task
+from hmi.model.batching import Encoded
+from hmi.model.scoring import calibration, score_labels
+from hmi.model.tasks.base import Answer, Gold, TaskKind, balanced, checked_labels, mean_output
+
+
+@dataclass(frozen=True)
+class Classification(TaskKind):
+    """Softmax over the labels; of a long text, over the mean of its windows' logits."""
+
+    name: ClassVar[Task] = "classification"
+    example: ClassVar[str] = '{"text": "…", "label": "…"}'
+
+    @classmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
+        return cls(tuple(sorted(checked_labels(golds, field))))
+
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        return [[self.labels.index(str(gold))] for _ in windows]
+
+    @classmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
+
+    @classmethod
+    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
+        return balanced((t[0] for t in targets), outputs)
+
+    def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
+        return mean_output(outputs)
+
+    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+        probabilities = merged.softmax(-1)
+        best = int(probabilities.argmax())
+        every = dict(zip(self.labels, probabilities.tolist(), strict=True)) if scores else None
+        return Answer(label=self.labels[best], score=float(probabilities[best]), scores=every)
+
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        answers = [self.answer(m) for m in merged]
+        got = [a.label or "" for a in answers]
+        right = [g == p for g, p in zip(golds, got, strict=True)]
+        return {
+            **score_labels([str(g) for g in golds], got, self.labels),
+            "calibration": calibration([a.score or 0.0 for a in answers], right),
+        }
+
+    def unknown(self, gold: Gold) -> set[str]:
+        return {str(gold)} - set(self.labels)
+
+
+@dataclass(frozen=True)
+class Pair(Classification):
+    """The same for two texts."""
+
+    name: ClassVar[Task] = "pair"
+    example: ClassVar[str] = '{"text": "…", "text_pair": "…", "label": "…"}'
+
+    @property
+    def paired(self) -> bool:
+        return True

@@ -1,0 +1,105 @@
+"""One tag for each word of a text that is split already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.core import Task, TaskRules
+from hmi.model.batching import Encoded
+from hmi.model.heads import outside_tag
+from hmi.model.scoring import calibration, score_tags
+from hmi.model.tagging import best_path, rules, scheme_of
+from hmi.model.tasks.base import IGNORE, Answer, Gold, TaskKind, balanced, checked_labels
+from hmi.model.windows import central_pieces, first_pieces
+
+UNSEEN = -1e4
+"""Log-probability of any but the outside tag for a word that the model did not see: unlikely, yet not illegal."""
+
+
+@dataclass(frozen=True)
+class Tagging(TaskKind):
+    """A softmax at each word's first piece; of rows that keep BIO, the likeliest path that keeps it, too.
+
+    A word that no window holds is tagged `outside_tag` with probability 0.
+    """
+
+    name: ClassVar[Task] = "tagging"
+    example: ClassVar[str] = '{"tokens": ["…"], "tags": ["O"]}'
+
+    @property
+    def form(self) -> tuple[type, str]:
+        return list, "tokens"
+
+    @classmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
+        labels = tuple(sorted(checked_labels(golds, field)))
+        return cls(labels, TaskRules(scheme=scheme_of([tags_in(g) for g in golds])))
+
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        index = {label: i for i, label in enumerate(self.labels)}
+        tags, out = tags_in(gold), []
+        for window in windows:
+            target: list[float] = [IGNORE] * len(window)
+            for word, position in first_pieces(window.words).items():
+                target[position] = index[tags[word]]
+            out.append(target)
+        return out
+
+    @classmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        wanted = torch.full(logits.shape[:2], IGNORE)
+        for i, target in enumerate(targets):
+            wanted[i, : len(target)] = torch.tensor(target, dtype=torch.int64)
+        if not bool((wanted != IGNORE).any()):
+            return logits.sum() * 0.0  # words of which the tokenizer makes nothing: the mean of none is no number
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
+
+    @classmethod
+    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
+        return balanced((i for target in targets for i in target), outputs)
+
+    def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
+        """Log-probabilities [words, labels], a word's from its most central window."""
+        merged = torch.full((words, len(self.labels)), UNSEEN)
+        merged[:, self.labels.index(outside_tag(self.labels))] = 0.0
+        seen = central_pieces(windows)
+        if seen:
+            rows = torch.stack([outputs[window][position] for window, position in seen.values()])
+            merged[list(seen)] = rows.float().log_softmax(-1)
+        return merged
+
+    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+        unseen = (merged == UNSEEN).any(-1)
+        seen = torch.nonzero(~unseen)[:, 0].tolist()
+        end = seen[-1] + 1 if seen else 0
+        path = np.full(len(merged), self.labels.index(outside_tag(self.labels)))
+        path[:end] = best_path(merged[:end].numpy(), rules(self.labels, self.rules.scheme))
+        sure = merged[torch.arange(len(path)), torch.from_numpy(path)].exp().masked_fill(unseen, 0.0)
+        return Answer(tags=[self.labels[i] for i in path], tag_scores=sure.tolist())
+
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        answers = [self.answer(m) for m in merged]
+        tags = [list(tags_in(g)) for g in golds]
+        got = [a.tags or [] for a in answers]
+        right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
+        sure = [s for a in answers for s in a.tag_scores or []]
+        return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+
+    def unknown(self, gold: Gold) -> set[str]:
+        return set(tags_in(gold)) - set(self.labels)
+
+
+def tags_in(gold: Gold) -> tuple[str, ...]:
+    assert isinstance(gold, tuple)
+    return gold

@@ -1,0 +1,97 @@
+"""What a tenant's module is made of: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` passes it on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Kind = Literal[
+    "lora", "parallel", "sequential", "houlsby", "ln",
+    "lora+ln", "parallel+ln", "sequential+ln", "houlsby+ln", "lora+parallel",
+]  # fmt: skip
+Site = Literal["q", "k", "v", "o", "fi", "fo", "attn", "ffn", "after_attn", "after_ffn", "after_norm", "ln1", "ln2"]
+Size = Literal["small", "default", "large"]
+
+SITES: dict[str, tuple[Site, ...]] = {
+    "lora": ("q", "k", "v", "o", "fi", "fo"),
+    "parallel": ("attn", "ffn"),
+    "sequential": ("after_norm",),
+    "houlsby": ("after_attn", "after_ffn"),
+    "ln": ("ln1", "ln2"),
+}
+"""Where each part of a kind changes a layer; what a site reads and is added to is in `hmi.model.modules`."""
+
+BUDGETS: dict[Size, int] = {"small": 62_500, "default": 250_000, "large": 1_000_000}
+"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions)."""
+_LAYERS, _DIM = 3, 384
+_WIDE = ("fi", "fo")
+"""The FFN's matrices have one side of four times the dimension."""
+
+
+class ModuleSpec(BaseModel):
+    """A tenant's module in the upper layers; see docs/modules.md.
+
+    `sites` None means all of the kind's. `size` stands for the largest rank that keeps to the size's budget; it is
+    replaced by that rank, so what is stored has none. A kind without a rank ("ln") ignores it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind = "lora"
+    rank: int = Field(default=12, ge=1, le=512)
+    sites: tuple[Site, ...] | None = Field(default=None, description="Some of the kind's sites; a list or 'q,v'.")
+    size: Size | None = Field(default=None, description="Chooses the rank; give one of both.")
+
+    @property
+    def all_sites(self) -> tuple[Site, ...]:
+        """The sites of each layer, in the order of SITES."""
+        return self.sites or _known(self.kind)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle(cls, given: Any) -> Any:
+        """Sites in their order (None where all), and a rank where only a size or a kind was named."""
+        if not isinstance(given, dict) or given.get("kind", "lora") not in get_args(Kind):
+            return given
+        told: dict[str, Any] = {k: v for k, v in given.items() if k != "size" or v is not None}
+        known = _known(told.get("kind", "lora"))
+        sites = _checked_sites(told.get("sites"), known)
+        if "sites" in told:
+            told["sites"] = sites
+        if "size" in told and "rank" in told:
+            raise ValueError("size and rank are both given: give one of them")
+        size = told.get("size", "default")
+        if "rank" in told or size not in get_args(Size):
+            return told
+        told.pop("size", None)
+        return {**told, "rank": rank_within(BUDGETS[size], sites or known)}
+
+
+def rank_within(budget: int, sites: tuple[Site, ...]) -> int:
+    """The largest rank (1 at least) that keeps modules at these sites within `budget` on the default root."""
+    each = budget // _LAYERS
+    a_rank = 0
+    for site in sites:
+        if site in SITES["ln"]:
+            each -= 2 * _DIM
+        elif site in SITES["lora"]:
+            a_rank += (5 if site in _WIDE else 2) * _DIM
+        else:
+            a_rank += 2 * _DIM + 1
+            each -= _DIM
+    return max(1, each // a_rank) if a_rank else 1
+
+
+def _known(kind: str) -> tuple[Site, ...]:
+    return tuple(site for part in kind.split("+") for site in SITES[part])
+
+
+def _checked_sites(value: Any, known: tuple[Site, ...]) -> tuple[Site, ...] | None:
+    if value is None:
+        return None
+    named = [s.strip() for s in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(named, (list, tuple)) or not named or any(s not in known for s in named):
+        raise ValueError(f"sites {value!r} are not of this kind: name some of {', '.join(known)}")
+    chosen = tuple(site for site in known if site in named)
+    return None if chosen == known else chosen

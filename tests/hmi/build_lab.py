@@ -1,0 +1,67 @@
+"""What the tests of a build's size share: a tiny root, and builds in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hmi.config import Settings
+from hmi.core import JobRecord
+from hmi.jobs import build_plot, import_root
+from hmi.jobs.context import JobContext, JobStopped
+from hmi.manager import Manager
+from plot_store import VersionInfo
+from tests.tiny import random_texts
+
+
+def text(seed: int, count: int = 60) -> bytes:
+    return "\n".join(random_texts(count, seed)).encode()
+
+
+def tiny_manager(source: Path, data: Path) -> Iterator[Manager]:
+    """One with the root "tiny", which has a PLOT of its own; closed after use."""
+    opened = Manager(Settings(data=data, job_workers=0))
+    few = {"steps": 2, "upper_steps": 1}
+    job = opened.import_root("tiny", str(source), texts={"text-0": text(1, 280)}, alpha=60, options=few)
+    assert attempt(opened, job, import_root.run)
+    yield opened
+    opened.close()
+
+
+def attempt(
+    manager: Manager, job: JobRecord, body: Callable[[JobContext], dict[str, Any]] = build_plot.run, calls: int = 10**6
+) -> dict[str, Any] | None:
+    """One process' work, stopped at the given call of `progress`; None where it did not come to its end."""
+    torch.manual_seed(0)  # the head that pretraining throws away is drawn from it
+    ctx, left = JobContext(job, manager.settings, manager.registry), calls
+    told = ctx.progress
+
+    def progress(*given: Any, **more: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise JobStopped
+        told(*given, **more)
+
+    ctx.progress = progress  # type: ignore[method-assign]
+    try:
+        result = body(ctx)
+    except JobStopped:
+        return None
+    finally:
+        ctx.close()
+    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
+    return result
+
+
+def create(manager: Manager, name: str, corpus: bytes, **spec: Any) -> tuple[dict[str, Any], VersionInfo]:
+    result = attempt(manager, manager.create_domain(name, corpus, **spec))
+    assert result is not None
+    return result, manager.plots.version(name)
+
+
+def folder(manager: Manager) -> Path:
+    return manager.settings.data / "roots" / "tiny" / manager.registry.root("tiny").version

@@ -1,0 +1,126 @@
+"""Root import end to end on tiny sources: MPNet, other lengths of n-grams, fidelity by kind of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hmi.config import Settings
+from hmi.core import JobRecord
+from hmi.errors import InvalidInput
+from hmi.jobs import build_plot, import_root
+from hmi.jobs.context import JobContext
+from hmi.manager import Manager
+from hmi.model.batching import pad_ids
+from hmi.model.root import load_root, read_root_info
+from tests.hmi.api_world import hmi
+from tests.tiny import random_texts, write_tiny_mpnet
+
+RIDGE_ONLY = {"steps": 0, "upper_steps": 0}
+PRETRAIN = {"pretrain_steps": 2, "min_difference": 0.0}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
+    yield opened
+    opened.close()
+
+
+def text(seed: int, lines: int = 280) -> bytes:
+    return "\n".join(random_texts(lines, seed, 5, 20)).encode()
+
+
+def run(manager: Manager, job: JobRecord) -> None:
+    ctx = JobContext(job, manager.settings, manager.registry)
+    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
+    try:
+        (import_root.run if job.kind == "import_root" else build_plot.run)(ctx)
+    finally:
+        ctx.close()
+        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
+
+
+@pytest.mark.parametrize(("kind", "n"), [("bert", 2), ("bert", 5), ("mpnet", 3)])
+def test_a_plot_gives_what_the_lower_layers_compute(
+    manager: Manager, tiny_source: Path, tmp_path: Path, kind: str, n: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny_source if kind == "bert" else write_tiny_mpnet(tmp_path / "tiny-mpnet")
+    options = {**RIDGE_ONLY, "n": n}
+    run(manager, manager.import_root("tiny", str(source), texts={"text-0": text(1)}, alpha=10, options=options))
+    run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
+    record = manager.registry.root("tiny")
+    assert (record.n, record.split) == (n, 2)
+    shown = json.loads(hmi(capsys, "domain", "list", "--json", "--data", manager.settings.data))
+    assert shown[-1]["entries"][{2: "bigrams", 3: "trigrams", 5: "5grams"}[n]] > 50
+    root = load_root(manager.settings.data / "roots" / "tiny" / record.version, with_lower=True)
+    assert root.info.shape.kind == kind
+    assert root.lower is not None
+    assert root.lower.n == n
+    lines = text(2, 30).decode().splitlines()[:6]
+    encoded = root.tokenizer.encode(lines, 60)
+    ids = np.concatenate([np.asarray(e.ids, np.int32) for e in encoded])
+    with manager.plots.reader(manager.plots.refs()["tiny/news"].id) as reader:
+        rows, hits = reader.lookup(ids, np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+    assert set(hits.order.tolist()) == {n}, "the domain covers all of its own text"
+    with torch.inference_mode():
+        exact = root.lower(pad_ids([e.ids for e in encoded]))
+    want = torch.cat([exact[i, : len(e)] for i, e in enumerate(encoded)])
+    # int8 rows, n of them added up
+    assert ((torch.from_numpy(rows) - want).norm() / want.norm()).item() < 0.02
+
+
+def test_a_branch_of_long_ngrams_is_pretrained_further(manager: Manager, tiny_source: Path) -> None:
+    options = {**RIDGE_ONLY, "n": 5}
+    run(manager, manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1)}, alpha=10, options=options))
+    run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
+    before = {order: set(map(tuple, own(manager, order).tolist())) for order in range(2, 6)}
+    run(manager, manager.update_domain("tiny/news", text(3, 10), alpha=100, pretrain=True, options=PRETRAIN))
+    for order, had in before.items():
+        now = list(map(tuple, own(manager, order).tolist()))
+        assert len(now) == len(set(now)), "nothing is computed twice"
+        assert had < set(now), "what it covered is computed anew, and there is more"
+
+
+def own(manager: Manager, order: int) -> np.ndarray:
+    with manager.plots.reader(manager.plots.refs()["tiny/news"].id) as reader:
+        return reader.own(order)
+
+
+def test_fidelity_is_measured_by_kind_and_shown(
+    manager: Manager, tiny_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"text-general.txt": text(1), "text-film.txt": text(2)}
+    run(manager, manager.import_root("tiny", str(tiny_source), texts=texts, options=RIDGE_ONLY))
+    record = manager.registry.root("tiny")
+    data = ("--data", manager.settings.data)
+    assert set(record.fidelity_by_kind) == {"general", "film", "short"}
+    assert read_root_info(manager.settings.data / "roots" / "tiny" / record.version).fidelity_by_kind == (
+        record.fidelity_by_kind
+    )
+    for measures in record.fidelity_by_kind.values():
+        assert set(measures) == set(record.fidelity)
+        assert all(np.isfinite(value) for value in measures.values())
+    shown = hmi(capsys, "root", "show", "tiny", *data)
+    assert "ERROR AT SPLIT" in shown
+    assert f"{record.fidelity_by_kind['film']['cls_cosine']:.4g}" in shown
+    assert json.loads(hmi(capsys, "root", "show", "tiny", "--json", *data))["fidelity_by_kind"] == (
+        record.fidelity_by_kind
+    )
+    (tmp_path / "mine.txt").write_bytes(text(5, 40))
+    told = hmi(capsys, "root", "measure", "tiny", tmp_path / "mine.txt", *data, code=1)
+    assert "neither a folder" in told
+    told = hmi(capsys, "root", "measure", "tiny", tmp_path / "mine.txt", "--source", tiny_source, "--json", *data)
+    assert set(json.loads(told)) == {"mine.txt", "short"}
+
+
+def test_too_little_text_and_impossible_lengths_are_told(manager: Manager, tiny_source: Path) -> None:
+    with pytest.raises(InvalidInput, match="too few to learn locality"):
+        run(manager, manager.import_root("few", str(tiny_source), texts={"text-0": text(1, 40)}, options=RIDGE_ONLY))
+    with pytest.raises(InvalidInput, match="n"):
+        manager.import_root("six", str(tiny_source), options={"n": 6})
