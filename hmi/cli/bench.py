@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.bench_quality import quality
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
@@ -27,7 +28,10 @@ COLUMNS = {
 
 @click.group(cls=Group)
 def bench() -> None:
-    """Measurements: medians of paired, interleaved runs."""
+    """Measurements: medians of paired, interleaved runs; of quality, means over seeds."""
+
+
+bench.add_command(quality)
 
 
 @bench.command()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
 from hmi.model.heads import Head, head_from
+from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
@@ -21,10 +24,11 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A tenant's module and head in memory; an embedding has no head."""
+    """A tenant's module, head and lexical features in memory; an embedding has no head, and not all have the last."""
 
     module: TenantModule
     head: Head | None
+    lexical: Lexical | None
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,10 @@ class Bundles:
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
         state = self._adapters.get(artefact)
-        module = module_from({k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")})
+        module = module_from(_part(state, "module"))
         head = head_from(state["head.out.weight"], state["head.out.bias"]) if "head.out.weight" in state else None
-        return TaskPart(module, head), sum(v.numel() * 4 for v in state.values())
+        lexical = lexical_from(_part(state, "lexical")) if "lexical.table" in state else None
+        return TaskPart(module, head, lexical), sum(v.numel() * 4 for v in state.values())
 
     def close(self) -> None:
         self._readers.clear()
@@ -85,3 +90,8 @@ class Bundles:
         lower = load_root(self._data / "roots" / root.info.name / root.info.version, with_lower=True).lower
         assert lower is not None
         return lower
+
+
+def _part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part of an artefact, by their own names."""
+    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}

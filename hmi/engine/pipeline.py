@@ -22,6 +22,7 @@ from hmi.engine.queue import Item
 from hmi.engine.request import InferResult
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
+from hmi.model.lexical import bags_of
 from hmi.model.packed import run_packed
 from plot_store import ORDER_NAMES, Hits, VersionInfo
 
@@ -98,7 +99,12 @@ def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor) -> Tensor
     if task.reads != "cls":
         types = torch.tensor([window.types])
         rows = read_rows(task.reads, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
-    return rows if part.head is None else part.head(rows)
+    if part.head is None:
+        return rows
+    logits: Tensor = part.head(rows)
+    if part.lexical is not None:
+        logits = part.lexical(logits[None], [bags_of(item.request.text, window, part.lexical.buckets)])[0]
+    return logits
 
 
 def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor, watch: Watch | None) -> list[PlotHits]:

@@ -25,6 +25,7 @@ from hmi.jobs.held_out import (
     judge,
     merged_outputs,
     remarks,
+    split_bags,
     task_targets,
 )
 from hmi.jobs.held_out import Split as Split
@@ -33,6 +34,7 @@ from hmi.jobs.rows import Row, read_rows
 from hmi.model.batching import Encoded
 from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
+from hmi.model.lexical import lexical_buckets
 from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline
 from hmi.model.tagging import Scheme
@@ -145,10 +147,10 @@ def _train(
     epochs = options.epochs or choose_epochs(len(targets), options.batch)
     plan = TrainPlan(
         task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
-        paired=task.paired, weights=weights,
+        paired=task.paired, weights=weights, lexical=lexical_buckets(task.name, options.lexical),
     )  # fmt: skip
-    held_out = _examples(root, reader, dev, [[]] * len(dev.encoded))
-    trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets))
+    held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
+    trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
     _warm_start(ctx, root, trainer, task, options)
     start, best_state, best = _restore(ctx, trainer)
     choosy = len(dev.rows) >= FEW_DEV
@@ -183,9 +185,9 @@ def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
     }
 
 
-def _examples(root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]]) -> Examples:
+def _examples(root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int) -> Examples:
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
-    return Examples(lengths, types, _looked_up(root, reader, split.encoded), targets)
+    return Examples(lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets))
 
 
 def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:
@@ -230,9 +232,15 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
     if ctx.job.spec["mode"] != "update":
         return
     live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
-    same = live.labels == task.labels and task_of_version(live).reads == task.reads
-    if same and live.module == options.module:
-        trainer.load({k: v.float() for k, v in ctx.adapters.get(live.artefact).items()})
+    if live.labels != task.labels or task_of_version(live).reads != task.reads or live.module != options.module:
+        return
+    state = ctx.adapters.get(live.artefact)
+    if _shapes(state) == _shapes(trainer.state()):  # lexical features may have been turned on or off
+        trainer.load({k: v.float() for k, v in state.items()})
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}
 
 
 def _checkpoint(
@@ -251,7 +259,7 @@ def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor],
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
     state = read_tensors(path)
-    trainer.load({k: v for k, v in state.items() if k.startswith(("module.", "head."))})
+    trainer.load(state)
     trainer.load_optimiser(state)
     best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}
     return about["epoch"], best, about["best"]

@@ -15,6 +15,7 @@ from hmi.errors import InvalidData
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
 from hmi.model.batching import Encoded
+from hmi.model.lexical import Bags, bags_of
 from hmi.model.tagging import breaks
 from hmi.model.tasks import Gold, TaskKind
 from hmi.model.tokenizer import Tokenizer
@@ -109,6 +110,15 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
         for i, target in zip(mine, targets, strict=True):
             out[i] = target
     return out
+
+
+def split_bags(split: Split, buckets: int) -> list[Bags]:
+    """Lexical features of each window; none where there are no buckets."""
+    if not buckets:
+        return []
+    owners = range(len(split.rows)) if split.owners is None else split.owners
+    each = zip(split.encoded, owners, strict=True)
+    return [bags_of(split.rows[owner].text, window, buckets) for window, owner in each]
 
 
 def class_weights(

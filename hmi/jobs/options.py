@@ -29,6 +29,11 @@ class FineTuneOptions(Record):
         description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: windows for "
         "tagging, else cut.",
     )
+    lexical: bool | None = Field(
+        default=None,
+        description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "
+        "tagging and pairs.",
+    )
 
 
 class BuildPlotOptions(Record):

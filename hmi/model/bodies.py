@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hmi.model.batching import pad_ids, pad_rows
 from hmi.model.encoder import Attend, Delta, Encoder, attend_padded, no_delta
+from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
 
 Features = Callable[[Sequence[int]], list[Tensor]]
@@ -29,6 +30,8 @@ class Examples:
     """Token types: which of a pair's texts each token is of."""
     features: Features
     targets: Sequence[Sequence[float]]
+    bags: Sequence[Bags] = ()
+    """Lexical features of each row, where they are trained."""
 
     def __len__(self) -> int:
         return len(self.targets)

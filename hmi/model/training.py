@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from hmi.errors import InvalidData
 from hmi.model.batching import length_grouped
 from hmi.model.bodies import Body, Examples, ModuleBody
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
+from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
 from hmi.model.precision import arithmetic
 from hmi.model.root import Root
@@ -24,6 +26,8 @@ from hmi.model.tasks import KINDS
 MIN_STEPS = 200
 """Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
+LEXICAL_LR, LEXICAL_DROPOUT = 2e-3, 0.3
+"""Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class TrainPlan:
     """Of the head's outputs in the loss (`TaskKind.weights`); None = all alike."""
     bf16: bool = False
     """Products in bf16 where the CPU has them natively."""
+    lexical: int = 0
+    """Buckets of lexical features that are trained beside the body; 0 for none."""
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -65,7 +71,10 @@ class Trainer:
         self.body, self.plan, self.train = body, plan, train
         self.head = Head(head_input_size(plan.task, dim, paired=plan.paired), plan.labels)
         self.total = plan.epochs * -(-len(train) // plan.batch)
-        groups = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
+        self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
+        if self.lexical is not None:
+            groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
         if body.trained is not None:
             groups.insert(0, {"params": list(body.trained.parameters()), "lr": plan.lr})
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
@@ -130,7 +139,8 @@ class Trainer:
     @property
     def _parts(self) -> list[tuple[str, nn.Module]]:
         body = [] if self.body.trained is None else [("module", self.body.trained)]
-        return [*body, ("head", self.head)]
+        lexical = [] if self.lexical is None else [("lexical", self.lexical)]
+        return [*body, ("head", self.head), *lexical]
 
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
@@ -143,7 +153,10 @@ class Trainer:
             raise diverged(f"the loss is {value} at step {step + 1}")
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_([p for g in self.optimiser.param_groups for p in g["params"]], 1.0)
+        # Not the lexical table: its gradient is large where a word is new, and would still everything else.
+        nn.utils.clip_grad_norm_(
+            [p for _, part in self._parts if part is not self.lexical for p in part.parameters()], 1.0
+        )
         self.optimiser.step()
         return value
 
@@ -154,7 +167,11 @@ class Trainer:
         with arithmetic(bf16=self.plan.bf16):
             h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
-        return self.head(read, dropout), h.mask
+        logits = self.head(read, dropout)
+        if self.lexical is not None:
+            bags = [examples.bags[i] for i in rows]
+            logits = self.lexical(logits, bags, LEXICAL_DROPOUT if dropout else 0.0)
+        return logits, h.mask
 
 
 def diverged(what: str) -> InvalidData:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hmi.bench.quality.ledger import Ledger
-from hmi.bench.quality.tables import markdown, table
+from hmi.bench.quality.results import ratios_svg
+from hmi.bench.quality.tables import best_rate, markdown, table
 from hmi.bench.quality.tasks import TASKS, named
 from hmi.errors import Damaged, InvalidInput
 
@@ -42,20 +43,30 @@ def test_a_whole_line_that_is_no_run_is_named(tmp_path: Path) -> None:
         Ledger(path)
 
 
-def test_the_table_has_means_errors_and_ratios_of_test_scores_alone() -> None:
-    def run(arm: str, seed: int, score: float, *, test: bool = True) -> tuple[dict[str, object], dict[str, float]]:
-        spec: dict[str, object] = {"task": "t", "arm": arm, "seed": seed, "lr": 1e-3}
-        return {**spec, **({"test": True} if test else {})}, {"dev": 0.99, "test": score}
+def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_dev_chose() -> None:
+    def ran(
+        arm: str, seed: int, score: float, lr: float = 1e-3, dev: float = 0.9, **more: object
+    ) -> tuple[dict[str, object], object]:
+        return {"task": "t", "arm": arm, "seed": seed, "lr": lr, "test": True, **more}, {"dev": dev, "test": score}
 
-    runs = [run("dedicated", 0, 0.8), run("dedicated", 1, 0.8), run("hbert", 0, 0.7), run("hbert", 1, 0.8)]
-    runs.append(run("hbert", 2, 0.1, test=False))
-    found = table(runs, ["t", "u"], ["dedicated", "hbert"])
+    runs = [ran("dedicated", 0, 0.8), ran("dedicated", 1, 0.8), ran("hbert", 0, 0.7), ran("hbert", 1, 0.8)]
+    runs.append(({"task": "t", "arm": "hbert", "seed": 2, "lr": 1e-3}, {"dev": 0.1}))  # not tested
+    runs.append(ran("hbert", 0, 0.1, lr=2e-3, dev=0.8))  # another rate was better on dev
+    runs.append(ran("hbert", 0, 0.1, rows=100))  # another column's
+    columns: dict[str, dict[str, object]] = {"dedicated": {"arm": "dedicated"}, "hbert": {"arm": "hbert"}}
+    found = table(runs, ["t", "u"], columns)
     score = found.scores["t"]["hbert"]
     assert (round(score.mean, 6), round(score.error or 0, 6), score.seeds) == (75.0, 5.0, 2)
     assert found.ratio("t", "hbert") == pytest.approx(0.9375)
     assert found.ratio("u", "hbert") is None
     assert found.mean_ratio("hbert") == pytest.approx(0.9375)
     assert "75.0 ± 5.0 (0.938)" in markdown(found)
+    assert table(runs, ["t"], columns, "dev").scores["t"]["hbert"].seeds == 3
+    assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # ground, legend, one bar
+
+
+def test_of_equal_rates_the_lowest_is_best() -> None:
+    assert best_rate({1e-3: 0.5, 2e-3: 0.7, 3e-3: 0.7}) == 2e-3
 
 
 def test_tasks_by_name() -> None:

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from hmi.bench.quality.models import Models
-from hmi.core import ModuleSpec
+from hmi.core import ModuleSpec, Task
 from hmi.model.bodies import Body, EncoderBody, ModuleBody, UpperBody
+from hmi.model.lexical import lexical_buckets
 from hmi.model.modules import new_module
 
 Reads = Literal["ids", "lower", "plot"]
@@ -27,6 +28,12 @@ class Arm:
     lrs: tuple[float, ...]
     body: Callable[[Models, int], Body]
     module: ModuleSpec | None = None
+    lexical: bool = False
+    """Whether lexical features are trained where a task has them by default."""
+
+    def lexical_for(self, kind: Task) -> int:
+        """Buckets of lexical features."""
+        return lexical_buckets(kind, None) if self.lexical else 0
 
 
 def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Body]:
@@ -42,7 +49,7 @@ SHARED = Arm(
     "shared", "frozen encoder, a head", "ids", (1e-3, 3e-3, 1e-2), lambda m, _: EncoderBody(m.source, tuned=False)
 )
 DEDICATED = Arm(
-    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4), lambda m, _: EncoderBody(m.source, tuned=True)
+    "dedicated", "an encoder of its own", "ids", (6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBody(m.source, tuned=True)
 )
 PLOT_ONLY = Arm(
     "plot_only", "upper layers of its own on the PLOT", "plot", (6e-5, 1.2e-4, 2.4e-4),
@@ -56,10 +63,22 @@ def adapter_only(module: ModuleSpec) -> Arm:
     return Arm("adapter_only", "a module on the true lower layers", "lower", (1e-3, 2e-3, 3e-3), body, module)
 
 
-def hbert(module: ModuleSpec) -> Arm:
-    """What HMI serves: a tenant module in the root's upper layers, on the PLOT."""
-    return Arm("hbert", "a module on the PLOT", "plot", (1e-3, 2e-3, 3e-3), _module(module, of_source=False), module)
+def hbert(module: ModuleSpec, *, lexical: bool = True) -> Arm:
+    """What HMI serves: a tenant module in the root's upper layers on the PLOT, and lexical features where it helps."""
+    body = _module(module, of_source=False)
+    name, says = ("hbert", "what HMI serves") if lexical else ("hbert_plain", "a module on the PLOT, nothing else")
+    return Arm(name, says, "plot", (1e-3, 2e-3, 3e-3), body, module, lexical=lexical)
+
+
+def hbert_plain(module: ModuleSpec) -> Arm:
+    return hbert(module, lexical=False)
+
+
+MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
+    "hbert": hbert, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
+}  # fmt: skip
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
-    return [DEDICATED, hbert(module), PLOT_ONLY, adapter_only(module), SHARED]
+    """In the order of the tables."""
+    return [DEDICATED, hbert(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]

@@ -15,8 +15,9 @@ from torch import Tensor
 from hmi.bench.quality.arms import Arm
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
+from hmi.bench.quality.tables import best_rate
 from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.held_out import Split, judge, task_targets
+from hmi.jobs.held_out import Split, judge, split_bags, task_targets
 from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
@@ -49,64 +50,69 @@ def problem(task: QualityTask, rows: Rows, arm: Arm, models: Models) -> Problem:
     return Problem(task, kind, splits, examples)
 
 
-@dataclass
-class _Best:
-    """The best run so far over learning rates, with what it learnt."""
+@dataclass(frozen=True)
+class Budget:
+    """How many seeds, and whether test is scored: not while something is still being chosen."""
 
-    score: float
+    seeds: int = 3
+    test: bool = True
+
+
+@dataclass
+class _Run:
+    """A run, with the tensors of the epoch that was best on dev."""
+
     lr: float
+    result: dict[str, Any]
     trainer: Trainer
     state: dict[str, Tensor]
 
 
 def fill(
-    task: QualityTask, arm: Arm, about: Spec, make: Callable[[], Problem], models: Models, seeds: int, ledger: Ledger,
-    report: Report,
+    task: QualityTask, arm: Arm, about: Spec, make: Callable[[], Problem], models: Models, budget: Budget,
+    ledger: Ledger, report: Report,
 ) -> Iterator[tuple[Spec, Any]]:  # fmt: skip
-    """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what else names the cell."""
-    cell = {"task": task.name, "arm": arm.name, "recipe": RECIPE, **about}
+    """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what names the cell beside the
+    task."""
+    cell = {"task": task.name, **about}
     made: list[Problem] = []
 
-    def ready() -> Problem:
+    def train(lr: float, seed: int) -> _Run:
         if not made:
             made.append(make())
-        return made[0]
+        return _train(made[0], arm, models, lr, seed, report)
 
-    def train(lr: float, seed: int) -> tuple[dict[str, Any], Trainer, dict[str, Tensor]]:
-        return _train(ready(), arm, models, lr, seed, report)
-
-    best: _Best | None = None
+    best: _Run | None = None
     searched: dict[float, Any] = {}
     for lr in arm.lrs:
         spec = {**cell, "lr": lr, "seed": 0}
         searched[lr] = ledger.get(spec)
         if searched[lr] is None:
-            searched[lr], trainer, state = train(lr, 0)
-            ledger.put(spec, searched[lr])
-            yield spec, searched[lr]
-            if best is None or searched[lr]["dev"] > best.score:
-                best = _Best(searched[lr]["dev"], lr, trainer, state)
-    lr = max(searched, key=lambda rate: searched[rate]["dev"])
-    for seed in range(seeds):
-        spec = {**cell, "lr": lr, "seed": seed, "test": True}
+            run = train(lr, 0)
+            searched[lr] = run.result
+            ledger.put(spec, run.result)
+            yield spec, run.result
+            best = run if best is None or run.result["dev"] > best.result["dev"] else best
+    lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
+    for seed in range(budget.seeds):
+        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if budget.test else {})}
         if ledger.get(spec) is not None:
             continue
-        if seed == 0 and best is not None and best.lr == lr:
-            result, trainer, state = searched[lr], best.trainer, best.state
-        else:
-            result, trainer, state = train(lr, seed)
-        trainer.load(state)
-        result = {**result, "test": headline(_evaluate(ready(), trainer, "test"))}
+        run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
+        result = run.result
+        if budget.test:
+            run.trainer.load(run.state)
+            result = {**result, "test": headline(_evaluate(made[0], run.trainer, "test"))}
         ledger.put(spec, result)
         yield spec, result
 
 
-def _train(
-    p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report
-) -> tuple[dict[str, Any], Trainer, dict[str, Tensor]]:
-    """One run, and the tensors of the epoch that was best on dev."""
+def _train(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> _Run:
     begun = time.process_time()
-    plan = TrainPlan(p.kind.name, p.kind.outputs, lr, EPOCHS, BATCH, seed, paired=p.kind.paired, bf16=True)
+    lexical = arm.lexical_for(p.kind.name)
+    plan = TrainPlan(
+        p.kind.name, p.kind.outputs, lr, EPOCHS, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical
+    )
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     history: list[float] = []
     best: dict[str, Tensor] = {}
@@ -123,7 +129,7 @@ def _train(
         "cpu_s": round(time.process_time() - begun, 1),
         "parameters": sum(v.numel() for v in best.values()),
     }
-    return result, trainer, best
+    return _Run(lr, result, trainer, best)
 
 
 def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
@@ -141,4 +147,5 @@ def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models:
         return [x if x.dtype == torch.int64 else x.float() for x in (features[i] for i in rows)]
 
     targets = task_targets(kind, split) if train else [[]] * len(split.rows)
-    return Examples([len(e) for e in split.encoded], [e.types for e in split.encoded], read, targets)
+    bags = split_bags(split, arm.lexical_for(kind.name))
+    return Examples([len(e) for e in split.encoded], [e.types for e in split.encoded], read, targets, bags)

@@ -1,66 +1,103 @@
-"""All cells of the main table, one after another; what an earlier run kept is not done again."""
+"""All cells of a table, one after another; what an earlier run kept is not done again."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hmi.bench.quality.arms import Arm, columns
-from hmi.bench.quality.cells import Report, fill, problem
+from hmi.bench.quality.arms import MADE_OF_A_MODULE, Arm, columns
+from hmi.bench.quality.cells import RECIPE, Budget, Report, fill, problem
 from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models, Opened
-from hmi.bench.quality.tasks import load, named
+from hmi.bench.quality.models import Models
+from hmi.bench.quality.tables import Scored, Table, table
+from hmi.bench.quality.tasks import TRAIN, load, named
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
-from hmi.model.encoder import Encoder
 from hmi.model.root import Root
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for all."""
+    """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for all.
+
+    rows: training rows at most. lrs: instead of each arm's own. plot: what the PLOTs are, part of a run's key.
+    """
 
     sets: Path
     runs: Path
     tasks: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    seeds: int = 3
-    module: ModuleSpec = field(default_factory=ModuleSpec)
+    modules: tuple[ModuleSpec, ...] = (ModuleSpec(),)
+    budget: Budget = field(default_factory=Budget)
+    rows: int = TRAIN
+    lrs: tuple[float, ...] = ()
+    plot: str = ""
 
 
-def run(plan: Plan, source: Encoder, root: Root, plot_of: Opened, report: Report) -> Iterator[tuple[Spec, Any]]:
+def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]]:
     """Fill the table cell by cell, yielding each run as it is kept. Raises HmiError."""
     torch.set_num_threads(1)
-    ledger, models = Ledger(plan.runs), Models(source, root, plot_of)
-    arms = _arms(plan.arms, columns(plan.module))
+    ledger = Ledger(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
-        for arm in arms:
-            about = _about(arm, root)
+        rows = replace(rows, train=rows.train[: plan.rows])
+        for arm in chosen_arms(plan):
             make = partial(problem, task, rows, arm, models)
-            yield from fill(task, arm, about, make, models, plan.seeds, ledger, report)
+            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
             gc.collect()
 
 
-def _arms(names: Sequence[str], all_of_them: list[Arm]) -> list[Arm]:
-    known = {arm.name: arm for arm in all_of_them}
-    for name in names:
+def chosen_arms(plan: Plan) -> list[Arm]:
+    """The columns asked for; those with a module once for each module. Raises InvalidInput."""
+    known = {arm.name: arm for arm in columns(plan.modules[0])}
+    for name in plan.arms:
         if name not in known:
             raise InvalidInput(f"arm {name!r} is unknown: use one of {', '.join(known)}", field="arm")
-    return [arm for name, arm in known.items() if not names or name in names]
+    out = []
+    for name, arm in known.items():
+        if plan.arms and name not in plan.arms:
+            continue
+        make = MADE_OF_A_MODULE.get(name)
+        out += [arm] if make is None else [make(module) for module in plan.modules]
+    return [replace(arm, lrs=plan.lrs) if plan.lrs else arm for arm in out]
 
 
-def _about(arm: Arm, root: Root) -> Spec:
-    """What else decides the outcome: the source, and the root, its PLOT and the module where the arm uses them."""
-    about: Spec = {"source": root.info.source.get("sha256", "")[:12]}
+def about(plan: Plan, arm: Arm, root: Root) -> Spec:
+    """What names a column's runs: the arm, the recipe, the source, and root, PLOT, module and rows where they count."""
+    found: Spec = {"arm": arm.name, "recipe": RECIPE, "source": root.info.source.get("sha256", "")[:12]}
     if arm.reads == "plot":
-        about["root"] = root.info.version
+        found |= {"root": _content(root), "plot": plan.plot}
     if arm.module is not None:
-        about["module"] = f"{arm.module.kind} {arm.module.rank}"
-    return about
+        found["module"] = title(arm.module)
+    if arm.lexical:
+        found["lexical"] = True
+    if plan.rows != TRAIN:
+        found["rows"] = plan.rows
+    return found
+
+
+def scores(plan: Plan, root: Root) -> Table:
+    """What the plan's runs have shown so far."""
+    arms = chosen_arms(plan)
+    several = len(plan.modules) > 1
+    names = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
+    columns = {name: about(plan, arm, root) for name, arm in zip(names, arms, strict=True)}
+    scored: Scored = "test" if plan.budget.test else "dev"
+    return table(Ledger(plan.runs).all(), [task.name for task in named(plan.tasks)], columns, scored)
+
+
+def title(module: ModuleSpec) -> str:
+    sites = "" if module.sites is None else " " + ",".join(module.sites)
+    return f"{module.kind} {module.rank}{sites}"
+
+
+def _content(root: Root) -> str:
+    """The same for the same weights, whenever they were imported."""
+    return hashlib.sha256("".join(sorted(root.info.files.values())).encode()).hexdigest()[:12]

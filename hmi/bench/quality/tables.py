@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hmi.bench.quality.ledger import Spec
 
 OWN = "dedicated"
+Scored = Literal["dev", "test"]
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,33 @@ class Table:
         return statistics.mean(ratios) if ratios else None
 
 
-def table(runs: Sequence[tuple[Spec, Any]], tasks: Sequence[str], arms: Sequence[str]) -> Table:
-    """The cells that have test scores. Of several module kinds or roots in one arm only one may be among `runs`."""
+def table(
+    runs: Sequence[tuple[Spec, Any]], tasks: Sequence[str], columns: Mapping[str, Spec], of: Scored = "test"
+) -> Table:
+    """The cells that have scores. columns: by title what is in the specs of its runs, beside task, rate and seed. Only
+    runs at the learning rate that was best on dev with the first seed count."""
     scores: dict[str, dict[str, Score]] = {task: {} for task in tasks}
     for task in tasks:
-        for arm in arms:
-            found = [(s, r) for s, r in runs if s["task"] == task and s["arm"] == arm and s.get("test")]
-            if found:
-                values = [100 * r["test"] for _, r in found]
-                scores[task][arm] = Score(statistics.mean(values), _error(values), len(values), found[0][0]["lr"])
-    return Table(tuple(tasks), tuple(arms), scores)
+        for title, wanted in columns.items():
+            found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted})]
+            if not found:
+                continue
+            lr = best_rate({s["lr"]: r["dev"] for s, r in found if s["seed"] == 0})
+            values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr and of in r}.values())
+            if values:
+                scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr)
+    return Table(tuple(tasks), tuple(columns), scores)
+
+
+def best_rate(dev: Mapping[float, float]) -> float:
+    """The learning rate with the best dev score; of equal ones the lowest."""
+    return min(dev, key=lambda rate: (-dev[rate], rate))
+
+
+def _fits(spec: Spec, wanted: Spec) -> bool:
+    """Whether a run is of a column: everything that names it, and nothing else beside rate and seed."""
+    free = {"lr", "seed", "test"}
+    return {k: v for k, v in spec.items() if k not in free} == wanted
 
 
 def markdown(found: Table) -> str:

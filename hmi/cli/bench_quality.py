@@ -1,0 +1,102 @@
+"""`hmi bench quality`: tenants' models beside a model of their own, on labelled sets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.output import notes, print_json
+from hmi.cli.progress import job_bar
+from hmi.cli.session import Session
+from hmi.core import ModuleSpec
+from hmi.errors import InvalidInput
+
+RUNS = "runs.jsonl"
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command("quality", cls=Command)
+@click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
+@click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Runs, tables, plots.")
+@click.option("--task", "tasks", multiple=True, help="[default: all]")
+@click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
+@click.option("--module", "modules", multiple=True, metavar="KIND[:RANK]", help="[default: the service's]")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
+@click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: three]")
+@click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
+@click.option("--alpha", default=50.0, show_default=True, type=click.FloatRange(0, 100), help="Of the domains' PLOTs.")
+@click.option("--documents", default=20_000, show_default=True, type=click.IntRange(100), help="Of each corpus.")
+@click.option("--root", help="A root of the data folder  [default: the default source's, made here]")
+@as_json
+@pass_session
+def quality(
+    session: Session, sets: Path, corpora: Path, out: Path, modules: tuple[str, ...], seeds: int, rows: int, dev: bool,
+    alpha: float, documents: int, root: str | None, as_json: bool, **chosen: Any,
+) -> None:  # fmt: skip
+    """Shared, adapter only, PLOT only, HMI's model and a dedicated one on every task, with seeds.
+
+    Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the folder of the
+    root and the PLOTs, which are made by the first run.
+    """
+    from hmi.bench.quality import run as measured
+    from hmi.bench.quality import setting as made
+    from hmi.bench.quality.cells import Budget
+    from hmi.bench.quality.results import as_json as tabled
+    from hmi.bench.quality.results import write
+    from hmi.bench.quality.tables import markdown
+    from hmi.bench.quality.tasks import named
+
+    session.may_start_jobs()
+    setting = made.Setting(session.settings().data, corpora, alpha, documents, root)
+    plan = measured.Plan(
+        sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
+        Budget(seeds, not dev), rows, chosen["lrs"], f"a{alpha:g} d{documents}",
+    )  # fmt: skip
+    measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
+    with job_bar() as bar:
+        folder = made.prepare(setting, named(plan.tasks), notes.print, bar.show)
+    with made.opened(setting, folder) as models:
+        try:
+            for spec, result in measured.run(plan, models, _steps()):
+                notes.print(_line(spec, result))
+        finally:
+            found = measured.scores(plan, models.root)
+            write(out, found, plan)
+    print_json(tabled(found)) if as_json else click.echo(markdown(found))
+
+
+def _module(text: str) -> ModuleSpec:
+    kind, colon, rank = text.partition(":")
+    try:
+        return ModuleSpec(kind=kind, **({"rank": int(rank)} if colon else {}))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidInput(f"--module {text!r} is not KIND or KIND:RANK, such as lora:12", field="module") from error
+
+
+def _line(spec: dict[str, Any], result: dict[str, Any]) -> str:
+    about = " ".join(str(spec[k]) for k in ("task", "arm", "module") if k in spec)
+    test = f", test {result['test']:.4f}" if "test" in result else ""
+    return f"{about}: lr {spec['lr']:g}, seed {spec['seed']}, dev {result['dev']:.4f}{test} ({result['cpu_s']:.0f} s)"
+
+
+def _steps() -> Callable[[str, int, int], None]:
+    """What is trained now: a line that is written over on a terminal, one a minute elsewhere."""
+    terminal, shown = sys.stderr.isatty(), [0.0]
+
+    def report(what: str, step: int, total: int) -> None:
+        now = time.monotonic()
+        if now - shown[0] < (0.2 if terminal else 60):
+            return
+        shown[0] = now
+        text = f"{what}: step {step} of {total}"
+        click.echo(f"\r{text:<78}", nl=False, err=True) if terminal else click.echo(text, err=True)
+
+    return report
