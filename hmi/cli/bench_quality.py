@@ -27,7 +27,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Runs, tables, plots.")
 @click.option("--task", "tasks", multiple=True, help="[default: all]")
 @click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
-@click.option("--module", "modules", multiple=True, metavar="KIND[:RANK]", help="[default: the service's]")
+@click.option("--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
 @click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: three]")
@@ -60,9 +60,10 @@ def quality(
         sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
         Budget(seeds, not dev), rows, chosen["lrs"], f"a{alpha:g} d{documents}",
     )  # fmt: skip
-    measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
+    arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
+    on_plots = named(plan.tasks) if any(arm.reads == "plot" for arm in arms) else []
     with job_bar() as bar:
-        folder = made.prepare(setting, named(plan.tasks), notes.print, bar.show)
+        folder = made.prepare(setting, on_plots, notes.print, bar.show)
     with made.opened(setting, folder) as models:
         try:
             for spec, result in measured.run(plan, models, _steps()):
@@ -74,11 +75,14 @@ def quality(
 
 
 def _module(text: str) -> ModuleSpec:
-    kind, colon, rank = text.partition(":")
+    """Without a rank the largest one within the default size, so that kinds are compared at equal parameters."""
+    named, colon, rank = text.partition(":")
+    kind, _, sites = named.partition("@")
+    given: dict[str, Any] = {"kind": kind, **({"sites": sites} if sites else {})}
     try:
-        return ModuleSpec(kind=kind, **({"rank": int(rank)} if colon else {}))  # type: ignore[arg-type]
+        return ModuleSpec(**given, **({"rank": int(rank)} if colon else {"size": "default"}))
     except ValueError as error:
-        raise InvalidInput(f"--module {text!r} is not KIND or KIND:RANK, such as lora:12", field="module") from error
+        raise InvalidInput(f"--module {text!r} is not KIND[@SITES][:RANK], such as lora:12", field="module") from error
 
 
 def _line(spec: dict[str, Any], result: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ def _train(
     epochs = options.epochs or choose_epochs(len(targets), options.batch)
     plan = TrainPlan(
         task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
-        paired=task.paired, weights=weights, lexical=lexical_buckets(task.name, options.lexical),
+        paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
     trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
@@ -165,7 +165,7 @@ def _train(
         _checkpoint(ctx, trainer, epoch, best_state, best)
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
-    task, metrics = _judged(task, dev, trainer.predict(held_out))
+    task, metrics = _judged(task, dev, trainer.predict(held_out, exact=True))
     return task, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, **_about(train, weights)}
 
 

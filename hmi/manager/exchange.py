@@ -66,6 +66,8 @@ class Exchange:
             left_out.append(f"head: {written}")
         else:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
+        if "lexical.table" in state:
+            left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
     def import_(

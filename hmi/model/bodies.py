@@ -82,24 +82,27 @@ class UpperBody:
 
 
 class EncoderBody:
-    """A whole encoder from token ids: of its own and tuned, or shared and frozen."""
+    """A whole encoder of its own, from token ids."""
 
-    def __init__(self, encoder: Encoder, *, tuned: bool) -> None:
-        self.encoder = copy.deepcopy(encoder).requires_grad_(True) if tuned else encoder
-        self.trained: nn.Module | None = self.encoder if tuned else None
+    def __init__(self, encoder: Encoder) -> None:
+        self.trained = copy.deepcopy(encoder).requires_grad_(True)
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        if self.trained is None:
-            with torch.no_grad():
-                return self._run(examples, rows, 0.0)
-        return self._run(examples, rows, dropout)
-
-    def _run(self, examples: Examples, rows: Sequence[int], dropout: float) -> Hidden:
         lengths = torch.tensor([examples.lengths[i] for i in rows])
         ids, types = pad_ids([x.tolist() for x in examples.features(rows)]), pad_ids([examples.types[i] for i in rows])
         mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
-        last = self.encoder(ids, mask, types, dropout=dropout)
+        last = self.trained(ids, mask, types, dropout=dropout)
         return Hidden(last, last, types, mask)
+
+
+class FrozenBody:
+    """Nothing between the features [T_i, dim], an encoder's last states, and the head."""
+
+    trained = None
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        x, mask = pad_rows(examples.features(rows))
+        return Hidden(x, x, pad_ids([examples.types[i] for i in rows]), mask)
 
 
 def _through(

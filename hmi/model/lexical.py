@@ -31,7 +31,7 @@ from hmi.model.tokenizer import Text
 from hmi.model.windows import first_pieces
 from kernels.cpu_words import FAR, NEAR, word_features
 
-BUCKETS = 1 << 14
+BUCKETS = 1 << 13
 WIDTH = 8
 """Numbers in a row of the table: with more labels than this, the rows are mapped to the labels."""
 BY_DEFAULT: frozenset[Task] = frozenset({"tagging", "pair"})

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.model.encoder import Embeddings, EncoderLayer, heads_first, no_delta
+from hmi.model.encoder import Embeddings, EncoderLayer, attention, heads_first, no_delta
 from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
 
@@ -128,7 +128,7 @@ class LocalLower(nn.Module):
             slots = self.slot_bias[index].t()[:, None].expand(-1, x.shape[1], -1)
             bias = torch.cat([relative_bias(layer.relative, x.shape[1]), slots], dim=-1)
             mask = torch.where(mask, bias.to(q.dtype), -torch.inf)
-        y = F.scaled_dot_product_attention(heads_first(q, h), heads_first(k, h), heads_first(v, h), attn_mask=mask)
+        y = attention(heads_first(q, h), heads_first(k, h), heads_first(v, h), mask)
         return layer.finish(x, y.transpose(1, 2).flatten(-2), no_delta)
 
 

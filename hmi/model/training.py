@@ -92,11 +92,11 @@ class Trainer:
             yield epoch + 1
 
     @torch.inference_mode()
-    def predict(self, examples: Examples) -> list[Tensor]:
-        """The head's outputs of each row: [labels], for tagging [T_i, labels]."""
+    def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
+        """The head's outputs of each row: [labels], for tagging [T_i, labels]. `exact`: in fp32, as a server does."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
-            logits, mask = self._forward(examples, rows, 0.0)
+            logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
             for i, row in enumerate(rows):
                 out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
@@ -145,7 +145,7 @@ class Trainer:
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
-        logits, _ = self._forward(self.train, rows, self.plan.dropout)
+        logits, _ = self._forward(self.train, rows, self.plan.dropout, bf16=self.plan.bf16)
         weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
         loss = KINDS[self.plan.task].loss(logits, [self.train.targets[i] for i in rows], weights)
         value = loss.item()
@@ -160,11 +160,11 @@ class Trainer:
         self.optimiser.step()
         return value
 
-    def _forward(self, examples: Examples, rows: Sequence[int], dropout: float) -> tuple[Tensor, Tensor]:
+    def _forward(self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""
         task, paired = self.plan.task, self.plan.paired
         cls_only = reads_cls_only(task, paired=paired)
-        with arithmetic(bf16=self.plan.bf16):
+        with arithmetic(bf16=bf16):
             h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         logits = self.head(read, dropout)

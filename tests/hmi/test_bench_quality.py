@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.results import ratios_svg
 from hmi.bench.quality.tables import best_rate, markdown, table
@@ -67,6 +68,24 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
 
 def test_of_equal_rates_the_lowest_is_best() -> None:
     assert best_rate({1e-3: 0.5, 2e-3: 0.7, 3e-3: 0.7}) == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("scores", "tried"),
+    [
+        ({1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6}, [2, 3, 1]),
+        ({1: 0.7, 2: 0.8, 3: 0.7, 4: 0.6}, [2, 3, 1]),
+        ({1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}, [2, 3, 4]),
+        ({1: 0.1, 2: 0.2, 3: 0.4, 4: 0.3}, [2, 3, 4]),
+    ],
+)
+def test_rates_are_tried_on_both_sides_of_the_best(scores: dict[float, float], tried: list[float]) -> None:
+    dev: dict[float, float] = {}
+    while (rate := next_rate([1, 2, 3, 4], dev)) is not None:
+        dev[rate] = scores[rate]
+    assert list(dev) == tried
+    assert next_rate([7], {}) == 7
+    assert next_rate([7], {7: 0.5}) is None
 
 
 def test_tasks_by_name() -> None:

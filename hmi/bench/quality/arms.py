@@ -10,17 +10,20 @@ import torch
 
 from hmi.bench.quality.models import Models
 from hmi.core import ModuleSpec, Task
-from hmi.model.bodies import Body, EncoderBody, ModuleBody, UpperBody
+from hmi.model.bodies import Body, EncoderBody, FrozenBody, ModuleBody, UpperBody
 from hmi.model.lexical import lexical_buckets
 from hmi.model.modules import new_module
 
-Reads = Literal["ids", "lower", "plot"]
-"""Token ids; the source's own hidden states at the split; PLOT rows."""
+Reads = Literal["ids", "lower", "last", "plot"]
+"""Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
+
+
+MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One column. `body(models, seed)` makes what is trained. `says`: what it is, in a table's words."""
+    """One column. `body(models, seed)` makes what is trained; lrs ascend; `says`: what it is, in a table's words."""
 
     name: str
     says: str
@@ -45,14 +48,12 @@ def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Bod
     return body
 
 
-SHARED = Arm(
-    "shared", "frozen encoder, a head", "ids", (1e-3, 3e-3, 1e-2), lambda m, _: EncoderBody(m.source, tuned=False)
-)
+SHARED = Arm("shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBody())
 DEDICATED = Arm(
-    "dedicated", "an encoder of its own", "ids", (6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBody(m.source, tuned=True)
+    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBody(m.source)
 )
 PLOT_ONLY = Arm(
-    "plot_only", "upper layers of its own on the PLOT", "plot", (6e-5, 1.2e-4, 2.4e-4),
+    "plot_only", "upper layers of its own on the PLOT", "plot", (3e-5, 6e-5, 1.2e-4, 2.4e-4),
     lambda m, _: UpperBody(m.root.upper, m.root.info.shape.heads),
 )  # fmt: skip
 
@@ -60,14 +61,14 @@ PLOT_ONLY = Arm(
 def adapter_only(module: ModuleSpec) -> Arm:
     """A tenant module in the source's upper layers, above its true lower layers."""
     body = _module(module, of_source=True)
-    return Arm("adapter_only", "a module on the true lower layers", "lower", (1e-3, 2e-3, 3e-3), body, module)
+    return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, body, module)
 
 
 def hbert(module: ModuleSpec, *, lexical: bool = True) -> Arm:
     """What HMI serves: a tenant module in the root's upper layers on the PLOT, and lexical features where it helps."""
     body = _module(module, of_source=False)
     name, says = ("hbert", "what HMI serves") if lexical else ("hbert_plain", "a module on the PLOT, nothing else")
-    return Arm(name, says, "plot", (1e-3, 2e-3, 3e-3), body, module, lexical=lexical)
+    return Arm(name, says, "plot", MODULE_LRS, body, module, lexical=lexical)
 
 
 def hbert_plain(module: ModuleSpec) -> Arm:

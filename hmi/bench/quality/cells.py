@@ -5,7 +5,7 @@ trained with it, and test is looked at once for each seed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +84,12 @@ def fill(
 
     best: _Run | None = None
     searched: dict[float, Any] = {}
-    for lr in arm.lrs:
-        spec = {**cell, "lr": lr, "seed": 0}
-        searched[lr] = ledger.get(spec)
-        if searched[lr] is None:
-            run = train(lr, 0)
-            searched[lr] = run.result
+    while (rate := next_rate(arm.lrs, {r: result["dev"] for r, result in searched.items()})) is not None:
+        spec = {**cell, "lr": rate, "seed": 0}
+        searched[rate] = ledger.get(spec)
+        if searched[rate] is None:
+            run = train(rate, 0)
+            searched[rate] = run.result
             ledger.put(spec, run.result)
             yield spec, run.result
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
@@ -105,6 +105,20 @@ def fill(
             result = {**result, "test": headline(_evaluate(made[0], run.trainer, "test"))}
         ledger.put(spec, result)
         yield spec, result
+
+
+def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | None:
+    """What to try next, given dev scores: first one in the middle, then the neighbours of the best one.
+
+    Of four rates three or four are tried, and the best one has been compared with both sides, where there are both.
+    """
+    if not dev:
+        return rates[(len(rates) - 1) // 2]
+    at = rates.index(best_rate(dev))
+    for beside in (at + 1, at - 1):
+        if 0 <= beside < len(rates) and rates[beside] not in dev:
+            return rates[beside]
+    return None
 
 
 def _train(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> _Run:

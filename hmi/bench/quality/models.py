@@ -38,8 +38,8 @@ class Models:
         """What a body reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
         if reads == "ids":
             return [torch.tensor(text.ids) for text in texts]
-        if reads == "lower":
-            return self._true_states(texts)
+        if reads in ("lower", "last"):
+            return self._true_states(texts, self.root.info.split if reads == "lower" else None)
         out: list[Tensor] = []
         with self.plot_of(task) as reader:
             for at in range(0, len(texts), AT_ONCE):
@@ -47,13 +47,13 @@ class Models:
         return out
 
     @torch.inference_mode()
-    def _true_states(self, texts: Sequence[Encoded]) -> list[Tensor]:
+    def _true_states(self, texts: Sequence[Encoded], upto: int | None) -> list[Tensor]:
         out: list[Tensor] = [torch.empty(0)] * len(texts)
         for rows in length_grouped([len(text) for text in texts], AT_ONCE, None):
             ids, types = pad_ids([texts[i].ids for i in rows]), pad_ids([texts[i].types for i in rows])
             mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(texts[i]) for i in rows])[:, None]
             with arithmetic(bf16=True):
-                hidden = self.source(ids, mask, types, upto=self.root.info.split)
+                hidden = self.source(ids, mask, types, upto=upto)
             for i, states in zip(rows, hidden, strict=True):
                 out[i] = states[: len(texts[i])].half()
         return out

@@ -27,7 +27,8 @@ from hmi.model.root import Root
 class Plan:
     """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for all.
 
-    rows: training rows at most. lrs: instead of each arm's own. plot: what the PLOTs are, part of a run's key.
+    rows: training rows at most, and dev rows. lrs: instead of each arm's own. plot: what the PLOTs are, a part of the
+    runs' keys.
     """
 
     sets: Path
@@ -47,7 +48,7 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
     ledger = Ledger(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
-        rows = replace(rows, train=rows.train[: plan.rows])
+        rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan):
             make = partial(problem, task, rows, arm, models)
             yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
@@ -66,7 +67,7 @@ def chosen_arms(plan: Plan) -> list[Arm]:
             continue
         make = MADE_OF_A_MODULE.get(name)
         out += [arm] if make is None else [make(module) for module in plan.modules]
-    return [replace(arm, lrs=plan.lrs) if plan.lrs else arm for arm in out]
+    return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
 def about(plan: Plan, arm: Arm, root: Root) -> Spec:

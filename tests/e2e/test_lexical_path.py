@@ -1,0 +1,77 @@
+"""Lexical features end to end: what the tokenizer throws away is learnt, answered, kept on update, and left out on
+request."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from hmi.core import JobRecord, ModelId
+from hmi.engine import InferRequest
+from tests.e2e.conftest import QUICK, Home, jsonl
+from tests.tiny import random_texts
+
+MODEL = ModelId("lexical", "cased")
+OPTIONS: dict[str, Any] = {**QUICK, "epochs": 8}
+
+
+def cased_rows(seed: int, count: int = 120) -> bytes:
+    """Words are entities where they are written in capitals, which an uncased tokenizer does not see."""
+    rng = random.Random(seed)
+    rows: list[dict[str, object]] = []
+    for text in random_texts(count, seed):
+        words = [w.upper() if rng.random() < 0.3 else w for w in text.split()]
+        rows.append({"tokens": words, "tags": ["B-x" if w.isupper() and w.isalpha() else "O" for w in words]})
+    return jsonl(rows)
+
+
+def made(home: Home, **options: object) -> JobRecord:
+    create = home.manager.create_model
+    return home.run(
+        create(str(MODEL), domain="tiny/full", task="tagging", data=cased_rows(1), options={**OPTIONS, **options})
+    )
+
+
+@pytest.fixture(autouse=True)
+def tenant(home: Home) -> Any:
+    home.manager.create_tenant("lexical")
+    yield
+    home.manager.delete_tenant("lexical")
+
+
+def f1(job: JobRecord) -> float:
+    assert job.result is not None
+    return float(job.result["metrics"]["entity_f1"])
+
+
+async def test_case_is_learnt_with_them_and_answered_alike_alone_and_batched(home: Home) -> None:
+    assert f1(made(home)) > 0.9
+    rows = [json.loads(line)["tokens"] for line in cased_rows(2, 20).decode().splitlines()]
+    engine = home.engine()
+    await engine.start()
+    together = await engine.infer([InferRequest(MODEL, row) for row in rows])
+    right = total = 0
+    for row, batched in zip(rows, together, strict=True):
+        (alone,) = await engine.infer([InferRequest(MODEL, row)])
+        assert alone.tags == batched.tags
+        assert alone.tag_scores == pytest.approx(batched.tag_scores, abs=1e-5)
+        right += sum(
+            (tag == "B-x") == (w.isupper() and w.isalpha()) for w, tag in zip(row, batched.tags or [], strict=True)
+        )
+        total += len(row)
+    await engine.stop()
+    assert right / total > 0.95
+
+
+def test_without_them_case_cannot_be_learnt(home: Home) -> None:
+    assert f1(made(home, lexical=False)) < 0.6
+
+
+def test_an_update_may_turn_them_off(home: Home) -> None:
+    made(home)
+    update = home.manager.update_model
+    job = home.run(update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}))
+    assert f1(job) < 0.6
