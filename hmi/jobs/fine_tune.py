@@ -234,13 +234,10 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
     live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
     if live.labels != task.labels or task_of_version(live).reads != task.reads or live.module != options.module:
         return
-    state = ctx.adapters.get(live.artefact)
-    if _shapes(state) == _shapes(trainer.state()):  # lexical features may have been turned on or off
-        trainer.load({k: v.float() for k, v in state.items()})
-
-
-def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in state.items()}
+    fresh = trainer.state()
+    # Lexical features may have been turned on or off since.
+    kept = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh}
+    trainer.load({**fresh, **kept})
 
 
 def _checkpoint(
