@@ -35,17 +35,19 @@ from hmi.model.batching import Encoded
 from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
 from hmi.model.lexical import lexical_buckets
+from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline
 from hmi.model.tagging import Scheme
 from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of, task_of_version
 from hmi.model.tasks.embedding import Embedding
-from hmi.model.training import Trainer, TrainPlan, choose_epochs, tenant_trainer
+from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs, tenant_trainer
 from plot_store import Reader, VersionInfo
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
     """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), dev (optional)."""
+    keep_freed_memory()
     spec = ctx.job.spec
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
@@ -141,7 +143,8 @@ def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
 def _train(
     ctx: JobContext, root: Root, reader: Reader, task: TaskKind, train: Split, dev: Split, options: FineTuneOptions
 ) -> tuple[TaskKind, dict[str, Tensor], dict[str, Any]]:
-    """Train epoch by epoch with a checkpoint after each; the epoch best on dev is kept, in fp16."""
+    """Train epoch by epoch with a checkpoint after each, until dev has not got better for PATIENCE epochs; the best
+    one is kept, in fp16."""
     targets = task_targets(task, train)
     weights = class_weights(task, train, targets, options)
     epochs = options.epochs or choose_epochs(len(targets), options.batch)
@@ -158,11 +161,16 @@ def _train(
     def report(step: int, total: int, loss: float) -> None:
         ctx.progress(step, total, phase="fine-tuning", loss=loss)
 
-    for epoch in trainer.epochs(report, start):
+    def over(epoch: int) -> bool:
+        return bool(best) and epoch - best["epoch"] >= PATIENCE
+
+    for epoch in () if over(start) else trainer.epochs(report, start):
         _, metrics = _judged(task, dev, trainer.predict(held_out))
         if not best or not choosy or headline(metrics) >= headline(best):
             best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
+        if over(epoch):
+            break
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     task, metrics = _judged(task, dev, trainer.predict(held_out, exact=True))
@@ -226,18 +234,27 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
 
 
 def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, options: FineTuneOptions) -> None:
-    """An update continues from the live version where labels and module are the same, an import from its adapter."""
-    if ctx.job.spec["mode"] == "import":
-        trainer.load({**trainer.state(), **import_module.start_state(ctx, root.info, task.name, task.labels)})
-    if ctx.job.spec["mode"] != "update":
+    """An update continues from the live version where labels and module are the same, a new model from the sibling
+    that it names, an import from its adapter."""
+    mode, fresh = ctx.job.spec["mode"], trainer.state()
+    if mode == "import":
+        trainer.load({**fresh, **import_module.start_state(ctx, root.info, task.name, task.labels)})
         return
-    live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
-    if live.labels != task.labels or task_of_version(live).reads != task.reads or live.module != options.module:
+    source = ctx.job.spec["model"] if mode == "update" else options.start
+    if source is None:
         return
-    fresh = trainer.state()
-    # Lexical features may have been turned on or off since.
-    kept = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh}
-    trainer.load({**fresh, **kept})
+    live = ctx.registry.model(ModelId.parse(source, "options.start")).live
+    same = live.labels == task.labels and task_of_version(live).reads == task.reads
+    if mode == "create" and live.module != options.module:
+        raise InvalidInput(
+            f"{source} has another module: leave module out, and it is taken over", field="options.start"
+        )
+    if live.module != options.module or (mode == "update" and not same):
+        return
+    # Of another task only the module is of use; lexical features may have been turned on or off since.
+    wanted = ("module.", "head.", "lexical.") if same else ("module.",)
+    state = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh and k.startswith(wanted)}
+    trainer.load({**fresh, **state})
 
 
 def _checkpoint(

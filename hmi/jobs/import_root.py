@@ -25,6 +25,7 @@ from hmi.model.fidelity import fidelity_report
 from hmi.model.files import read_tensors, write_tensors
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import InputBias, LocalLower
+from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
@@ -45,6 +46,7 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 def run(ctx: JobContext) -> dict[str, Any]:
     """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
     each kind of text that fidelity is told of; text-0, text-1, … are general."""
+    keep_freed_memory()
     spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
     source = find_source(spec["source"])
     texts = sorted(ctx.input.glob("text-*"))

@@ -29,6 +29,12 @@ class FineTuneOptions(Record):
         description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: windows for "
         "tagging, else cut.",
     )
+    start: str | None = Field(
+        default=None,
+        max_length=130,
+        description="Another model of the same tenant, tenant.model, on the same root: a new model starts from its "
+        "module, and from its head where the labels are the same, instead of from nothing.",
+    )
     lexical: bool | None = Field(
         default=None,
         description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "

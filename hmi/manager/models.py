@@ -46,6 +46,7 @@ class Models:
         if model_exists(self._parts, wanted):
             raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
         self._domains.current(branch)
+        options = self._with_sibling(wanted, branch, options)
         return self._submit(wanted, str(branch), task, "create", data, dev, options, job_limit)
 
     def update(
@@ -61,6 +62,8 @@ class Models:
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, data, dev)
+        if (options or {}).get("start") is not None:
+            raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
         if live.module is not None:
             options = {"module": live.module.model_dump(mode="json"), **(options or {})}
         self._domains.current(DomainId.parse(live.domain))
@@ -73,6 +76,26 @@ class Models:
         wanted = ModelId.parse(model)
         self._parts.spare_artefacts([self._parts.registry.model(wanted)])
         self._parts.registry.delete_model(wanted)
+
+    def _with_sibling(
+        self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """Options with the module of the model that a new one starts from. Raises InvalidInput, NotFound."""
+        start = (options or {}).get("start")
+        if options is None or start is None:
+            return options
+        sibling = ModelId.parse(str(start), "options.start")
+        if sibling.tenant != model.tenant:
+            raise InvalidInput(
+                f"start {sibling} is of another tenant: name a model of {model.tenant}", field="options.start"
+            )
+        live = self._parts.registry.model(sibling).live
+        if live.module is None or live.root != branch.root:
+            raise InvalidInput(
+                f"{sibling} has no module for root {branch.root}: name a model of a domain of that root",
+                field="options.start",
+            )
+        return {"module": live.module.model_dump(mode="json"), **options}
 
     def _submit(
         self,

@@ -23,10 +23,13 @@ from hmi.model.root import Root
 from hmi.model.tasks import IGNORE as IGNORE
 from hmi.model.tasks import KINDS
 
-MIN_STEPS = 200
-"""Few rows get more epochs: under this many steps a fresh module under-fits (docs/design/0003-tenant-module.md)."""
+EPOCHS = 8
+MIN_STEPS, MANY_STEPS = 200, 5_000
+"""Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
-LEXICAL_LR, LEXICAL_DROPOUT = 2e-3, 0.3
+PATIENCE = 3
+"""Epochs without a better dev score after which training ends."""
+LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 """Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
 
 
@@ -51,9 +54,10 @@ class TrainPlan:
 
 
 def choose_epochs(rows: int, batch: int) -> int:
-    """Epochs that give at least MIN_STEPS steps, within bounds."""
+    """EPOCHS; more where those are not MIN_STEPS steps, fewer where they are more than MANY_STEPS; within bounds."""
     steps_an_epoch = max(1, -(-rows // batch))
-    return min(MAX_EPOCHS, max(MIN_EPOCHS, -(-MIN_STEPS // steps_an_epoch)))
+    wanted = max(min(EPOCHS, MANY_STEPS // steps_an_epoch), -(-MIN_STEPS // steps_an_epoch))
+    return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
 
 
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:

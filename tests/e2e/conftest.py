@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from hmi.config import Settings
-from hmi.core import JobRecord
+from hmi.core import JobRecord, ModelId
 from hmi.engine import Engine
 from hmi.engine.bundles import Bundles
 from hmi.manager import Manager
@@ -33,6 +34,14 @@ class Home:
         m = self.manager
         bundles = Bundles(self.settings.data, m.registry, m.plots, m.adapters, m.lowers)
         return Engine(bundles, self.settings, Metrics())
+
+    @staticmethod
+    def model(name: str) -> ModelId:
+        return ModelId.parse(name)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """The live version's tensors."""
+        return self.manager.adapters.get(self.manager.registry.model(self.model(name)).live.artefact)
 
     def run(self, job: JobRecord) -> JobRecord:
         done = self.manager.runner.run_one(job.job, lambda progress: None)

@@ -15,10 +15,10 @@ from tests.e2e.conftest import QUICK, Home, jsonl
 from tests.tiny import random_texts
 
 MODEL = ModelId("lexical", "cased")
-OPTIONS: dict[str, Any] = {**QUICK, "epochs": 8}
+OPTIONS: dict[str, Any] = {**QUICK, "epochs": 10}
 
 
-def cased_rows(seed: int, count: int = 120) -> bytes:
+def cased_rows(seed: int, count: int = 400) -> bytes:
     """Words are entities where they are written in capitals, which an uncased tokenizer does not see."""
     rng = random.Random(seed)
     rows: list[dict[str, object]] = []

@@ -68,6 +68,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root) -> None:
 
 def test_epochs_follow_the_data() -> None:
     assert choose_epochs(20, 16) == 12
-    assert choose_epochs(400, 16) == 8
-    assert choose_epochs(640, 16) == 5
+    assert choose_epochs(300, 16) == 11
+    assert choose_epochs(2_000, 16) == 8
+    assert choose_epochs(16_000, 16) == 5
     assert choose_epochs(100_000, 16) == 3

@@ -22,9 +22,9 @@ from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, learn_task
-from hmi.model.training import Trainer, TrainPlan
+from hmi.model.training import EPOCHS, PATIENCE, Trainer, TrainPlan
 
-EPOCHS, PATIENCE, BATCH = 8, 3, 16
+BATCH = 16
 RECIPE = 1
 """Part of every run's key: a change of the recipe makes old runs another experiment's."""
 

@@ -20,6 +20,7 @@ from hmi.bench.quality.tables import Scored, Table, table
 from hmi.bench.quality.tasks import TRAIN, load, named
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
+from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
 
 
@@ -45,6 +46,7 @@ class Plan:
 def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]]:
     """Fill the table cell by cell, yielding each run as it is kept. Raises HmiError."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     ledger = Ledger(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)

@@ -1,0 +1,68 @@
+"""A new model that starts from a sibling of its tenant knows at once what that one knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hmi.core import JobRecord
+from hmi.errors import InvalidInput, NotFound
+from tests.e2e.conftest import QUICK, Home, mood_rows, pair_rows
+
+STILL: dict[str, Any] = {"epochs": 1, "lr": 1e-7}
+"""Hardly trained: what such a model knows it had from the start."""
+
+
+def create(home: Home, name: str, options: dict[str, Any], **more: Any) -> JobRecord:
+    given = {"domain": "tiny/full", "task": "classification", "data": mood_rows(21), "dev": mood_rows(24), **more}
+    return home.manager.create_model(name, options=options, **given)
+
+
+def accuracy(job: JobRecord) -> float:
+    assert job.result is not None
+    return float(job.result["metrics"]["accuracy"])
+
+
+def test_it_starts_with_module_and_head_of_its_sibling(home: Home) -> None:
+    from_nothing = accuracy(home.run(create(home, "acme.fresh", {**STILL, "module": QUICK["module"]})))
+    started = home.run(create(home, "acme.second", {**STILL, "start": "acme.mood"}))
+    assert accuracy(started) > 0.8 > from_nothing + 0.1
+    version = home.manager.registry.model(home.model("acme.second")).live
+    assert version.module == home.manager.registry.model(home.model("acme.mood")).live.module
+
+
+def test_of_another_task_it_takes_the_module(home: Home) -> None:
+    job = home.run(
+        create(home, "acme.third", {**STILL, "start": "acme.mood"}, task="pair", data=pair_rows(22), dev=pair_rows(25))
+    )
+    module = {k: v for k, v in home.state("acme.third").items() if k.startswith("module.")}
+    before = home.state("acme.mood")
+    assert accuracy(job) <= 1
+    assert module
+    assert all(abs(v.float() - before[k].float()).max() < 1e-3 for k, v in module.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "says"),
+    [
+        ("acme.bad", {"start": "globex.mood"}, InvalidInput, "another tenant"),
+        ("acme.bad", {"start": "acme.none"}, NotFound, "acme.none"),
+        ("acme.bad", {"start": "none"}, InvalidInput, "tenant.model"),
+    ],
+)
+def test_what_cannot_be_a_start_is_refused(
+    home: Home, name: str, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        create(home, name, options)
+
+
+def test_a_start_with_another_module_fails_and_an_update_has_none(home: Home) -> None:
+    job = create(home, "acme.fourth", {**STILL, "start": "acme.mood", "module": {"kind": "lora", "rank": 2}})
+    done = home.manager.runner.run_one(job.job, lambda progress: None)
+    assert done.state == "failed"
+    assert done.error is not None
+    assert "acme.mood has another module" in done.error["message"]
+    with pytest.raises(InvalidInput, match="leave start out"):
+        home.manager.update_model("acme.mood", data=mood_rows(23), options={"start": "acme.fresh"})
