@@ -104,7 +104,7 @@ def test_alone_equals_batched(labels: int) -> None:
         alone = table(logits[i : i + 1, : len(texts[i]) + 2], [bag])
         # With the map to many labels, a product's rounding may hang on its size; the engine adds one window at a time.
         torch.testing.assert_close(
-            together[i, : len(texts[i]) + 2], alone[0], rtol=0, atol=0 if labels <= WIDTH else 1e-6
+            together[i, : len(texts[i]) + 2], alone[0], rtol=0, atol=0 if labels <= WIDTH else 1e-5
         )
         assert torch.equal(together[i, len(texts[i]) + 1 :], logits[i, len(texts[i]) + 1 :])
 

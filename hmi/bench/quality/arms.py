@@ -18,7 +18,7 @@ Reads = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
 
 
-MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3)
+MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
 @dataclass(frozen=True)
