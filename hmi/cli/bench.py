@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.bench_quality import quality
+from hmi.cli.bench_quality import quality, tenants
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
@@ -32,6 +32,7 @@ def bench() -> None:
 
 
 bench.add_command(quality)
+bench.add_command(tenants)
 
 
 @bench.command()

@@ -4,42 +4,60 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.output import notes, print_json
+from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from hmi.bench.quality.models import Models
+
 RUNS = "runs.jsonl"
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+OUT = click.Path(file_okay=False, path_type=Path)
+
+
+def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say what the knowledge of tenants is made of."""
+    for option in (
+        click.option("--root", help="A root of the data folder  [default: the default source's, made here]"),
+        click.option(
+            "--documents", default=20_000, show_default=True, type=click.IntRange(100), help="Of each corpus."
+        ),
+        click.option(
+            "--alpha", default=50.0, show_default=True, type=click.FloatRange(0, 100), help="Of the domains' PLOTs."
+        ),
+        click.option("--task", "tasks", multiple=True, help="[default: all]"),
+        click.option("--out", type=OUT, required=True, help="Runs, tables and plots."),
+        click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."),
+        click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command("quality", cls=Command)
-@click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
-@click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Runs, tables, plots.")
-@click.option("--task", "tasks", multiple=True, help="[default: all]")
+@of_a_setting
 @click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
 @click.option("--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
-@click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: three]")
+@click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]")
 @click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
-@click.option("--alpha", default=50.0, show_default=True, type=click.FloatRange(0, 100), help="Of the domains' PLOTs.")
-@click.option("--documents", default=20_000, show_default=True, type=click.IntRange(100), help="Of each corpus.")
-@click.option("--root", help="A root of the data folder  [default: the default source's, made here]")
 @as_json
 @pass_session
 def quality(
-    session: Session, sets: Path, corpora: Path, out: Path, modules: tuple[str, ...], seeds: int, rows: int, dev: bool,
-    alpha: float, documents: int, root: str | None, as_json: bool, **chosen: Any,
+    session: Session, sets: Path, out: Path, modules: tuple[str, ...], seeds: int, rows: int, dev: bool, as_json: bool,
+    **chosen: Any,
 ) -> None:  # fmt: skip
     """Shared, adapter only, PLOT only, HMI's model and a dedicated one on every task, with seeds.
 
@@ -47,24 +65,17 @@ def quality(
     root and the PLOTs, which are made by the first run.
     """
     from hmi.bench.quality import run as measured
-    from hmi.bench.quality import setting as made
     from hmi.bench.quality.cells import Budget
     from hmi.bench.quality.results import as_json as tabled
     from hmi.bench.quality.results import write
     from hmi.bench.quality.tables import markdown
-    from hmi.bench.quality.tasks import named
 
-    session.may_start_jobs()
-    setting = made.Setting(session.settings().data, corpora, alpha, documents, root)
     plan = measured.Plan(
         sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
-        Budget(seeds, not dev), rows, chosen["lrs"], f"a{alpha:g} d{documents}",
+        Budget(seeds, not dev), rows, chosen["lrs"], _plot(chosen),
     )  # fmt: skip
     arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
-    on_plots = named(plan.tasks) if any(arm.reads == "plot" for arm in arms) else []
-    with job_bar() as bar:
-        folder = made.prepare(setting, on_plots, notes.print, bar.show)
-    with made.opened(setting, folder) as models:
+    with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
         try:
             for spec, result in measured.run(plan, models, _steps()):
                 notes.print(_line(spec, result))
@@ -72,6 +83,58 @@ def quality(
             found = measured.scores(plan, models.root)
             write(out, found, plan)
     print_json(tabled(found)) if as_json else click.echo(markdown(found))
+
+
+@click.command("tenants", cls=Command)
+@of_a_setting
+@click.option("--arm", default="hbert", show_default=True, help="One column of `hmi bench quality`.")
+@click.option("--lr", default=2e-3, show_default=True, type=click.FloatRange(0, 0.1, min_open=True))
+@click.option("--tenants", default=500, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--rows", default=200, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant.")
+@as_json
+@pass_session
+def tenants(
+    session: Session, sets: Path, out: Path, arm: str, lr: float, tenants: int, rows: int, as_json: bool, **chosen: Any
+) -> None:
+    """Many tenants with few rows each, trained in one go: scores by number of tenants, and what each costs.
+
+    Run it once for each column with the same --out; what is there already is not done again.
+    """
+    from hmi.bench.quality import run as measured
+    from hmi.bench.quality import tenants as many
+    from hmi.bench.quality.results import write_tenants
+
+    plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
+    (column,) = measured.chosen_arms(main := measured.Plan(sets, out, arms=(arm,), plot=_plot(chosen)))
+    with _models(session, chosen, plots=column.reads == "plot") as models:
+        about = measured.about(main, column, models.root)
+        try:
+            for spec, result in many.run(plan, column, lr, about, models, _steps()):
+                notes.print(f"tenant {spec['tenant']}, {_line({'seed': 0, **spec}, result)}")
+        finally:
+            found = write_tenants(out, plan.runs)
+    print_json(found) if as_json else print_table(
+        found["rows"], {k: k for k in found["rows"][0]}, "nothing was trained"
+    )
+
+
+def _plot(chosen: Mapping[str, Any]) -> str:
+    return f"a{chosen['alpha']:g} d{chosen['documents']}"
+
+
+@contextmanager
+def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Models]:
+    """The root and the PLOTs, made where they are not there yet."""
+    from hmi.bench.quality import setting as made
+    from hmi.bench.quality.tasks import named
+
+    session.may_start_jobs()
+    data = session.settings().data
+    setting = made.Setting(data, chosen["corpora"], chosen["alpha"], chosen["documents"], chosen["root"])
+    with job_bar() as bar:
+        folder = made.prepare(setting, named(chosen["tasks"]) if plots else [], notes.print, bar.show)
+    with made.opened(setting, folder) as models:
+        yield models
 
 
 def _module(text: str) -> ModuleSpec:

@@ -8,9 +8,10 @@ import pytest
 
 from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
-from hmi.bench.quality.results import ratios_svg
+from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.tables import best_rate, markdown, table
 from hmi.bench.quality.tasks import TASKS, named
+from hmi.bench.quality.tenants import by_number
 from hmi.errors import Damaged, InvalidInput
 
 
@@ -93,3 +94,13 @@ def test_tasks_by_name() -> None:
     assert [task.name for task in named(["sick"])] == ["sick"]
     with pytest.raises(InvalidInput, match="bc5cdr"):
         named(["none"])
+
+
+def test_scores_by_number_of_tenants_need_all_of_them() -> None:
+    runs = [({"arm": "hbert", "tenant": i}, {"test": i / 10, "cpu_s": 1.0}) for i in (0, 1, 3)]
+    found = by_number(runs, "hbert", (1, 2, 3))
+    assert found == {1: 0.0, 2: pytest.approx(5.0)}
+    assert by_number(runs, "shared", (1,)) == {}
+    drawn = lines_svg("scores", {"hbert": found, "shared": {1: 3.0}})
+    assert drawn.count("<polyline") == 2
+    assert drawn.count("<circle") == 3

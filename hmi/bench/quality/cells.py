@@ -22,7 +22,7 @@ from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, learn_task
-from hmi.model.training import EPOCHS, PATIENCE, Trainer, TrainPlan
+from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs
 
 BATCH = 16
 RECIPE = 1
@@ -59,7 +59,7 @@ class Budget:
 
 
 @dataclass
-class _Run:
+class Run:
     """A run, with the tensors of the epoch that was best on dev."""
 
     lr: float
@@ -77,12 +77,12 @@ def fill(
     cell = {"task": task.name, **about}
     made: list[Problem] = []
 
-    def train(lr: float, seed: int) -> _Run:
+    def train(lr: float, seed: int) -> Run:
         if not made:
             made.append(make())
-        return _train(made[0], arm, models, lr, seed, report)
+        return train_once(made[0], arm, models, lr, seed, report)
 
-    best: _Run | None = None
+    best: Run | None = None
     searched: dict[float, Any] = {}
     while (rate := next_rate(arm.lrs, {r: result["dev"] for r, result in searched.items()})) is not None:
         spec = {**cell, "lr": rate, "seed": 0}
@@ -101,8 +101,7 @@ def fill(
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
         result = run.result
         if budget.test:
-            run.trainer.load(run.state)
-            result = {**result, "test": headline(_evaluate(made[0], run.trainer, "test"))}
+            result = {**result, "test": tested(made[0], run)}
         ledger.put(spec, result)
         yield spec, result
 
@@ -121,11 +120,12 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
-def _train(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> _Run:
+def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> Run:
+    """One run; the epoch that is best on dev is kept. It ends when dev has not got better for PATIENCE epochs."""
     begun = time.process_time()
-    lexical = arm.lexical_for(p.kind.name)
+    lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
     plan = TrainPlan(
-        p.kind.name, p.kind.outputs, lr, EPOCHS, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical
+        p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical
     )
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     history: list[float] = []
@@ -143,7 +143,13 @@ def _train(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: R
         "cpu_s": round(time.process_time() - begun, 1),
         "parameters": sum(v.numel() for v in best.values()),
     }
-    return _Run(lr, result, trainer, best)
+    return Run(lr, result, trainer, best)
+
+
+def tested(p: Problem, run: Run) -> float:
+    """The test score of the epoch that was kept."""
+    run.trainer.load(run.state)
+    return headline(_evaluate(p, run.trainer, "test"))
 
 
 def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:

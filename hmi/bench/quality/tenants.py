@@ -1,0 +1,99 @@
+"""Many tenants, each with few rows of its own, trained one after another over features that are computed once
+(HMI section 7.1 and figure 14).
+
+Tenant i has a random subset of the rows of task i modulo the number of tasks; a fifth of it chooses the epoch. All
+tenants of a task are scored on the same test rows.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hmi.bench.quality.arms import Arm
+from hmi.bench.quality.cells import RECIPE, Problem, Report, problem, tested, train_once
+from hmi.bench.quality.ledger import Ledger, Spec
+from hmi.bench.quality.models import Models
+from hmi.bench.quality.tasks import QualityTask, load, named
+from hmi.jobs.held_out import Split
+from hmi.model.bodies import Examples
+from hmi.model.memory import keep_freed_memory
+
+DEV_SHARE = 5
+TEST = 300
+
+
+@dataclass(frozen=True)
+class TenantsPlan:
+    """tenants: how many; rows: of each; names of tasks: () for all."""
+
+    sets: Path
+    runs: Path
+    tasks: tuple[str, ...] = ()
+    tenants: int = 500
+    rows: int = 200
+
+
+def run(
+    plan: TenantsPlan, arm: Arm, lr: float, about: Spec, models: Models, report: Report
+) -> Iterator[tuple[Spec, Any]]:
+    """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. Raises HmiError."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ledger, tasks = Ledger(plan.runs), named(plan.tasks)
+    for place, task in enumerate(tasks):
+        whole: Problem | None = None
+        for tenant in range(place, plan.tenants, len(tasks)):
+            spec = {**about, "task": task.name, "recipe": RECIPE, "tenant": tenant, "rows": plan.rows, "lr": lr}
+            if ledger.get(spec) is not None:
+                continue
+            whole = _whole(task, plan, arm, models) if whole is None else whole
+            mine = _subset(whole, tenant, plan.rows)
+            trained = train_once(mine, arm, models, lr, 0, report)
+            result = {**trained.result, "test": tested(mine, trained)}
+            ledger.put(spec, result)
+            yield spec, result
+
+
+def by_number(runs: Sequence[tuple[Spec, Any]], arm: str, numbers: Sequence[int]) -> dict[int, float]:
+    """The mean test score, in points of a hundred, of the first n tenants, for each n that all of them have run."""
+    scores = {s["tenant"]: 100 * r["test"] for s, r in runs if s["arm"] == arm}
+    return {n: statistics.mean(scores[i] for i in range(n)) for n in numbers if all(i in scores for i in range(n))}
+
+
+def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Models) -> Problem:
+    rows = load(task, plan.sets)
+    return problem(task, replace(rows, dev=[], test=rows.test[:TEST]), arm, models)
+
+
+def _subset(whole: Problem, tenant: int, rows: int) -> Problem:
+    """The tenant's rows of a task, parted into train and dev."""
+    split, examples = whole.splits["train"], whole.examples["train"]
+    chosen = random.Random(tenant).sample(range(len(examples)), min(rows, len(examples)))
+    held = max(1, len(chosen) // DEV_SHARE)
+    parts = {"dev": chosen[:held], "train": chosen[held:]}
+    return replace(
+        whole,
+        splits={**whole.splits, **{name: _rows(split, part) for name, part in parts.items()}},
+        examples={**whole.examples, **{name: _some(examples, part) for name, part in parts.items()}},
+    )
+
+
+def _rows(split: Split, chosen: list[int]) -> Split:
+    return Split([split.rows[i] for i in chosen], [split.encoded[i] for i in chosen])
+
+
+def _some(examples: Examples, chosen: list[int]) -> Examples:
+    return Examples(
+        [examples.lengths[i] for i in chosen],
+        [examples.types[i] for i in chosen],
+        lambda rows: examples.features([chosen[i] for i in rows]),
+        [examples.targets[i] for i in chosen],
+        [examples.bags[i] for i in chosen] if examples.bags else [],
+    )
