@@ -156,6 +156,8 @@ class ModelVersion(Record):
     module: ModuleSpec | None
     """None where nothing is trained: embedding."""
     max_length: int
+    lexical: bool = False
+    """Whether lexical features are a part of it."""
     metrics: dict[str, Any]
     bytes: int
     created: str

@@ -20,6 +20,7 @@ from hmi.engine.request import InferRequest, InferResult
 from hmi.errors import DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
+from hmi.model.lexical import word_bags
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 from hmi.stores.adapter_pool import AdapterPool
@@ -57,6 +58,8 @@ class Engine:
             await asyncio.to_thread(self._misses.start)
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
+        # Compiled now, not while a batch waits.
+        await asyncio.to_thread(word_bags, ["word"], Encoded([1], [0], [0]), 1)
         self._tasks = [asyncio.create_task(self._retrieve_forever())]
         self._tasks += [asyncio.create_task(self._compute_forever()) for _ in range(self._settings.streams)]
         self._accepting = True

@@ -66,7 +66,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
             module=None if data is None else options.module, max_length=made.max_length, metrics=made.metrics,
-            bytes=size, created=now(), job=ctx.job.job,
+            lexical="lexical.table" in made.state, bytes=size, created=now(), job=ctx.job.job,
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
@@ -154,8 +154,9 @@ def _train(
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
     trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
-    _warm_start(ctx, root, trainer, task, options)
     start, best_state, best = _restore(ctx, trainer)
+    if not start:
+        _warm_start(ctx, root, trainer, task, options)
     choosy = len(dev.rows) >= FEW_DEV
 
     def report(step: int, total: int, loss: float) -> None:

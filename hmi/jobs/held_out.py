@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,13 +112,12 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
     return out
 
 
-def split_bags(split: Split, buckets: int) -> list[Bags]:
-    """Lexical features of each window; none where there are no buckets."""
+def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
+    """Lexical features of windows by their indices, made when asked for: memory stays flat. None for no buckets."""
     if not buckets:
-        return []
+        return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
-    each = zip(split.encoded, owners, strict=True)
-    return [bags_of(split.rows[owner].text, window, buckets) for window, owner in each]
+    return lambda windows: [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
 
 
 def class_weights(

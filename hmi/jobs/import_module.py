@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion, now
+from hmi.core import ModelId, ModelVersion, TaskRules, now
 from hmi.errors import NotFound
 from hmi.jobs.context import JobContext
 from hmi.jobs.options import FineTuneOptions
@@ -45,7 +45,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
         model,
         ModelVersion(
             version=0, artefact=artefact, domain=domain, plot_version=plot.id, root=root, root_version=info.version,
-            task=head.task, labels=head.labels, module=twin.spec, metrics=metrics, bytes=size, created=now(),
+            task=head.task, labels=head.labels, rules=_rules(head), module=twin.spec, metrics=metrics, bytes=size,
+            created=now(),
             max_length=min(options.max_length, info.shape.positions), job=ctx.job.job,
         ),
     )  # fmt: skip
@@ -61,6 +62,13 @@ def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, .
         return state
     order = [head.labels.index(label) for label in labels]
     return {**state, "head.out.weight": head.weight[order], "head.out.bias": head.bias[order]}
+
+
+def _rules(head: HeadTwin) -> TaskRules:
+    """Tags that name the beginning and the inside of entities are taken for BIO: there are no rows to tell by."""
+    begins = any(label[:2] == "B-" for label in head.labels)
+    bio = head.task == "tagging" and begins and all(label == "O" or label[:2] in ("B-", "I-") for label in head.labels)
+    return TaskRules(scheme="bio" if bio else "free")
 
 
 def _module(ctx: JobContext, info: RootInfo) -> tuple[Twin, dict[str, Tensor]]:

@@ -114,7 +114,16 @@ def _label(value: Any, name: str) -> str:
         raise ValueError(f"{name} is missing")
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         raise ValueError(f"{name} is a {type(value).__name__}, not a string or an integer")
-    return str(value)
+    return _writable(str(value), name)
+
+
+def _writable(text: str, name: str) -> str:
+    r"""The text; raises ValueError where half a surrogate pair (\\ud800 in JSON) makes it no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has half a surrogate pair at character {error.start + 1}") from error
+    return text
 
 
 def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
@@ -161,6 +170,8 @@ def _tagging_row(raw: dict[str, Any]) -> Row:
     characters = sum(map(len, tokens))
     if characters > MAX_ROW_CHARACTERS:
         raise ValueError(f"`tokens` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
+    for name, words in (("tokens", tokens), ("tags", tags)):
+        _writable("".join(words), f"`{name}`")
     return Row(tokens, tuple(tags))
 
 
@@ -170,4 +181,4 @@ def _text(raw: dict[str, Any], name: str) -> str:
         raise ValueError(f"`{name}` is missing or empty")
     if len(value) > MAX_ROW_CHARACTERS:
         raise ValueError(f"`{name}` has {len(value)} characters, more than {MAX_ROW_CHARACTERS}")
-    return value
+    return _writable(value, f"`{name}`")

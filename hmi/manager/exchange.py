@@ -119,6 +119,8 @@ def _check_parts(files: Mapping[str, Path | bytes]) -> None:
 def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any]) -> dict[str, Any]:
     if "module" in (options or {}):
         raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
+    if (options or {}).get("start") is not None:
+        raise InvalidInput("an import starts from the adapter: leave start out", field="options.start")
     return checked_options(FineTuneOptions, {**(options or {}), "module": module})
 
 

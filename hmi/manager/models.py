@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, Task
+from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.options import FineTuneOptions
 from hmi.manager.domains import Domains
@@ -57,15 +57,14 @@ class Models:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """Fine-tune on, with the live module unless options say another; on the domain's current version, which may
-        be newer than the live one's."""
+        """Fine-tune on, with what was chosen for the live version unless options say another; on the domain's current
+        version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, data, dev)
         if (options or {}).get("start") is not None:
             raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
-        if live.module is not None:
-            options = {"module": live.module.model_dump(mode="json"), **(options or {})}
+        options = {**_choices(live), **(options or {})}
         self._domains.current(DomainId.parse(live.domain))
         return self._submit(wanted, live.domain, live.task, "update", data, dev, options, job_limit)
 
@@ -95,7 +94,12 @@ class Models:
                 f"{sibling} has no module for root {branch.root}: name a model of a domain of that root",
                 field="options.start",
             )
-        return {"module": live.module.model_dump(mode="json"), **options}
+        module = live.module.model_dump(mode="json")
+        if "module" in options and checked_options(FineTuneOptions, options)["module"] != module:
+            raise InvalidInput(
+                f"{sibling} has another module: leave module out, and it is taken over", field="options.start"
+            )
+        return {**options, "module": module}
 
     def _submit(
         self,
@@ -112,6 +116,17 @@ class Models:
         spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
         inputs = {name: given for name, given in (("data", data), ("dev", dev)) if given is not None}
         return self._parts.runner.submit("fine_tune", spec, model.tenant, inputs, tenant_limit=job_limit)
+
+
+def _choices(live: ModelVersion) -> dict[str, Any]:
+    """Options that a version was made with, as far as they shape its answers."""
+    if live.module is None:
+        return {}
+    module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
+    made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
+    if live.task != "pair" and not live.rules.paired:
+        made["long_texts"] = "windows" if live.rules.windows else "cut"
+    return made
 
 
 def _check_data(task: str, data: Path | bytes | None, dev: Path | bytes | None) -> None:

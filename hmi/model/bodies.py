@@ -30,8 +30,8 @@ class Examples:
     """Token types: which of a pair's texts each token is of."""
     features: Features
     targets: Sequence[Sequence[float]]
-    bags: Sequence[Bags] = ()
-    """Lexical features of each row, where they are trained."""
+    bags: Callable[[Sequence[int]], list[Bags]] | None = None
+    """Indices of rows -> their lexical features, where those are trained."""
 
     def __len__(self) -> int:
         return len(self.targets)

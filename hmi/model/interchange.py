@@ -264,7 +264,7 @@ def _version(full: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
 
 
 def refused(field: str, value: Any, wanted: str) -> InvalidInput:

@@ -52,7 +52,7 @@ def read_safetensors(raw: bytes, file: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file; raises InvalidInput, also for a pickle, which is never opened."""
     try:
         return load(raw)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a type of numbers that this library does not read
         # Told apart only now: a safetensors file begins with a length, which may look like either.
         pickled = raw[:2] == b"PK" or raw[:1] == b"\x80"
         what = "a pickle, which could run code" if pickled else f"not a safetensors file ({error})"

@@ -111,15 +111,19 @@ def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
 
 
 def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
-    """Of each word of a text that begins in this window of it. Neighbours are those in the text, not in the window."""
-    own = [codes_of(word) for word in words]
+    """Of each word of a text that begins in this window of it. Neighbours are those in the text, not in the window.
+
+    Words beyond them are not looked at: a text may be far longer than what is read of it.
+    """
+    rows = first_pieces(window.words)
+    first, last = max(0, min(rows, default=0) - 2), max(rows, default=-1) + 3
+    own = [codes_of(word[:LONGEST]) for word in words[first:last]]
     starts = np.cumsum([0, *map(len, own)], dtype=np.int64)
     codes = np.concatenate(own) if own else np.empty(0, np.uint64)
-    ids = np.empty(len(codes) + len(words) * (2 * NEAR + 2 * FAR + 1), np.int64)
-    offsets = np.empty(len(words) + 1, np.int64)
+    ids = np.empty(len(codes) + len(own) * (2 * NEAR + 2 * FAR + 1), np.int64)
+    offsets = np.empty(len(own) + 1, np.int64)
     word_features(codes, starts, buckets, ids, offsets)
-    rows = first_pieces(window.words)
-    parts = [ids[offsets[word] : offsets[word + 1]] for word in rows]
+    parts = [ids[offsets[word - first] : offsets[word - first + 1]] for word in rows]
     return _bags(parts, list(rows.values()))
 
 
@@ -132,8 +136,8 @@ def text_bag(window: Encoded, buckets: int) -> Bags:
 
 @lru_cache(maxsize=1 << 16)
 def codes_of(word: str) -> Codes:
-    """The word's own features as 64-bit codes, the ones that tell most first. Kept, since words come again."""
-    word = word[:LONGEST]
+    """The features of a word of at most LONGEST characters as 64-bit codes, the ones that tell most first. Kept, since
+    words come again."""
     lower = word.lower()
     padded = f"<{lower}>"
     parts = [f"w{lower}", f"s{shape_of(word)}", f"p{lower[:3]}", f"3{lower[-3:]}", f"2{lower[-2:]}", f"4{lower[-4:]}"]

@@ -122,10 +122,6 @@ def headline(metrics: dict[str, Any]) -> float:
     return float(next((metrics[name] for name in HEADLINES if name in metrics), 0.0))
 
 
-def headline_name(metrics: dict[str, Any]) -> str | None:
-    return next((name for name in HEADLINES if name in metrics), None)
-
-
 def _of_label(both: int, predicted: int, support: int) -> dict[str, float]:
     return {
         "f1": round(2 * both / (support + predicted), 4),

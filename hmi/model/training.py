@@ -173,8 +173,8 @@ class Trainer:
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         logits = self.head(read, dropout)
         if self.lexical is not None:
-            bags = [examples.bags[i] for i in rows]
-            logits = self.lexical(logits, bags, LEXICAL_DROPOUT if dropout else 0.0)
+            assert examples.bags is not None
+            logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
         return logits, h.mask
 
 

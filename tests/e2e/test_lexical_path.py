@@ -70,8 +70,18 @@ def test_without_them_case_cannot_be_learnt(home: Home) -> None:
     assert f1(made(home, lexical=False)) < 0.6
 
 
-def test_an_update_may_turn_them_off(home: Home) -> None:
-    made(home)
-    update = home.manager.update_model
+def test_an_update_keeps_the_choice_unless_told_another(home: Home) -> None:
+    made(home, max_length=32)
+    update, live = home.manager.update_model, lambda: home.manager.registry.model(MODEL).live
+    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}))
+    assert (live().lexical, live().max_length) == (True, 32)
     job = home.run(update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}))
     assert f1(job) < 0.6
+    assert not live().lexical
+    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}))
+    assert not live().lexical
+
+
+def test_an_export_says_what_stays_behind(home: Home) -> None:
+    made(home, module={"kind": "parallel", "rank": 4})
+    assert [what.partition(":")[0] for what in home.manager.export_module(str(MODEL)).left_out] == ["lexical features"]

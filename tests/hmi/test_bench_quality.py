@@ -11,7 +11,7 @@ from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.tables import best_rate, markdown, table
 from hmi.bench.quality.tasks import TASKS, named
-from hmi.bench.quality.tenants import by_number
+from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.errors import Damaged, InvalidInput
 
 
@@ -97,10 +97,11 @@ def test_tasks_by_name() -> None:
 
 
 def test_scores_by_number_of_tenants_need_all_of_them() -> None:
-    runs = [({"arm": "hbert", "tenant": i}, {"test": i / 10, "cpu_s": 1.0}) for i in (0, 1, 3)]
-    found = by_number(runs, "hbert", (1, 2, 3))
+    runs = [({"arm": "hbert", "task": "t", "tenant": i, "rows": 9}, {"test": i / 10}) for i in (0, 1, 3)]
+    found = by_number(columns_of(runs)["hbert"], (1, 2, 3))
     assert found == {1: 0.0, 2: pytest.approx(5.0)}
-    assert by_number(runs, "shared", (1,)) == {}
+    runs.append(({"arm": "hbert", "task": "t", "tenant": 0, "rows": 8}, {"test": 0.9}))
+    assert {name: len(of) for name, of in columns_of(runs).items()} == {"hbert (rows 9)": 3, "hbert (rows 8)": 1}
     drawn = lines_svg("scores", {"hbert": found, "shared": {1: 3.0}})
     assert drawn.count("<polyline") == 2
     assert drawn.count("<circle") == 3

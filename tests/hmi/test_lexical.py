@@ -41,7 +41,7 @@ def mixed(code: int, place: int) -> int:
 
 def plain(words: list[str], buckets: int) -> list[list[int]]:
     """Every feature of every word, one by one."""
-    codes = [[int(c) for c in codes_of(word)] for word in words]
+    codes = [[int(c) for c in codes_of(word[:64])] for word in words]
     out = []
     for w, own in enumerate(codes):
         seen = [mixed(code, 0) for code in own]
@@ -70,6 +70,23 @@ def test_a_window_has_the_words_that_begin_in_it_with_their_neighbours_outside()
     part = bags_of(words, Encoded([101, 7, 8, 9, 102], [0] * 5, [None, 1, 1, 2, None]), 4096)
     assert part.rows.tolist() == [1, 3]
     assert part.ids.tolist() == every.ids[every.offsets[1] : every.offsets[3]].tolist()
+
+
+def test_words_that_no_window_reads_are_not_looked_at() -> None:
+    codes_of.cache_clear()
+    words = [f"word{i}" for i in range(1_000)]
+    part = bags_of(words, Encoded([101, 7, 8, 102], [0] * 4, [None, 500, 501, None]), 4096)
+    assert codes_of.cache_info().currsize == 2 + 2 + 2
+    assert part.ids.tolist() == _of(words, 500, 4096) + _of(words, 501, 4096)
+
+
+def _of(words: list[str], word: int, buckets: int) -> list[int]:
+    return plain(words[word - 2 : word + 3], buckets)[2]
+
+
+def test_a_long_word_counts_by_its_beginning() -> None:
+    long, short = ["x" * 10_000, "y"], ["x" * 64, "y"]
+    assert torch.equal(bags_of(long, whole(long), 4096).ids, bags_of(short, whole(short), 4096).ids)
 
 
 def test_a_text_has_each_token_and_each_pair_once() -> None:

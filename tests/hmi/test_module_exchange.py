@@ -18,7 +18,7 @@ from hmi.stores.registry import Registry
 from tests.hmi.api_world import hmi, made_folder, rows, running
 from tests.tiny import random_texts
 
-SHORT = ("--option", "epochs=1", "--option", "max_length=32")
+SHORT = ("--option", "epochs=1", "--option", "max_length=32", "--option", "lexical=false")
 FILES = {
     "adapter_config": "adapter_config.json", "adapter": "adapter.safetensors",
     "head_config": "head_config.json", "head": "model_head.safetensors",

@@ -10,7 +10,7 @@ from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.run import Plan
 from hmi.bench.quality.tables import OWN, Table, markdown
-from hmi.bench.quality.tenants import by_number
+from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
 from hmi.model.files import write_bytes
 
@@ -29,16 +29,17 @@ def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None
 
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
     """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of one."""
-    every = Ledger(runs).all()
-    arms = sorted({s["arm"] for s, _ in every})
-    numbers = [n for n in NUMBERS if n <= 1 + max((s["tenant"] for s, _ in every), default=0)]
-    lines = {arm: line for arm in arms if (line := by_number(every, arm, numbers))}
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = columns_of(Ledger(runs).all())
+    most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
+    numbers = [n for n in NUMBERS if n <= most]
+    lines = {name: line for name, found in columns.items() if (line := by_number(found, numbers))}
     rows = []
-    for arm in arms:
-        spent = sorted(r["cpu_s"] for s, r in every if s["arm"] == arm)
-        scores = {str(n): round(value, 2) for n, value in lines.get(arm, {}).items()}
-        nine_tenths = spent[int(0.9 * (len(spent) - 1))]
-        rows.append({"arm": arm, "tenants": len(spent), **scores, "cpu_s": spent[len(spent) // 2], "p90": nine_tenths})
+    for name, of_tenants in columns.items():
+        spent = sorted(r["cpu_s"] for r in of_tenants.values())
+        scores = {str(n): round(value, 2) for n, value in lines.get(name, {}).items()}
+        slow = spent[int(0.9 * (len(spent) - 1))]
+        rows.append({"arm": name, "tenants": len(spent), **scores, "cpu_s": spent[len(spent) // 2], "cpu_s_p90": slow})
     found = {**result("tenants", []), "rows": rows}
     write_bytes(folder / "tenants.json", (json.dumps(found, indent=1) + "\n").encode())
     if lines:

@@ -48,17 +48,16 @@ def table(
     runs: Sequence[tuple[Spec, Any]], tasks: Sequence[str], columns: Mapping[str, Spec], of: Scored = "test"
 ) -> Table:
     """The cells that have scores. columns: by title what is in the specs of its runs, beside task, rate and seed. Only
-    runs at the learning rate that was best on dev with the first seed count."""
+    runs at the learning rate that was best on dev with the first seed count, of the rates that have such scores."""
     scores: dict[str, dict[str, Score]] = {task: {} for task in tasks}
     for task in tasks:
         for title, wanted in columns.items():
-            found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted})]
+            found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted}) and of in r]
             if not found:
                 continue
             lr = best_rate({s["lr"]: r["dev"] for s, r in found if s["seed"] == 0})
-            values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr and of in r}.values())
-            if values:
-                scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr)
+            values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
+            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr)
     return Table(tuple(tasks), tuple(columns), scores)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,26 @@ def run(
             yield spec, result
 
 
-def by_number(runs: Sequence[tuple[Spec, Any]], arm: str, numbers: Sequence[int]) -> dict[int, float]:
+def columns_of(runs: Sequence[tuple[Spec, Any]]) -> dict[str, dict[int, Any]]:
+    """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of it."""
+    settings: dict[str, dict[int, Any]] = {}
+    arms: dict[str, str] = {}
+    for spec, result in runs:
+        setting = ", ".join(f"{k} {v}" for k, v in sorted(spec.items()) if k not in ("arm", "task", "tenant"))
+        name = f"{spec['arm']} ({setting})"
+        arms[name] = spec["arm"]
+        settings.setdefault(name, {})[spec["tenant"]] = result
+    alone = [arm for arm in arms.values() if [*arms.values()].count(arm) == 1]
+    return {arms[name] if arms[name] in alone else name: found for name, found in settings.items()}
+
+
+def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, float]:
     """The mean test score, in points of a hundred, of the first n tenants, for each n that all of them have run."""
-    scores = {s["tenant"]: 100 * r["test"] for s, r in runs if s["arm"] == arm}
-    return {n: statistics.mean(scores[i] for i in range(n)) for n in numbers if all(i in scores for i in range(n))}
+    return {
+        n: statistics.mean(100 * results[i]["test"] for i in range(n))
+        for n in numbers
+        if all(i in results for i in range(n))
+    }
 
 
 def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Models) -> Problem:
@@ -95,5 +111,5 @@ def _some(examples: Examples, chosen: list[int]) -> Examples:
         [examples.types[i] for i in chosen],
         lambda rows: examples.features([chosen[i] for i in rows]),
         [examples.targets[i] for i in chosen],
-        [examples.bags[i] for i in chosen] if examples.bags else [],
+        None if (bags := examples.bags) is None else lambda rows: bags([chosen[i] for i in rows]),
     )

@@ -29,7 +29,7 @@ class Regression(TaskKind):
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
         values = np.array([number(g) for g in golds])
         centre, spread = float(values.mean()), float(values.std())
-        if spread == 0.0:
+        if values.min() == values.max():
             raise InvalidData(f"every row of {field} has the value {centre:g}: there is nothing to learn", field=field)
         return cls((), TaskRules(centre=centre, spread=spread, paired=paired))
 
