@@ -106,10 +106,11 @@ def _rows(split: Split, chosen: list[int]) -> Split:
 
 
 def _some(examples: Examples, chosen: list[int]) -> Examples:
+    bags = examples.bags
     return Examples(
         [examples.lengths[i] for i in chosen],
         [examples.types[i] for i in chosen],
         lambda rows: examples.features([chosen[i] for i in rows]),
         [examples.targets[i] for i in chosen],
-        None if (bags := examples.bags) is None else lambda rows: bags([chosen[i] for i in rows]),
+        None if bags is None else lambda rows: bags([chosen[i] for i in rows]),
     )
