@@ -22,8 +22,9 @@ SITES: dict[str, tuple[Site, ...]] = {
 }
 """Where each part of a kind changes a layer; what a site reads and is added to is in `hmi.model.modules`."""
 
-BUDGETS: dict[Size, int] = {"small": 62_500, "default": 250_000, "large": 1_000_000}
-"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions)."""
+BUDGETS: dict[Size, int] = {"small": 62_500, "default": 184_000, "large": 1_000_000}
+"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions). The default
+leaves room for lexical features within 250,000."""
 _LAYERS, _DIM = 3, 384
 _WIDE = ("fi", "fo")
 """The FFN's matrices have one side of four times the dimension."""
@@ -39,7 +40,7 @@ class ModuleSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind = "lora"
-    rank: int = Field(default=12, ge=1, le=512)
+    rank: int = Field(default=8, ge=1, le=512)
     sites: tuple[Site, ...] | None = Field(default=None, description="Some of the kind's sites; a list or 'q,v'.")
     size: Size | None = Field(default=None, description="Chooses the rank; give one of both.")
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from hmi.core import Task
 from hmi.errors import HmiError, InvalidData, TooLarge
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.rows import labels_of, read_rows
+from hmi.model.tasks import learn_task
 
 
 def put(tmp_path: Path, data: bytes | str) -> Path:
@@ -106,3 +108,22 @@ def test_pairs_and_tags_are_read(tmp_path: Path) -> None:
     assert pairs[0].label == "1"
     tags = read_rows(put(tmp_path, jsonl(*[{"tokens": ["a", "b"], "tags": ["O", "B-x"]}] * 4)), "tagging")
     assert tags[0].label == ("O", "B-x")
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        ("classification", '{"text": "a \\ud800 b", "label": "x"}', "`text` has half a surrogate pair at character 3"),
+        ("classification", '{"text": "a", "label": "\\udc00"}', "`label` has half a surrogate"),
+        ("tagging", '{"tokens": ["a", "\\ud800"], "tags": ["O", "O"]}', "`tokens` has half a surrogate"),
+        ("pair", '{"text": "a", "text_pair": "\\ud800", "label": "x"}', "`text_pair` has half"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named(tmp_path: Path, task: Task, row: str, message: str) -> None:
+    with pytest.raises(InvalidData, match=message):
+        read_rows(put(tmp_path, row + "\n"), task)
+
+
+def test_values_that_are_all_alike_are_refused_whatever_rounding_does() -> None:
+    with pytest.raises(InvalidData, match="nothing to learn"):
+        learn_task("regression", [0.7] * 60)

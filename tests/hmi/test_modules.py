@@ -143,8 +143,8 @@ def test_sizes_keep_to_their_budgets(kind: Kind) -> None:
 
 
 def test_the_default_is_what_it_was() -> None:
-    assert (ModuleSpec().kind, ModuleSpec().rank, ModuleSpec().sites) == ("lora", 12, None)
-    assert ModuleSpec() == ModuleSpec(size="default") == ModuleSpec.model_validate_json('{"kind": "lora", "rank": 12}')
+    assert (ModuleSpec().kind, ModuleSpec().rank, ModuleSpec().sites) == ("lora", 8, None)
+    assert ModuleSpec() == ModuleSpec(size="default") == ModuleSpec.model_validate_json('{"kind": "lora", "rank": 8}')
 
 
 def test_sites_are_some_of_the_kinds() -> None:
