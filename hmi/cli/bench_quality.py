@@ -20,6 +20,7 @@ from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hmi.bench.quality.models import Models
+    from hmi.bench.quality.setting import Setting
 
 RUNS = "runs.jsonl"
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -30,11 +31,10 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say what the knowledge of tenants is made of."""
     for option in (
         click.option("--root", help="A root of the data folder  [default: the default source's, made here]"),
+        click.option("--alpha", type=click.FloatRange(0, 100), help="Of the domains' PLOTs, in place of --budget."),
+        click.option("--budget", default=500, show_default=True, type=click.IntRange(1), help="MB of a domain's PLOT."),
         click.option(
-            "--documents", default=20_000, show_default=True, type=click.IntRange(100), help="Of each corpus."
-        ),
-        click.option(
-            "--alpha", default=50.0, show_default=True, type=click.FloatRange(0, 100), help="Of the domains' PLOTs."
+            "--general", default=1_000, show_default=True, type=click.IntRange(1), help="MB of the general one."
         ),
         click.option("--task", "tasks", multiple=True, help="[default: all]"),
         click.option("--out", type=OUT, required=True, help="Runs, tables and plots."),
@@ -72,7 +72,7 @@ def quality(
 
     plan = measured.Plan(
         sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
-        Budget(seeds, not dev), rows, chosen["lrs"], _plot(chosen),
+        Budget(seeds, not dev), rows, chosen["lrs"], _setting(session, chosen).says,
     )  # fmt: skip
     arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
     with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
@@ -105,7 +105,7 @@ def tenants(
     from hmi.bench.quality.results import write_tenants
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
-    (column,) = measured.chosen_arms(main := measured.Plan(sets, out, arms=(arm,), plot=_plot(chosen)))
+    (column,) = measured.chosen_arms(main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).says))
     with _models(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)
         try:
@@ -118,8 +118,13 @@ def tenants(
     )
 
 
-def _plot(chosen: Mapping[str, Any]) -> str:
-    return f"a{chosen['alpha']:g} d{chosen['documents']}"
+def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
+    from hmi.bench.quality.setting import Amount, Setting
+
+    alpha = chosen["alpha"]
+    domain = Amount(megabytes=chosen["budget"]) if alpha is None else Amount(alpha=alpha)
+    general = Amount(megabytes=chosen["general"])
+    return Setting(session.settings().data, chosen["corpora"], general, domain, chosen["root"])
 
 
 @contextmanager
@@ -129,8 +134,7 @@ def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iter
     from hmi.bench.quality.tasks import named
 
     session.may_start_jobs()
-    data = session.settings().data
-    setting = made.Setting(data, chosen["corpora"], chosen["alpha"], chosen["documents"], chosen["root"])
+    setting = _setting(session, chosen)
     with job_bar() as bar:
         folder = made.prepare(setting, named(chosen["tasks"]) if plots else [], notes.print, bar.show)
     with made.opened(setting, folder) as models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
+from hmi.bench.quality.setting import Amount, Setting
 from hmi.bench.quality.tables import best_rate, markdown, table
 from hmi.bench.quality.tasks import TASKS, named
 from hmi.bench.quality.tenants import by_number, columns_of
@@ -105,3 +107,13 @@ def test_scores_by_number_of_tenants_need_all_of_them() -> None:
     drawn = lines_svg("scores", {"hbert": found, "shared": {1: 3.0}})
     assert drawn.count("<polyline") == 2
     assert drawn.count("<circle") == 3
+
+
+def test_a_setting_names_its_plots_by_what_they_are_made_of(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, tmp_path, Amount(megabytes=70), Amount(alpha=12.5))
+    biomedical, captions = named(["bc5cdr", "sick"])
+    assert setting.branch(captions) == "quality/general-b70"
+    assert setting.branch(biomedical) == "quality/general-b70/biomedical-a12-5"
+    assert [corpus for corpus, _, _ in setting.branches(biomedical)] == ["general", "biomedical"]
+    assert Amount(megabytes=70).body() == {"options": {"budget_bytes": 70_000_000}}
+    assert replace(setting, root="mpnet").branch(captions) == "mpnet/general-b70"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hmi.api.local import LocalCalls
 from hmi.bench.quality.models import Models
@@ -14,38 +14,65 @@ from hmi.bench.quality.tasks import QualityTask
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import HmiError, InvalidInput
-from hmi.jobs.corpus import read_documents
 from hmi.model.root import load_root
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.stores.plots import open_plots
 from plot_store import Reader
 
 ROOT = "quality"
+GENERAL = "general"
 CORPUS_OF = {"biomedical": "biomedical", "computer science": "cs", "science": "cs", "economics": "economics"}
 """The corpus of a task's domain; of every other domain the general one."""
-GENERAL = "general"
 
 Say = Callable[[str], None]
 Show = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
+class Amount:
+    """How much of a corpus a PLOT holds: `alpha` percent of its occurrences, or what fits in `megabytes`."""
+
+    alpha: float | None = None
+    megabytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"a{self.alpha:g}".replace(".", "-") if self.megabytes is None else f"b{self.megabytes}"
+
+    def body(self) -> dict[str, Any]:
+        """As a domain is asked for."""
+        if self.megabytes is None:
+            return {"alpha": self.alpha}
+        return {"options": {"budget_bytes": self.megabytes * 1_000_000}}
+
+
+@dataclass(frozen=True)
 class Setting:
-    """Where the knowledge comes from. documents: at most so many of a corpus, spread over it. root: one that is there
-    already; None imports the default source."""
+    """Where the knowledge comes from: a branch of general text, and on it one for each domain.
+
+    root: one that is there already; None imports the default source.
+    """
 
     data: Path
     corpora: Path
-    alpha: float = 50.0
-    documents: int = 20_000
+    general: Amount = Amount(megabytes=1_000)
+    domain: Amount = Amount(megabytes=500)
     root: str | None = None
 
-    def corpus(self, task: QualityTask) -> str:
-        return CORPUS_OF.get(task.domain, GENERAL)
+    @property
+    def says(self) -> str:
+        """A part of the runs' keys."""
+        return f"{self.general} {self.domain}"
+
+    def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:
+        """(corpus, branch, amount) of the general branch, and of the task's own where it has one. The name says what a
+        PLOT was built of, so that another setting gets another one."""
+        corpus = CORPUS_OF.get(task.domain, GENERAL)
+        general = f"{self.root or ROOT}/{GENERAL}-{self.general}"
+        found = [(GENERAL, general, self.general)]
+        return found if corpus == GENERAL else [*found, (corpus, f"{general}/{corpus}-{self.domain}", self.domain)]
 
     def branch(self, task: QualityTask) -> str:
-        """The domain's name; it says what the PLOT was built of, so that another setting gets another one."""
-        return f"{self.root or ROOT}/{self.corpus(task)}-a{self.alpha:g}-d{self.documents}".replace(".", "-")
+        return self.branches(task)[-1][1]
 
 
 def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) -> Path:
@@ -54,10 +81,10 @@ def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) ->
     try:
         folder = setting.data / "roots" / _ensured_root(calls, setting, say, show)
         have = {domain["domain"] for domain in calls.request("GET", "/manage/domains")["domains"]}
-        for corpus, branch in sorted({(setting.corpus(task), setting.branch(task)) for task in tasks}):
+        for corpus, branch, amount in dict.fromkeys(b for task in tasks for b in setting.branches(task)):
             if branch not in have:
                 say(f"building {branch}")
-                _build(calls, setting, corpus, branch, show)
+                _build(calls, setting.corpora / f"{corpus}.txt.gz", branch, amount, show)
         return folder
     finally:
         calls.close()
@@ -91,17 +118,11 @@ def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> 
     return f"{wanted}/{have()[wanted]}"
 
 
-def _build(calls: LocalCalls, setting: Setting, corpus: str, branch: str, show: Show) -> None:
-    path = setting.corpora / f"{corpus}.txt.gz"
-    if not path.is_file():
-        raise InvalidInput(f"{path} is not there: name the folder of the corpora", field="corpora")
-    documents = list(read_documents(path))
-    chosen = documents[:: max(1, len(documents) // setting.documents)][: setting.documents]
-    with tempfile.TemporaryDirectory(dir=setting.data) as folder:
-        text = Path(folder) / "corpus.txt"
-        text.write_text("\n".join(chosen), encoding="utf-8")
-        body = {"domain": branch, "alpha": setting.alpha}
-        _run(calls, calls.request("POST", "/manage/domains", body, {"corpus": text})["job"], show)
+def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: Show) -> None:
+    if not corpus.is_file():
+        raise InvalidInput(f"{corpus} is not there: name the folder of the corpora", field="corpora")
+    body = {"domain": branch, **amount.body()}
+    _run(calls, calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"], show)
 
 
 def _run(calls: LocalCalls, job: str, show: Show) -> None:
