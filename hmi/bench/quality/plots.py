@@ -80,7 +80,7 @@ def _bar(y: float, ratio: float, colour: str) -> str:
     width = max(1.0, _x(ratio) - LEFT)
     return (
         f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR - 3}" fill="{colour}"/>'
-        f'<text x="{LEFT + width + 4:.1f}" y="{y + 10}" font-size="10">{ratio:.3f}</text>'
+        f'<text x="{LEFT + 4}" y="{y + 10}" font-size="10" fill="white">{ratio:.3f}</text>'
     )
 
 
