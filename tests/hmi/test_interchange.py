@@ -90,7 +90,8 @@ BOTTLENECK = {
 
 def test_the_configurations_that_are_spoilt_below_are_good(tiny_root: Root) -> None:
     for config in (GOOD["config"], BOTTLENECK):
-        read_adapter_config(json.dumps({**GOOD, "config": config}).encode(), tiny_root.info.shape, SPLIT)
+        twin = read_adapter_config(json.dumps({**GOOD, "config": config}).encode(), tiny_root.info.shape, SPLIT)
+        assert twin.spec.kind == ("lora" if config is GOOD["config"] else "sequential")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hmi.bench.quality.arms import Arm
-from hmi.bench.quality.cells import RECIPE, Problem, Report, problem, tested, train_once
+from hmi.bench.quality.cells import Problem, Report, problem, tested, train_once
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, load, named
@@ -43,14 +43,17 @@ class TenantsPlan:
 def run(
     plan: TenantsPlan, arm: Arm, lr: float, about: Spec, models: Models, report: Report
 ) -> Iterator[tuple[Spec, Any]]:
-    """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. Raises HmiError."""
+    """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. about: what names the column.
+
+    Raises HmiError.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
     ledger, tasks = Ledger(plan.runs), named(plan.tasks)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):
-            spec = {**about, "task": task.name, "recipe": RECIPE, "tenant": tenant, "rows": plan.rows, "lr": lr}
+            spec = {**about, "task": task.name, "tenant": tenant, "rows": plan.rows, "lr": lr}
             if ledger.get(spec) is not None:
                 continue
             whole = _whole(task, plan, arm, models) if whole is None else whole
