@@ -123,8 +123,8 @@ class TenantRecord(Record):
 class TaskRules(Record):
     """What a task's answers follow beside the weights: learnt from training rows or root, kept with the version."""
 
-    scheme: Literal["bio", "free"] = "free"
-    """tagging: whether I-x may follow B-x and I-x only."""
+    scheme: Literal["bio", "iob1", "free"] = "free"
+    """tagging: how tags name entities (hmi.model.tagging)."""
     threshold: float = 0.5
     """multilabel: a label is given where its probability reaches this."""
     centre: float = 0.0

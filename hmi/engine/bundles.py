@@ -24,11 +24,12 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A tenant's module, head and lexical features in memory; an embedding has no head, and not all have the last."""
+    """A tenant's module and what goes with it in memory; an embedding has no head, and not all have the rest."""
 
     module: TenantModule
     head: Head | None
     lexical: Lexical | None
+    transitions: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Bundles:
         module = module_from(_part(state, "module"))
         head = head_from(state["head.out.weight"], state["head.out.bias"]) if "head.out.weight" in state else None
         lexical = lexical_from(_part(state, "lexical")) if "lexical.table" in state else None
-        return TaskPart(module, head, lexical), sum(v.numel() * 4 for v in state.values())
+        part = TaskPart(module, head, lexical, state.get("transitions.table"))
+        return part, sum(v.numel() * 4 for v in state.values())
 
     def close(self) -> None:
         self._readers.clear()

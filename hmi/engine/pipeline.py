@@ -89,7 +89,7 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
     answers = []
     for item, part, hits in zip(batch.items, parts, batch.hits, strict=True):
         outputs = [_output(item, part, window, next(rows)) for window in item.windows]
-        answers.append(_answer(item, outputs, hits))
+        answers.append(_answer(item, part, outputs, hits))
     return answers
 
 
@@ -142,8 +142,8 @@ def _by_item(items: Sequence[Item], found: Sequence[PlotHits]) -> list[PlotHits]
     return out
 
 
-def _answer(item: Item, outputs: Sequence[Tensor], hits: PlotHits) -> InferResult:
-    task, text = item.bundle.task, item.request.text
+def _answer(item: Item, part: TaskPart, outputs: Sequence[Tensor], hits: PlotHits) -> InferResult:
+    task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
     merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
     return InferResult(
         **vars(task.answer(merged, scores=item.request.scores)),

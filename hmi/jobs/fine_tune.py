@@ -42,6 +42,7 @@ from hmi.model.tagging import Scheme
 from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs, tenant_trainer
+from hmi.model.transitions import learns_transitions
 from plot_store import Reader, VersionInfo
 
 
@@ -151,6 +152,7 @@ def _train(
     plan = TrainPlan(
         task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
         paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
+        transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
     trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
@@ -166,7 +168,7 @@ def _train(
         return bool(best) and epoch - best["epoch"] >= PATIENCE
 
     for epoch in () if over(start) else trainer.epochs(report, start):
-        _, metrics = _judged(task, dev, trainer.predict(held_out))
+        _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
         if not best or not choosy or headline(metrics) >= headline(best):
             best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
@@ -174,7 +176,7 @@ def _train(
             break
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
-    task, metrics = _judged(task, dev, trainer.predict(held_out, exact=True))
+    task, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
     return task, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, **_about(train, weights)}
 
 
@@ -252,8 +254,8 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
         )
     if live.module != options.module or (mode == "update" and not same):
         return
-    # Of another task only the module is of use; lexical features may have been turned on or off since.
-    wanted = ("module.", "head.", "lexical.") if same else ("module.",)
+    # Of another task only the module is of use; lexical features and transitions may have been turned on or off since.
+    wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
     state = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh and k.startswith(wanted)}
     trainer.load({**fresh, **state})
 

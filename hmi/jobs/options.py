@@ -40,6 +40,11 @@ class FineTuneOptions(Record):
         description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "
         "tagging and pairs.",
     )
+    transitions: bool | None = Field(
+        default=None,
+        description="Tagging: learn which tag follows which, too (hmi.model.transitions). None: for up to 200 tags, "
+        "without class weights.",
+    )
 
 
 class BuildPlotOptions(Record):

@@ -68,6 +68,8 @@ class Exchange:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
         if "lexical.table" in state:
             left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
+        if "transitions.table" in state:
+            left_out.append("which tag follows which: adapters has no such table; transitions=false makes none")
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
     def import_(

@@ -1,7 +1,8 @@
-"""From tag scores to tags: the best path that breaks no rule of the scheme (BIO), and whether rows keep the scheme.
+"""From tag scores to tags: the best path through a text under the scheme's rules and what a model has learnt of which
+tag follows which, how sure each tag on it is, and which scheme rows keep.
 
-An independent choice for each word can answer I-Disease after O, which names no entity: the best legal path costs
-nothing at inference and gains one to three points of entity F1 at any quality of the scores.
+An independent choice for each word can answer I-Disease after O, which names no entity, or two types within one
+entity: the best path costs next to nothing at inference.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Scheme = Literal["bio", "free"]
-"""bio: I-x follows B-x or I-x only. free: anything may follow anything (IOB1, one tag a word, any other scheme)."""
+Scheme = Literal["bio", "iob1", "free"]
+"""bio: B-x begins an entity and I-x goes on. iob1: I-x begins one, too, and B-x is for an entity right behind another
+one of its type. free: anything may follow anything (one tag a word, any other scheme)."""
+Floats = NDArray[np.float32]
 
 FORBIDDEN = -1e9
-
+LEAST = -80.0
+"""A tag is never less likely than this in itself, beside the best one of its word: some legal path is always left."""
 
 MAY_BREAK = 0.01
 """One entity in a hundred may begin with I-, by a slip, and the rows still count as BIO."""
@@ -27,6 +31,7 @@ MAY_BREAK = 0.01
 def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
     """The scheme that these rows of tags keep, but for slips."""
     entities = broken = 0
+    iob1 = True
     for tags in rows:
         before = "O"
         for tag in tags:
@@ -35,8 +40,23 @@ def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
             legal = _may_follow(before, tag)
             broken += not legal
             entities += tag[:2] == "B-" or not legal
+            iob1 &= tag[:2] != "B-" or before[2:] == tag[2:]
             before = tag
-    return "bio" if entities and broken <= MAY_BREAK * entities else "free"
+    if entities and broken <= MAY_BREAK * entities:
+        return "bio"
+    return "iob1" if entities and iob1 else "free"
+
+
+def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
+    """IOB1 -> BIO: what begins an entity says so."""
+    pairs = pairwise(["O", *tags])
+    return tuple(tag if _may_follow(before, tag) else f"B-{tag[2:]}" for before, tag in pairs)
+
+
+def to_iob1(tags: Sequence[str]) -> tuple[str, ...]:
+    """BIO -> IOB1: B-x stays only right behind an entity of its type."""
+    pairs = pairwise(["O", *tags])
+    return tuple(f"I-{tag[2:]}" if tag[:2] == "B-" and before[2:] != tag[2:] else tag for before, tag in pairs)
 
 
 def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]:
@@ -54,10 +74,10 @@ def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]
 
 
 @lru_cache(maxsize=256)
-def rules(labels: tuple[str, ...], scheme: Scheme) -> NDArray[np.float32] | None:
+def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
     """[labels + 1, labels]: 0 where a tag may follow another (the last row: at the beginning), FORBIDDEN elsewhere.
 
-    None where everything is allowed.
+    None where everything is allowed. Labels are BIO's for IOB1, too.
     """
     if scheme == "free":
         return None
@@ -65,12 +85,16 @@ def rules(labels: tuple[str, ...], scheme: Scheme) -> NDArray[np.float32] | None
     return np.where(np.array(allowed), np.float32(0), np.float32(FORBIDDEN))
 
 
-def best_path(scores: NDArray[np.float32], allowed: NDArray[np.float32] | None) -> NDArray[np.int64]:
-    """Log-probabilities [words, labels] -> label ids int64 [words] of the likeliest legal path (Viterbi)."""
-    if allowed is None or len(scores) == 0:
+def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
+    """The path of the greatest sum (Viterbi), label ids int64 [words].
+
+    scores [words, labels]: log-probabilities, or any scores that are added; moves [labels + 1, labels]: what a tag
+    gets after another, the last row at the beginning.
+    """
+    if moves is None or len(scores) == 0:
         return np.asarray(scores.argmax(-1), np.int64)
-    steps = allowed[:-1]
-    reached = scores[0] + allowed[-1]
+    steps = moves[:-1]
+    reached = scores[0] + moves[-1]
     came = np.empty(scores.shape, np.int64)
     for i in range(1, len(scores)):
         candidates = reached[:, None] + steps
@@ -81,6 +105,23 @@ def best_path(scores: NDArray[np.float32], allowed: NDArray[np.float32] | None) 
     for i in range(len(scores) - 1, 0, -1):
         path[i - 1] = came[i, path[i]]
     return path
+
+
+def marginals(scores: Floats, moves: Floats) -> Floats:
+    """The probability of each tag at each word over all paths [words, labels]: the forward-backward algorithm, in
+    probabilities that are scaled at each word."""
+    words = np.exp(np.maximum(scores - scores.max(-1, keepdims=True), LEAST), dtype=np.float64)
+    steps, ahead, behind = np.exp(moves[:-1], dtype=np.float64), np.empty_like(words), np.ones_like(words)
+    now = words[0] * np.exp(moves[-1])
+    for i in range(len(words)):
+        ahead[i] = now = now / now.sum()
+        if i + 1 < len(words):
+            now = (now @ steps) * words[i + 1]
+    for i in range(len(words) - 2, -1, -1):
+        before = steps @ (words[i + 1] * behind[i + 1])
+        behind[i] = before / before.sum()
+    both = ahead * behind
+    return np.asarray(both / both.sum(-1, keepdims=True), np.float32)
 
 
 def _may_follow(before: str, tag: str) -> bool:

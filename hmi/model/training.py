@@ -21,7 +21,8 @@ from hmi.model.modules import new_module
 from hmi.model.precision import arithmetic
 from hmi.model.root import Root
 from hmi.model.tasks import IGNORE as IGNORE
-from hmi.model.tasks import KINDS
+from hmi.model.tasks import KINDS, TaskKind
+from hmi.model.transitions import Transitions
 
 EPOCHS = 8
 MIN_STEPS, MANY_STEPS = 200, 5_000
@@ -30,6 +31,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 12
 PATIENCE = 3
 """Epochs without a better dev score after which training ends."""
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
+TRANSITIONS_LR = 1e-2
 """Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
 
 
@@ -51,6 +53,8 @@ class TrainPlan:
     """Products in bf16 where the CPU has them natively."""
     lexical: int = 0
     """Buckets of lexical features that are trained beside the body; 0 for none."""
+    transitions: bool = False
+    """Whether it is learnt which tag follows which (`Transitions`)."""
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -76,9 +80,12 @@ class Trainer:
         self.head = Head(head_input_size(plan.task, dim, paired=plan.paired), plan.labels)
         self.total = plan.epochs * -(-len(train) // plan.batch)
         self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+        self.transitions = Transitions(plan.labels) if plan.transitions else None
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
         if self.lexical is not None:
             groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
+        if self.transitions is not None:
+            groups.append({"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0})
         if body.trained is not None:
             groups.insert(0, {"params": list(body.trained.parameters()), "lr": plan.lr})
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
@@ -104,6 +111,10 @@ class Trainer:
             for i, row in enumerate(rows):
                 out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
+
+    def reading(self, task: TaskKind) -> TaskKind:
+        """The task as the outputs of `predict` are to be read."""
+        return task if self.transitions is None else task.with_transitions(self.transitions.table)
 
     def state(self) -> dict[str, Tensor]:
         """Tensors of body and head, as they are published."""
@@ -144,14 +155,14 @@ class Trainer:
     def _parts(self) -> list[tuple[str, nn.Module]]:
         body = [] if self.body.trained is None else [("module", self.body.trained)]
         lexical = [] if self.lexical is None else [("lexical", self.lexical)]
-        return [*body, ("head", self.head), *lexical]
+        transitions = [] if self.transitions is None else [("transitions", self.transitions)]
+        return [*body, ("head", self.head), *lexical, *transitions]
 
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
         logits, _ = self._forward(self.train, rows, self.plan.dropout, bf16=self.plan.bf16)
-        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
-        loss = KINDS[self.plan.task].loss(logits, [self.train.targets[i] for i in rows], weights)
+        loss = self._loss(logits, [self.train.targets[i] for i in rows])
         value = loss.item()
         if not math.isfinite(value):
             raise diverged(f"the loss is {value} at step {step + 1}")
@@ -163,6 +174,12 @@ class Trainer:
         )
         self.optimiser.step()
         return value
+
+    def _loss(self, logits: Tensor, targets: list[Sequence[float]]) -> Tensor:
+        if self.transitions is not None:
+            return self.transitions.loss(logits, targets)
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        return KINDS[self.plan.task].loss(logits, targets, weights)
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""

@@ -23,6 +23,7 @@ from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs
+from hmi.model.transitions import learns_transitions
 
 BATCH = 16
 RECIPE = 1
@@ -125,8 +126,9 @@ def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, repor
     begun = time.process_time()
     lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
     plan = TrainPlan(
-        p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical
-    )
+        p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical,
+        transitions=arm.lexical and learns_transitions(p.kind.name, p.kind.outputs, None, None),
+    )  # fmt: skip
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     history: list[float] = []
     best: dict[str, Tensor] = {}
@@ -153,7 +155,7 @@ def tested(p: Problem, run: Run) -> float:
 
 
 def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
-    return judge(p.kind, p.splits[name], trainer.predict(p.examples[name]))
+    return judge(trainer.reading(p.kind), p.splits[name], trainer.predict(p.examples[name]))
 
 
 def _split(rows: list[Row], models: Models, length: int) -> Split:

@@ -120,6 +120,10 @@ class TaskKind(ABC):
         """This task with what is chosen on held-out rows."""
         return self
 
+    def with_transitions(self, table: Tensor | None) -> Self:
+        """This task with what a model has learnt of which answer follows which (`Transitions`), where it has any."""
+        return self
+
     def unknown(self, gold: Gold) -> set[str]:
         """Labels of a held-out row that the training rows lack."""
         return set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from hmi.core import Task, TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.heads import outside_tag
 from hmi.model.scoring import calibration, score_tags
-from hmi.model.tagging import best_path, rules, scheme_of
+from hmi.model.tagging import Floats, best_path, marginals, rules, scheme_of, to_bio, to_iob1
 from hmi.model.tasks.base import IGNORE, Answer, Gold, TaskKind, balanced, checked_labels
 from hmi.model.windows import central_pieces, first_pieces
 
@@ -25,10 +25,15 @@ UNSEEN = -1e4
 
 @dataclass(frozen=True)
 class Tagging(TaskKind):
-    """A softmax at each word's first piece; of rows that keep BIO, the likeliest path that keeps it, too.
+    """Scores at each word's first piece; the answer is the best path under the rows' scheme and what was learnt of
+    which tag follows which.
 
-    A word that no window holds is tagged `outside_tag` with probability 0.
+    Of rows in IOB1 `labels` are BIO's, which say where an entity begins; answers are in IOB1 again. A word that no
+    window holds is tagged `outside_tag` with probability 0.
     """
+
+    transitions: Floats | None = field(default=None, compare=False)
+    """[labels + 1, labels], see `Transitions`; of the weights, not of the registry's record."""
 
     name: ClassVar[Task] = "tagging"
     example: ClassVar[str] = '{"tokens": ["…"], "tags": ["O"]}'
@@ -39,8 +44,9 @@ class Tagging(TaskKind):
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
-        labels = tuple(sorted(checked_labels(golds, field)))
-        return cls(labels, TaskRules(scheme=scheme_of([tags_in(g) for g in golds])))
+        scheme = scheme_of([tags_in(g) for g in golds])
+        told = [to_bio(tags_in(g)) for g in golds] if scheme == "iob1" else golds
+        return cls(tuple(sorted(checked_labels(told, field))), TaskRules(scheme=scheme))
 
     @property
     def outputs(self) -> int:
@@ -48,7 +54,7 @@ class Tagging(TaskKind):
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
         index = {label: i for i, label in enumerate(self.labels)}
-        tags, out = tags_in(gold), []
+        tags, out = self._told(gold), []
         for window in windows:
             target: list[float] = [IGNORE] * len(window)
             for word, position in first_pieces(window.words).items():
@@ -84,9 +90,13 @@ class Tagging(TaskKind):
         seen = torch.nonzero(~unseen)[:, 0].tolist()
         end = seen[-1] + 1 if seen else 0
         path = np.full(len(merged), self.labels.index(outside_tag(self.labels)))
-        path[:end] = best_path(merged[:end].numpy(), rules(self.labels, self.rules.scheme))
-        sure = merged[torch.arange(len(path)), torch.from_numpy(path)].exp().masked_fill(unseen, 0.0)
-        return Answer(tags=[self.labels[i] for i in path], tag_scores=sure.tolist())
+        moves, found = self._moves, merged[:end].numpy()
+        path[:end] = best_path(found, moves)
+        of_each = marginals(found, moves) if moves is not None and end else np.exp(found)
+        sure = np.zeros(len(merged))
+        sure[seen] = of_each[seen, path[seen]]
+        tags = [self.labels[i] for i in path]
+        return Answer(tags=[*to_iob1(tags)] if self.rules.scheme == "iob1" else tags, tag_scores=sure.tolist())
 
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         answers = [self.answer(m) for m in merged]
@@ -97,7 +107,22 @@ class Tagging(TaskKind):
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
     def unknown(self, gold: Gold) -> set[str]:
-        return set(tags_in(gold)) - set(self.labels)
+        return set(self._told(gold)) - set(self.labels)
+
+    def with_transitions(self, table: Tensor | None) -> Self:
+        return replace(self, transitions=None if table is None else table.detach().float().numpy())
+
+    @property
+    def _moves(self) -> Floats | None:
+        """What may follow what, and how likely it is; None where neither is known."""
+        legal = rules(self.labels, self.rules.scheme)
+        if legal is None or self.transitions is None:
+            return self.transitions if legal is None else legal
+        return legal + self.transitions
+
+    def _told(self, gold: Gold) -> tuple[str, ...]:
+        """A row's tags in the scheme of `labels`."""
+        return to_bio(tags_in(gold)) if self.rules.scheme == "iob1" else tags_in(gold)
 
 
 def tags_in(gold: Gold) -> tuple[str, ...]:
