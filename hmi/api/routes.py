@@ -38,7 +38,7 @@ from hmi.api.schemas_manage import (
 )
 from hmi.api.schemas_stats import StatsView
 
-DATA = {"data": False, "dev": False}
+DATA = {"data": False, "dev": False, "unlabelled": False}
 """Whether a task needs data, the manager knows: an embedding is not trained."""
 ADAPTER = {"adapter_config": True, "adapter": True, "head_config": False, "head": False, "data": False, "dev": False}
 CORPUS = {"corpus": True}

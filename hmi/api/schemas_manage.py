@@ -67,12 +67,22 @@ class CreateModel(Request):
     task: Task
     data: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
     dev: PathRef | None = None
+    unlabelled: PathRef | None = Field(
+        default=None,
+        description="Texts of the same kind without answers: a whole copy of the source learns the rows, labels these, "
+        "and is thrown away; the model learns from both.",
+    )
     options: FineTuneOptions = FineTuneOptions()
 
 
 class UpdateModel(Request):
     data: PathRef | None = None
     dev: PathRef | None = None
+    unlabelled: PathRef | None = Field(
+        default=None,
+        description="Texts of the same kind without answers: a whole copy of the source learns the rows, labels these, "
+        "and is thrown away; the model learns from both.",
+    )
     options: FineTuneOptions = FineTuneOptions()
 
 

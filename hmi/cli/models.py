@@ -20,6 +20,9 @@ from hmi.model.files import write_bytes
 
 TASKS = click.Choice(get_args(Task))
 PAGE = 1000
+UNLABELLED = click.option(
+    "--unlabelled", type=FILE, help="Texts without answers, for a teacher to label: better, and slower to train."
+)
 
 
 @click.group(cls=Group)
@@ -36,18 +39,19 @@ model.add_command(report)
 @click.option("--domain", required=True, help="The domain it builds on, root/branch.")
 @click.option("--task", type=TASKS, default="classification", show_default=True)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
+@UNLABELLED
 @settings_option()
 @job_options
 @pass_session
 def create(
     session: Session, name: str, data: Path | None, domain: str, task: str, dev: Path | None,
-    options: dict[str, Any], detach: bool, as_json: bool,
+    unlabelled: Path | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fine-tune a new model on the rows of DATA (JSONL or CSV). A model of the task embedding takes none."""
     session.may_start_jobs()
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
-        job = calls.request("POST", "/manage/models", body, _files(data, dev))["job"]
+        job = calls.request("POST", "/manage/models", body, _files(data, dev, unlabelled))["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -55,18 +59,19 @@ def create(
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("data", type=FILE, required=False)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
+@UNLABELLED
 @settings_option()
 @job_options
 @pass_session
 def update(
-    session: Session, name: str, data: Path | None, dev: Path | None, options: dict[str, Any], detach: bool,
-    as_json: bool,
+    session: Session, name: str, data: Path | None, dev: Path | None, unlabelled: Path | None,
+    options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fine-tune a new version on the rows of DATA; the old one answers until it is there."""
     session.may_start_jobs()
     with session.calls() as calls:
         path = f"/manage/models/{name}/update"
-        job = calls.request("POST", path, {"options": options}, _files(data, dev))["job"]
+        job = calls.request("POST", path, {"options": options}, _files(data, dev, unlabelled))["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -203,5 +208,6 @@ def _adapter_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _files(data: Path | None, dev: Path | None) -> dict[str, Path]:
-    return {name: file for name, file in (("data", data), ("dev", dev)) if file is not None}
+def _files(data: Path | None, dev: Path | None, unlabelled: Path | None) -> dict[str, Path]:
+    files = {"data": data, "dev": dev, "unlabelled": unlabelled}
+    return {name: file for name, file in files.items() if file is not None}

@@ -34,6 +34,7 @@ class Entry:
     task: str
     data: Path
     dev: Path | None = None
+    unlabelled: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -147,7 +148,8 @@ class Onboarding:
         if self._exists(entry.id):
             return Outcome(entry.id, "succeeded", "it exists already")
         spec = {"model": entry.id, "domain": entry.domain, "task": entry.task, "options": entry.options}
-        files = {"data": entry.data, **({"dev": entry.dev} if entry.dev else {})}
+        given = {"data": entry.data, "dev": entry.dev, "unlabelled": entry.unlabelled}
+        files = {name: file for name, file in given.items() if file is not None}
         once = hashlib.sha256(json.dumps([spec, attempt, *map(_digest, files.values())]).encode()).hexdigest()
         job = self.client.request("POST", "/manage/models", spec, files, once=once)["job"]
         return follow(self.client.request, entry.id, job, self.stop)

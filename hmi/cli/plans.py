@@ -65,7 +65,7 @@ def _from_folder(folder: Path) -> Entry:
 
 
 def _from_row(row: dict[str, Any], base: Path, where: str) -> Entry:
-    known = {"tenant", "model", "domain", "task", "data", "dev", "options"}
+    known = {"tenant", "model", "domain", "task", "data", "dev", "unlabelled", "options"}
     strange = sorted(set(row) - known)
     if strange:
         raise InvalidInput(f"{where} has the unknown field {strange[0]!r}: use {', '.join(sorted(known))}")
@@ -81,5 +81,6 @@ def _from_row(row: dict[str, Any], base: Path, where: str) -> Entry:
         task=needed(row, "task", where),
         data=base / needed(row, "data", where),
         dev=base / row["dev"] if "dev" in row else None,
+        unlabelled=base / row["unlabelled"] if "unlabelled" in row else None,
         options=options,
     )

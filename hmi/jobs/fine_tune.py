@@ -30,7 +30,8 @@ from hmi.jobs.held_out import (
 )
 from hmi.jobs.held_out import Split as Split
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row, read_rows
+from hmi.jobs.rows import Row, read_rows, read_texts
+from hmi.jobs.teaching import Lesson, Taught, taught_rows
 from hmi.model.batching import Encoded
 from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
@@ -47,7 +48,7 @@ from plot_store import Reader, VersionInfo
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), dev (optional)."""
+    """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), maybe dev, unlabelled."""
     keep_freed_memory()
     spec = ctx.job.spec
     if import_module.without_rows(ctx):
@@ -86,12 +87,13 @@ class Made:
 
 @dataclass(frozen=True)
 class Data:
-    """A task and its rows. `dev_given`: the user held some out."""
+    """A task and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a teacher to label."""
 
     task: TaskKind
     train: list[Row]
     dev: list[Row]
     dev_given: bool
+    unlabelled: list[Row]
 
 
 def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Tensor]:
@@ -126,9 +128,15 @@ def _embedding(root: Root, options: FineTuneOptions) -> Made:
 def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
     max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
+    taught: Taught | None = None
+    if data.unlabelled:
+        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length), options)
+        train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
         task, state, metrics = _train(ctx, root, reader, data.task, train, dev, options)
     metrics["warnings"] = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
+    if taught is not None:
+        metrics |= {"teacher": taught.metrics, "train_rows": len(data.train)}
     return Made(task, state, max_length, metrics)
 
 
@@ -222,7 +230,9 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
         raise InvalidData("data and dev must both have `text_pair`, or neither: make them alike", field="dev")
     task = learn_task(name, [row.label for row in train], paired=paired)
     rules = task.rules.model_copy(update={"windows": _windows(task, options)})
-    return Data(replace(task, rules=rules), train, dev, given)
+    more = folder / "unlabelled"
+    texts = read_texts(more, name, paired=paired) if more.exists() else []
+    return Data(replace(task, rules=rules), train, dev, given, texts)
 
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:

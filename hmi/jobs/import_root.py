@@ -60,7 +60,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         name=info.name,
         version=info.version,
         created=info.created,
-        source=info.source,
+        source={k: v for k, v in info.source.items() if k != "folder"},  # shown to others
         dim=info.shape.dim,
         layers=info.shape.layers,
         split=info.split,
@@ -97,6 +97,12 @@ def measure_root(
     return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
 
 
+def _about(source: Source) -> dict[str, str]:
+    """What a root keeps of its source: a folder's place, too, since its name alone does not find it again."""
+    where = {"folder": str(source.folder)} if source.kind == "folder" else {}
+    return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
+
+
 def _write_artefact(
     ctx: JobContext, folder: Path, source: Source, spec: dict[str, Any], options: ImportRootOptions, paths: list[Path]
 ) -> None:
@@ -117,7 +123,7 @@ def _write_artefact(
     info = RootInfo(
         name=spec["name"],
         version=ctx.job.job,
-        source={"kind": source.kind, "name": source.name, "sha256": source.sha256},
+        source=_about(source),
         shape=teacher.shape,
         split=split,
         created=now(),

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ MAX_VALUE = 1e9
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or labels."""
+    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or labels.
+    The answer of an unlabelled one is "", and is not looked at."""
 
     text: Text
     label: Gold
@@ -33,13 +34,29 @@ class Row:
 
 def read_rows(path: Path, task: Task, field: str = "data") -> list[Row]:
     """Read and check all rows of `path`; raises InvalidData with the first bad rows' numbers."""
+    rows = _checked(path, lambda raw: _row(raw, task), KINDS[task].example, field)
+    if len(rows) < MIN_ROWS:
+        raise InvalidData(f"{field} has {len(rows)} rows: give at least {MIN_ROWS}", field=field)
+    if task == "regression":
+        _refuse_mixed(rows, field)
+    return rows
+
+
+def read_texts(path: Path, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
+    """Rows of the same form whose answers, if they have any, are not looked at. Raises InvalidData."""
+    tagging = task == "tagging"
+    example = '{"tokens": ["…"]}' if tagging else '{"text": "…", "text_pair": "…"}' if paired else '{"text": "…"}'
+    return _checked(path, lambda raw: Row(_input(raw, tagging=tagging, paired=paired), ""), example, field)
+
+
+def _checked(path: Path, made: Callable[[dict[str, Any]], Row], example: str, field: str) -> list[Row]:
     if path.stat().st_size == 0:
-        raise InvalidData(f"{field} is empty: give JSONL rows such as {KINDS[task].example}", field=field)
+        raise InvalidData(f"{field} is empty: give JSONL rows such as {example}", field=field)
     rows: list[Row] = []
     problems: list[str] = []
     for number, raw in _records(path, field):
         try:
-            rows.append(_row(raw, task))
+            rows.append(made(raw))
         except ValueError as error:
             problems.append(f"row {number}: {error}")
     if problems:
@@ -47,13 +64,9 @@ def read_rows(path: Path, task: Task, field: str = "data") -> list[Row]:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise InvalidData(
             f"{len(problems)} of {len(rows) + len(problems)} rows of {field} are not usable: {shown}{more}. "
-            f"Each row needs the form {KINDS[task].example}",
+            f"Each row needs the form {example}",
             field=field,
         )
-    if len(rows) < MIN_ROWS:
-        raise InvalidData(f"{field} has {len(rows)} rows: give at least {MIN_ROWS}", field=field)
-    if task == "regression":
-        _refuse_mixed(rows, field)
     return rows
 
 
@@ -102,11 +115,9 @@ def _row(raw: dict[str, Any], task: Task) -> Row:
     if task == "multilabel":
         return Row(_text(raw, "text"), _labels(raw))
     if task == "regression":
-        text = _text(raw, "text")
-        return Row((text, _text(raw, "text_pair")) if raw.get("text_pair") is not None else text, _value(raw))
+        return Row(_input(raw, tagging=False, paired=raw.get("text_pair") is not None), _value(raw))
     label = _label(raw.get("label"), "`label`")
-    text = _text(raw, "text")
-    return Row((text, _text(raw, "text_pair")) if task == "pair" else text, label)
+    return Row(_input(raw, tagging=False, paired=task == "pair"), label)
 
 
 def _label(value: Any, name: str) -> str:
@@ -158,21 +169,29 @@ def _refuse_mixed(rows: list[Row], field: str) -> None:
         )
 
 
+def _input(raw: dict[str, Any], *, tagging: bool, paired: bool) -> Text:
+    """What a row is about, without its answer."""
+    if tagging:
+        return _words(raw, "tokens")
+    return (_text(raw, "text"), _text(raw, "text_pair")) if paired else _text(raw, "text")
+
+
 def _tagging_row(raw: dict[str, Any]) -> Row:
-    tokens, tags = raw.get("tokens"), raw.get("tags")
-    for name, value in (("tokens", tokens), ("tags", tags)):
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) and v.strip() for v in value):
-            raise ValueError(f"`{name}` is not a list of non-empty strings")
-    assert isinstance(tokens, list)
-    assert isinstance(tags, list)
+    tokens, tags = _words(raw, "tokens"), _words(raw, "tags")
     if len(tokens) != len(tags):
         raise ValueError(f"{len(tokens)} tokens but {len(tags)} tags")
-    characters = sum(map(len, tokens))
-    if characters > MAX_ROW_CHARACTERS:
-        raise ValueError(f"`tokens` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
-    for name, words in (("tokens", tokens), ("tags", tags)):
-        _writable("".join(words), f"`{name}`")
     return Row(tokens, tuple(tags))
+
+
+def _words(raw: dict[str, Any], name: str) -> list[str]:
+    words = raw.get(name)
+    if not isinstance(words, list) or not words or not all(isinstance(v, str) and v.strip() for v in words):
+        raise ValueError(f"`{name}` is not a list of non-empty strings")
+    characters = sum(map(len, words))
+    if characters > MAX_ROW_CHARACTERS:
+        raise ValueError(f"`{name}` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
+    _writable("".join(words), f"`{name}`")
+    return words
 
 
 def _text(raw: dict[str, Any], name: str) -> str:

@@ -173,16 +173,17 @@ class Manager:
         task: Task,
         data: Path | bytes | None = None,
         dev: Path | bytes | None = None,
+        unlabelled: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """`data`: rows, which every task but embedding needs. `job_limit`: how many queued and running jobs the tenant
-        may have.
+        """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label (see
+        `hmi.jobs.teaching`). `job_limit`: how many queued and running jobs the tenant may have.
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), QuotaExceeded,
         StorageFull.
         """
-        return self._models.create(model, domain, task, data, dev, options, job_limit)
+        return self._models.create(model, domain, task, _given(data, dev, unlabelled), options, job_limit)
 
     def update_model(
         self,
@@ -190,12 +191,13 @@ class Manager:
         *,
         data: Path | bytes | None = None,
         dev: Path | bytes | None = None,
+        unlabelled: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
         """As `create_model`. Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded,
         StorageFull."""
-        return self._models.update(model, data, dev, options, job_limit)
+        return self._models.update(model, _given(data, dev, unlabelled), options, job_limit)
 
     def import_module(
         self,
@@ -271,3 +273,10 @@ class Manager:
     def _housekeeping(self) -> None:
         self._upkeep.housekeeping()
         self.care.housekeeping()
+
+
+def _given(
+    data: Path | bytes | None, dev: Path | bytes | None, unlabelled: Path | bytes | None
+) -> dict[str, Path | bytes]:
+    files = {"data": data, "dev": dev, "unlabelled": unlabelled}
+    return {name: file for name, file in files.items() if file is not None}

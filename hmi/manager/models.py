@@ -32,8 +32,7 @@ class Models:
         model: str,
         domain: str,
         task: str,
-        data: Path | bytes | None,
-        dev: Path | bytes | None,
+        files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
@@ -41,19 +40,18 @@ class Models:
         if task not in get_args(Task):
             known = ", ".join(get_args(Task))
             raise InvalidInput(f"task {task[:80]!r} is unknown: use one of {known}", field="task")
-        _check_data(task, data, dev)
+        _check_data(task, files)
         self._parts.registry.tenant(wanted.tenant)
         if model_exists(self._parts, wanted):
             raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
         self._domains.current(branch)
         options = self._with_sibling(wanted, branch, options)
-        return self._submit(wanted, str(branch), task, "create", data, dev, options, job_limit)
+        return self._submit(wanted, str(branch), task, "create", files, options, job_limit)
 
     def update(
         self,
         model: str,
-        data: Path | bytes | None,
-        dev: Path | bytes | None,
+        files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
@@ -61,12 +59,12 @@ class Models:
         version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
-        _check_data(live.task, data, dev)
+        _check_data(live.task, files)
         if (options or {}).get("start") is not None:
             raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
         options = {**_choices(live), **(options or {})}
         self._domains.current(DomainId.parse(live.domain))
-        return self._submit(wanted, live.domain, live.task, "update", data, dev, options, job_limit)
+        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit)
 
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
@@ -107,15 +105,13 @@ class Models:
         domain: str,
         task: str,
         mode: str,
-        data: Path | bytes | None,
-        dev: Path | bytes | None,
+        files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
         spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
-        inputs = {name: given for name, given in (("data", data), ("dev", dev)) if given is not None}
-        return self._parts.runner.submit("fine_tune", spec, model.tenant, inputs, tenant_limit=job_limit)
+        return self._parts.runner.submit("fine_tune", spec, model.tenant, files, tenant_limit=job_limit)
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:
@@ -129,10 +125,10 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
     return made
 
 
-def _check_data(task: str, data: Path | bytes | None, dev: Path | bytes | None) -> None:
-    if task == "embedding" and (data is not None or dev is not None):
+def _check_data(task: str, files: Mapping[str, Path | bytes]) -> None:
+    if task == "embedding" and files:
         raise InvalidInput("an embedding model is not trained: leave the data out", field="data")
-    if task != "embedding" and data is None:
+    if task != "embedding" and "data" not in files:
         raise InvalidInput(
             f"data is missing: a {task} model is trained on rows; send them as a multipart part, as "
             '{"path": …} below <data>/uploads, or name a file',

@@ -195,6 +195,21 @@ class Trainer:
         return logits, h.mask
 
 
+def train_to_best(
+    trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None]
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train until PATIENCE epochs have brought no better score: the tensors of the best one, and each epoch's score."""
+    best: dict[str, Tensor] = {}
+    scores: list[float] = []
+    for _ in trainer.epochs(report):
+        scores.append(judged())
+        if scores[-1] > max(scores[:-1], default=-math.inf):
+            best = trainer.state()
+        elif len(scores) - 1 - scores.index(max(scores)) >= PATIENCE:
+            break
+    return best, scores
+
+
 def diverged(what: str) -> InvalidData:
     return InvalidData(f"the training diverged ({what}): use a lower lr", field="options.lr")
 

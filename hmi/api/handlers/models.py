@@ -35,6 +35,7 @@ async def create_model(call: Call) -> Reply:
         task=body.task,
         data=call.files.get("data"),
         dev=call.files.get("dev"),
+        unlabelled=call.files.get("unlabelled"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
         job_limit=_job_limit(call),
     )
@@ -57,6 +58,7 @@ async def update_model(call: Call) -> Reply:
         str(call.model()),
         data=call.files.get("data"),
         dev=call.files.get("dev"),
+        unlabelled=call.files.get("unlabelled"),
         options=body.options.model_dump(mode="json", exclude_unset=True),
         job_limit=_job_limit(call),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -32,7 +32,9 @@ class Arm:
     body: Callable[[Models, int], Body]
     module: ModuleSpec | None = None
     lexical: bool = False
-    """Whether lexical features are trained where a task has them by default."""
+    """Whether lexical features and transitions are trained where a task has them by default."""
+    taught: bool = False
+    """Whether a teacher labels the task's unlabelled texts."""
 
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
@@ -75,11 +77,16 @@ def hbert_plain(module: ModuleSpec) -> Arm:
     return hbert(module, lexical=False)
 
 
+def taught(module: ModuleSpec) -> Arm:
+    """The same with a teacher and unlabelled texts."""
+    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", taught=True)
+
+
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
+    "hbert": hbert, "taught": taught, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
 }  # fmt: skip
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
     """In the order of the tables."""
-    return [DEDICATED, hbert(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]
+    return [DEDICATED, hbert(module), taught(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]

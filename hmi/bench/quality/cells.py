@@ -22,7 +22,7 @@ from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, learn_task
-from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs
+from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
 from hmi.model.transitions import learns_transitions
 
 BATCH = 16
@@ -122,7 +122,7 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
 
 
 def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> Run:
-    """One run; the epoch that is best on dev is kept. It ends when dev has not got better for PATIENCE epochs."""
+    """One run; the epoch that is best on dev is kept."""
     begun = time.process_time()
     lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
     plan = TrainPlan(
@@ -130,15 +130,12 @@ def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, repor
         transitions=arm.lexical and learns_transitions(p.kind.name, p.kind.outputs, None, None),
     )  # fmt: skip
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
-    history: list[float] = []
-    best: dict[str, Tensor] = {}
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
-    for _ in trainer.epochs(lambda step, total, loss: report(what, step, total)):
-        history.append(headline(_evaluate(p, trainer, "dev")))
-        if history[-1] > max(history[:-1], default=-1.0):
-            best = trainer.state()
-        elif len(history) - 1 - history.index(max(history)) >= PATIENCE:
-            break
+    best, history = train_to_best(
+        trainer,
+        lambda: headline(_evaluate(p, trainer, "dev")),
+        lambda step, total, loss: report(what, step, total),
+    )
     result = {
         "dev": max(history),
         "dev_by_epoch": history,

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from hmi.bench.quality.arms import MADE_OF_A_MODULE, Arm, columns
-from hmi.bench.quality.cells import RECIPE, Budget, Report, fill, problem
+from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, problem
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tables import Scored, Table, table
-from hmi.bench.quality.tasks import TRAIN, load, named
+from hmi.bench.quality.tasks import TRAIN, QualityTask, Rows, load, named
+from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
@@ -52,9 +53,17 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan):
-            make = partial(problem, task, rows, arm, models)
+            make = partial(_problem, plan, task, rows, arm, models, report)
             yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
             gc.collect()
+
+
+def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models, report: Report) -> Problem:
+    if arm.taught:
+        kept = plan.runs.parent / "taught"
+        what = f"{task.name}, its teacher"
+        rows = with_texts(task, rows, plan.sets, models, kept, lambda step, total, _: report(what, step, total))
+    return problem(task, rows, arm, models)
 
 
 def chosen_arms(plan: Plan) -> list[Arm]:

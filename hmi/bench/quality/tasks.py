@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.rows import Row, read_rows
+from hmi.jobs.rows import Row, read_rows, read_texts
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
+UNLABELLED = 3_000
+WORD = re.compile(r"\w+(?:-\w+)*|[^\w\s]")
 SPLIT_SEED = 20_26
 
 
 @dataclass(frozen=True)
 class QualityTask:
-    """One labelled set. `length`: tokens that every model reads of a text."""
+    """One labelled set. `length`: tokens that every model reads of a text; `beside`: sets whose training texts are its
+    unlabelled ones, where its own rows are all labelled ones."""
 
     name: str
     kind: Task
     domain: str
     length: int = 128
+    beside: tuple[str, ...] = ()
 
 
+CLINC = ("clinc_auto_and_commute", "clinc_home", "clinc_utility", "clinc_credit_cards", "clinc_small_talk")
 TASKS = (
     QualityTask("bc5cdr", "tagging", "biomedical"),
     QualityTask("bc2gm", "tagging", "biomedical"),
     QualityTask("jnlpba_devtest", "tagging", "biomedical"),
-    QualityTask("scierc_ner", "tagging", "computer science"),
+    QualityTask("scierc_ner", "tagging", "computer science", beside=("sci_cite",)),
     QualityTask("atis_slots", "tagging", "dialogue", 64),
     QualityTask("chemprot", "classification", "biomedical"),
     QualityTask("nicta_piboso", "classification", "biomedical"),
@@ -39,7 +45,7 @@ TASKS = (
     QualityTask("financial_phrasebank", "classification", "economics"),
     QualityTask("reuters_r8", "classification", "economics"),
     QualityTask("sst2", "classification", "reviews", 64),
-    QualityTask("clinc_work", "classification", "dialogue", 64),
+    QualityTask("clinc_work", "classification", "dialogue", 64, CLINC),
     QualityTask("sick", "pair", "captions", 64),
 )
 
@@ -83,3 +89,17 @@ def _shuffled(path: Path, task: QualityTask) -> list[Row]:
     rows = read_rows(path, task.kind, field=path.name)
     random.Random(SPLIT_SEED).shuffle(rows)
     return rows
+
+
+def unlabelled(task: QualityTask, sets: Path) -> list[Row]:
+    """Texts like those of the task: its training rows beyond TRAIN, then those of the sets beside it; no answers.
+
+    Raises as `load`.
+    """
+    found = [row.text for row in _shuffled(sets / task.name / "train.jsonl.gz", task)[TRAIN:]]
+    for name in task.beside:
+        path = sets / name / "train.jsonl.gz"
+        other = read_texts(path, "classification", paired=False, field=path.name)
+        random.Random(SPLIT_SEED).shuffle(other)
+        found += [WORD.findall(str(row.text)) if task.kind == "tagging" else row.text for row in other]
+    return [Row(text, "") for text in found[:UNLABELLED]]

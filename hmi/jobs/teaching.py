@@ -1,0 +1,159 @@
+"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, says what it
+makes of the tenant's unlabelled texts, and is thrown away; the module is trained on the rows and on what the teacher
+said (distillation on unlabelled text, with answers instead of probabilities: Hinton et al., 2015; Chen et al., 2020).
+
+Frozen layers learn slowly from few rows what a whole copy learns from the same rows; more rows are what they lack.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hmi.core import Task
+from hmi.errors import Conflict
+from hmi.jobs.context import JobContext
+from hmi.jobs.held_out import Split, encoded_split, judge, merged_outputs, task_targets
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.rows import Row
+from hmi.model.bodies import EncoderBody, Examples
+from hmi.model.encoder import Encoder
+from hmi.model.files import write_json
+from hmi.model.root import Root
+from hmi.model.scoring import headline
+from hmi.model.source import find_source, load_encoder
+from hmi.model.tasks import TaskKind
+from hmi.model.tasks.base import Answer, Gold
+from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
+from hmi.model.transitions import learns_transitions
+
+MOST_TEXTS = 20_000
+"""Of more unlabelled texts so many are drawn."""
+LR: dict[Task, float] = {"tagging": 1.2e-4}
+USUAL_LR = 6e-5
+"""A whole copy's best rate on dev (docs/benchmarks/2026-11-quality.md)."""
+
+Report = Callable[[int, int, float], None]
+"""(step, of, loss)."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Rows whose right answers are the teacher's, and what the held-out report says of it."""
+
+    rows: list[Row]
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a teacher is trained on, and the texts that it labels."""
+
+    task: TaskKind
+    train: Split
+    dev: Split
+    texts: list[Row]
+    max_length: int
+
+
+def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOptions) -> Taught:
+    """Train a teacher and let it label the texts; at a resumed start what it said then.
+
+    Raises UnsupportedModel, Conflict (the source is gone, or another), InvalidData (diverged).
+    """
+    texts = usable(lesson.texts, [*lesson.train.rows, *lesson.dev.rows], options.seed)
+    path = ctx.folder / "taught.json"
+    if not path.exists():
+
+        def report(step: int, total: int, loss: float) -> None:
+            ctx.progress(step, total, phase="training the teacher", loss=loss)
+
+        score, said = taught(load_encoder(_source(root)), root, replace(lesson, texts=texts), options, report)
+        write_json(path, {"score": score, "said": said})
+    kept = json.loads(path.read_text())
+    rows = [Row(row.text, gold_from(answer)) for row, answer in zip(texts, kept["said"], strict=True)]
+    return Taught(rows, {"score": kept["score"], "texts": len(rows)})
+
+
+def taught(
+    encoder: Encoder, root: Root, lesson: Lesson, options: FineTuneOptions, report: Report
+) -> tuple[float, list[Gold]]:
+    """Tune a whole copy of `encoder` on the lesson's rows: its score on dev, and what it makes of each text.
+
+    Raises InvalidData (diverged).
+    """
+    task, dev = lesson.task, lesson.dev
+    targets = task_targets(task, lesson.train)
+    plan = TrainPlan(
+        task.name, task.outputs, LR.get(task.name, USUAL_LR), choose_epochs(len(targets), options.batch),
+        options.batch, options.seed, options.dropout, paired=task.paired, bf16=True,
+        transitions=learns_transitions(task.name, task.outputs, None, options.transitions),
+    )  # fmt: skip
+    trainer = Trainer(EncoderBody(encoder), root.dim, plan, encoder_examples(lesson.train, targets))
+    held_out = encoder_examples(dev, [[]] * len(dev.encoded))
+    best, scores = train_to_best(
+        trainer, lambda: headline(judge(trainer.reading(task), dev, trainer.predict(held_out))), report
+    )
+    trainer.load(best)
+    split = encoded_split(lesson.texts, root.tokenizer, lesson.max_length, windows=task.rules.windows)
+    return max(scores), teacher_answers(trainer, task, split)
+
+
+def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
+    """The texts that are no labelled row's: what a held-out text is must not be learnt from a teacher that was chosen
+    on it. At most MOST_TEXTS, drawn by `seed`."""
+    known = {_key(row) for row in told}
+    left = [row for row in texts if _key(row) not in known]
+    return left if len(left) <= MOST_TEXTS else random.Random(seed).sample(left, MOST_TEXTS)
+
+
+def teacher_answers(trainer: Trainer, task: TaskKind, split: Split) -> list[Gold]:
+    """What a trained teacher makes of each text, as a row's right answer."""
+    read, outputs = trainer.reading(task), trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
+    return [gold_of(read.answer(merged)) for merged in merged_outputs(read, split, outputs)]
+
+
+def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Examples:
+    """Token ids, for a body that is a whole encoder."""
+    encoded = split.encoded
+
+    def ids(rows: Sequence[int]) -> list[Tensor]:
+        return [torch.tensor(encoded[i].ids) for i in rows]
+
+    return Examples([len(e) for e in encoded], [e.types for e in encoded], ids, targets)
+
+
+def gold_of(answer: Answer) -> Gold:
+    """An answer as the right answer of a row."""
+    if answer.tags is not None:
+        return tuple(answer.tags)
+    if answer.labels is not None:
+        return tuple(label for label, _ in answer.labels)
+    if answer.value is not None:
+        return answer.value
+    assert answer.label is not None
+    return answer.label
+
+
+def _source(root: Root) -> Path:
+    about = root.info.source
+    found = find_source(about.get("folder", about["name"]))
+    if found.sha256 != about["sha256"]:
+        raise Conflict(f"{found.name} is not the source of root {root.info.name} any more: leave `unlabelled` out")
+    return found.folder
+
+
+def gold_from(said: Any) -> Gold:
+    """An answer from JSON."""
+    return tuple(said) if isinstance(said, list) else said
+
+
+def _key(row: Row) -> Any:
+    return tuple(row.text) if isinstance(row.text, list) else row.text
