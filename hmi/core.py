@@ -188,6 +188,14 @@ class Progress(Record):
     loss: float | None = None
 
 
+class JobCost(Record):
+    """What a job's process used; of a job that was resumed, its last one."""
+
+    cpu_ms: int
+    peak_bytes: int | None
+    """The most memory that it had at once; None where the system does not tell."""
+
+
 class JobRecord(Record):
     """A long operation. `spec` is what its kind needs; files it was given lie in `jobs/<job>/input/`."""
 
@@ -204,3 +212,5 @@ class JobRecord(Record):
     spec: dict[str, Any] = Field(default_factory=dict)
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    cost: JobCost | None = None
+    """None until it has ended, and of those that ended before costs were kept."""

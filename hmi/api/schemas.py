@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hmi.core import NAME_PATTERN, JobKind, JobState, Progress
+from hmi.core import NAME_PATTERN, JobCost, JobKind, JobState, Progress
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 ModelName = Annotated[
@@ -80,6 +80,7 @@ class JobView(Answer):
     progress: Progress
     result: dict[str, Any] | None
     error: dict[str, Any] | None = Field(description="`kind`, `message` and more, where it failed.")
+    cost: JobCost | None = Field(description="What its process used, once it has ended.")
 
 
 class JobList(Answer):

@@ -32,6 +32,7 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
         progress=progress,
         result=job.result,
         error=job.error,
+        cost=job.cost,
     )
 
 

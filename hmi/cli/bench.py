@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.bench_quality import quality, tenants
+from hmi.cli.bench_quality import FOLDER, quality, tenants
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
@@ -94,6 +94,22 @@ def plot(
     plan = measured.Plan(corpus, alphas or (50.0, 100.0), minutes, limit_documents, root)
     with _shown("plot", as_json) as found, job_bar() as bar:
         found.extend(measured.run(plan, session.data, notes.print, bar.show))
+
+
+@bench.command()
+@click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
+@click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: cs.txt.gz.")
+@click.option("--megabytes", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of text in the PLOT.")
+@click.option("--rows", default=1_000, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant.")
+@as_json
+@pass_session
+def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
+    """CPU time and peak memory of each step: root import, PLOT build, tenants with and without a teacher."""
+    from hmi.bench.quality import steps as measured
+
+    session.may_start_jobs()
+    with _shown("steps", as_json) as found, job_bar() as bar:
+        found.extend(measured.run(measured.Steps(sets, corpora, megabytes, rows), notes.print, bar.show))
 
 
 @contextmanager

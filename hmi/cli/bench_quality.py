@@ -30,7 +30,11 @@ OUT = click.Path(file_okay=False, path_type=Path)
 def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say what the knowledge of tenants is made of."""
     for option in (
+        click.option(
+            "--pretrain", default=0, show_default=True, type=click.IntRange(0), help="Steps on a domain's text first."
+        ),
         click.option("--root", help="A root of the data folder  [default: the default source's, made here]"),
+        click.option("--no-domain", is_flag=True, help="Every task stands on the general PLOT alone."),
         click.option("--alpha", type=click.FloatRange(0, 100), help="Of the domains' PLOTs, in place of --budget."),
         click.option("--budget", default=500, show_default=True, type=click.IntRange(1), help="MB of a domain's PLOT."),
         click.option(
@@ -122,7 +126,8 @@ def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
     from hmi.bench.quality.setting import Amount, Setting
 
     alpha = chosen["alpha"]
-    domain = Amount(megabytes=chosen["budget"]) if alpha is None else Amount(alpha=alpha)
+    size = {"megabytes": chosen["budget"]} if alpha is None else {"alpha": alpha}
+    domain = None if chosen["no_domain"] else Amount(**size, pretrain=chosen["pretrain"])
     general = Amount(megabytes=chosen["general"])
     return Setting(session.settings().data, chosen["corpora"], general, domain, chosen["root"])
 

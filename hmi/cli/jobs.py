@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.output import notes, print_fields, print_json, print_table
+from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
 from hmi.cli.session import Session
 from hmi.core import ENDED
@@ -46,7 +46,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
     """Show a job: its progress, its result, or why it failed."""
     with session.calls() as calls:
         found = calls.request("GET", f"/manage/jobs/{name}")
-    print_json(found) if as_json else print_fields({**found, "progress": _progress(found)})
+    print_json(found) if as_json else print_fields({**found, "progress": _progress(found), "cost": _cost(found)})
 
 
 @job.command()
@@ -93,3 +93,11 @@ def _progress(view: dict[str, Any]) -> str:
     if not progress["total"]:
         return progress["phase"] or "-"
     return f"{progress['phase']} {progress['step']}/{progress['total']}"
+
+
+def _cost(job: dict[str, Any]) -> str | None:
+    cost = job["cost"]
+    if cost is None:
+        return None
+    peak = "" if cost["peak_bytes"] is None else f", at most {size(cost['peak_bytes'])} of memory"
+    return f"{cost['cpu_ms'] / 1000:.1f} s of CPU{peak}"

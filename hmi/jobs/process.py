@@ -10,12 +10,14 @@ import errno
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hmi.config import Settings
-from hmi.core import ENDED, JobKind, JobRecord, now
+from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
 from hmi.jobs.bodies import Body
 from hmi.jobs.context import JobContext, JobStopped
@@ -105,14 +107,14 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
             if missing:
                 raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
             result = bodies[ctx.job.kind](ctx)
-            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result))
+            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result, cost=_cost()))
         except JobStopped:
             put_back(ctx.registry, job, crashed=False)
         except JobCancelled:
-            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled"))
+            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost()))
         except Exception as error:
             described = describe(error, ctx.log)
-            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described))
+            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost()))
     except NotFound:
         if ctx.registry.has_job(job):
             raise
@@ -143,3 +145,17 @@ def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
     if record.state in ENDED:
         return record
     return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})
+
+
+def _cost() -> JobCost:
+    """Of this process: a job has one of its own."""
+    return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
+
+
+def _peak_bytes() -> int | None:
+    """From the kernel's own account; `getrusage` would count what the parent had before it."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hmi.bench.quality import tasks
 from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.setting import Amount, Setting
 from hmi.bench.quality.tables import best_rate, markdown, table
-from hmi.bench.quality.tasks import TASKS, named
+from hmi.bench.quality.tasks import TASKS, named, unlabelled
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.errors import Damaged, InvalidInput
 
@@ -115,5 +118,26 @@ def test_a_setting_names_its_plots_by_what_they_are_made_of(tmp_path: Path) -> N
     assert setting.branch(captions) == "quality/general-b70"
     assert setting.branch(biomedical) == "quality/general-b70/biomedical-a12-5"
     assert [corpus for corpus, _, _ in setting.branches(biomedical)] == ["general", "biomedical"]
-    assert Amount(megabytes=70).body() == {"options": {"budget_bytes": 70_000_000}}
+    assert Amount(megabytes=70).body() == {"pretrain": False, "options": {"budget_bytes": 70_000_000}}
+    pretrained = Amount(alpha=12.5, pretrain=30)
+    assert pretrained.body() == {"alpha": 12.5, "pretrain": True, "options": {"pretrain_steps": 30}}
+    assert replace(setting, domain=pretrained).branch(biomedical) == "quality/general-b70/biomedical-a12-5-p30"
+    assert replace(setting, domain=None).branch(biomedical) == "quality/general-b70"
+    assert (setting.says, replace(setting, domain=None).says) == ("b70 a12-5", "b70")
     assert replace(setting, root="mpnet").branch(captions) == "mpnet/general-b70"
+
+
+def test_unlabelled_texts_are_the_rows_beyond_the_cap_and_those_of_the_sets_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "TRAIN", 3)
+    words = [{"tokens": ["w", str(i)], "tags": ["O", "B-x"]} for i in range(5)]
+    for name, rows in (("scierc_ner", words), ("sci_cite", [{"text": "An end-to-end test, here.", "label": "a"}])):
+        (tmp_path / name).mkdir()
+        with gzip.open(tmp_path / name / "train.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    (task,) = named(["scierc_ner"])
+    texts = [row.text for row in unlabelled(task, tmp_path)]
+    assert len(texts) == 3
+    assert all(text in [row["tokens"] for row in words] for text in texts[:2])
+    assert texts[2] == ["An", "end-to-end", "test", ",", "here", "."]

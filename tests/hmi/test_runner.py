@@ -39,6 +39,9 @@ def test_a_job_runs_reports_and_is_tidied(lab: Lab, tmp_path: Path) -> None:
     assert (record.attempts, record.error) == (1, None)
     assert record.started is not None
     assert record.ended is not None
+    assert record.cost is not None
+    assert record.cost.cpu_ms > 0
+    assert record.cost.peak_bytes is None or record.cost.peak_bytes > 1 << 20
     assert own.exists(), "a user's own file is copied, not moved"
     assert [p.step for p in seen] == sorted(p.step for p in seen)
     assert len(seen) > 2

@@ -34,34 +34,39 @@ class Amount:
 
     alpha: float | None = None
     megabytes: int | None = None
+    pretrain: int = 0
+    """Steps of further pretraining of the lower layers on the corpus."""
 
     def __str__(self) -> str:
-        return f"a{self.alpha:g}".replace(".", "-") if self.megabytes is None else f"b{self.megabytes}"
+        name = f"a{self.alpha:g}".replace(".", "-") if self.megabytes is None else f"b{self.megabytes}"
+        return f"{name}-p{self.pretrain}" if self.pretrain else name
 
     def body(self) -> dict[str, Any]:
         """As a domain is asked for."""
+        options = {"pretrain_steps": self.pretrain} if self.pretrain else {}
         if self.megabytes is None:
-            return {"alpha": self.alpha}
-        return {"options": {"budget_bytes": self.megabytes * 1_000_000}}
+            return {"alpha": self.alpha, "pretrain": bool(self.pretrain), "options": options}
+        return {"pretrain": bool(self.pretrain), "options": {**options, "budget_bytes": self.megabytes * 1_000_000}}
 
 
 @dataclass(frozen=True)
 class Setting:
     """Where the knowledge comes from: a branch of general text, and on it one for each domain.
 
-    root: one that is there already; None imports the default source.
+    domain: None leaves every task on the general branch. root: one that is there already; None imports the default
+    source.
     """
 
     data: Path
     corpora: Path
     general: Amount = Amount(megabytes=1_000)
-    domain: Amount = Amount(megabytes=500)
+    domain: Amount | None = Amount(megabytes=500)
     root: str | None = None
 
     @property
     def says(self) -> str:
         """A part of the runs' keys."""
-        return f"{self.general} {self.domain}"
+        return f"{self.general}" if self.domain is None else f"{self.general} {self.domain}"
 
     def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:
         """(corpus, branch, amount) of the general branch, and of the task's own where it has one. The name says what a
@@ -69,7 +74,9 @@ class Setting:
         corpus = CORPUS_OF.get(task.domain, GENERAL)
         general = f"{self.root or ROOT}/{GENERAL}-{self.general}"
         found = [(GENERAL, general, self.general)]
-        return found if corpus == GENERAL else [*found, (corpus, f"{general}/{corpus}-{self.domain}", self.domain)]
+        if corpus == GENERAL or self.domain is None:
+            return found
+        return [*found, (corpus, f"{general}/{corpus}-{self.domain}", self.domain)]
 
     def branch(self, task: QualityTask) -> str:
         return self.branches(task)[-1][1]
@@ -112,7 +119,7 @@ def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> 
     wanted = setting.root or ROOT
     if setting.root is None and ROOT not in have():
         say("importing the default root")
-        _run(calls, calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"], show)
+        ended(calls, calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"], show)
     if wanted not in have():
         raise InvalidInput(f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root")
     return f"{wanted}/{have()[wanted]}"
@@ -122,11 +129,13 @@ def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: S
     if not corpus.is_file():
         raise InvalidInput(f"{corpus} is not there: name the folder of the corpora", field="corpora")
     body = {"domain": branch, **amount.body()}
-    _run(calls, calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"], show)
+    ended(calls, calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"], show)
 
 
-def _run(calls: LocalCalls, job: str, show: Show) -> None:
+def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:
+    """Run a queued job to its end, and what there is to see of it then. Raises HmiError where it did not succeed."""
     calls.run(job, show)
-    view = calls.request("GET", f"/manage/jobs/{job}")
+    view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
     if view["state"] != "succeeded":
         raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
+    return view
