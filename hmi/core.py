@@ -123,7 +123,7 @@ class TenantRecord(Record):
 class TaskRules(Record):
     """What a task's answers follow beside the weights: learnt from training rows or root, kept with the version."""
 
-    scheme: Literal["bio", "iob1", "free"] = "free"
+    scheme: Literal["bio", "iob1", "io", "free"] = "free"
     """tagging: how tags name entities (hmi.model.tagging)."""
     threshold: float = 0.5
     """multilabel: a label is given where its probability reaches this."""
@@ -158,6 +158,8 @@ class ModelVersion(Record):
     max_length: int
     lexical: bool = False
     """Whether lexical features are a part of it."""
+    transitions: bool = False
+    """Whether it has learnt which tag follows which."""
     metrics: dict[str, Any]
     bytes: int
     created: str
@@ -213,4 +215,4 @@ class JobRecord(Record):
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
-    """None until it has ended, and of those that ended before costs were kept."""
+    """None until its process has ended it: also of one that was cancelled while it waited, or killed."""

@@ -80,7 +80,9 @@ class JobView(Answer):
     progress: Progress
     result: dict[str, Any] | None
     error: dict[str, Any] | None = Field(description="`kind`, `message` and more, where it failed.")
-    cost: JobCost | None = Field(description="What its process used, once it has ended.")
+    cost: JobCost | None = Field(
+        description="What its process used; null until that ended the job, and where it was killed."
+    )
 
 
 class JobList(Answer):

@@ -59,9 +59,10 @@ def onboard(
 ) -> None:  # fmt: skip
     """Create tenants, keys and models on a running server.
 
-    PLAN is a folder with a subfolder for each tenant (model.json, train.jsonl and maybe dev.jsonl), or a .csv,
-    .json or .jsonl table with the columns tenant, model, domain, task, data and maybe dev and options. Tenants'
-    keys go to a file that only you can read. Run it again to go on where it stopped.
+    PLAN is a folder with a subfolder for each tenant (model.json, train.jsonl and maybe dev.jsonl and
+    unlabelled.jsonl), or a .csv, .json or .jsonl table with the columns tenant, model, domain, task, data and maybe
+    dev, unlabelled and options. Tenants' keys go to a file that only you can read. Run it again to go on where it
+    stopped.
     """
     base = plan.resolve()
     kept = State(state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json"))

@@ -96,7 +96,7 @@ def _progress(view: dict[str, Any]) -> str:
 
 
 def _cost(job: dict[str, Any]) -> str | None:
-    cost = job["cost"]
+    cost = job.get("cost")  # a server of an earlier version has none
     if cost is None:
         return None
     peak = "" if cost["peak_bytes"] is None else f", at most {size(cost['peak_bytes'])} of memory"

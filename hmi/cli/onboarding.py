@@ -150,7 +150,9 @@ class Onboarding:
         spec = {"model": entry.id, "domain": entry.domain, "task": entry.task, "options": entry.options}
         given = {"data": entry.data, "dev": entry.dev, "unlabelled": entry.unlabelled}
         files = {name: file for name, file in given.items() if file is not None}
-        once = hashlib.sha256(json.dumps([spec, attempt, *map(_digest, files.values())]).encode()).hexdigest()
+        once = hashlib.sha256(
+            json.dumps([spec, attempt, *((part, _digest(file)) for part, file in files.items())]).encode()
+        ).hexdigest()
         job = self.client.request("POST", "/manage/models", spec, files, once=once)["job"]
         return follow(self.client.request, entry.id, job, self.stop)
 
@@ -185,7 +187,7 @@ def check_plan(entries: list[Entry]) -> list[Entry]:
         if entry.id in seen:
             raise InvalidInput(f"{entry.id} is in the plan twice: give each model a name of its own")
         seen.add(entry.id)
-        for file in (entry.data, entry.dev):
+        for file in (entry.data, entry.dev, entry.unlabelled):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"{entry.id}: there is no file {file}")
     if not entries:

@@ -15,8 +15,8 @@ def read_onboarding(path: Path) -> list[Entry]:
     """A folder with a subfolder for each tenant, or a table.
 
     A subfolder holds `model.json` ({"model", "domain", "task", "options"?}) and `train.jsonl`, `dev.jsonl`
-    where there is one; its name is the tenant's. A table has the columns tenant, model, domain, task, data and
-    maybe dev and options; paths are relative to the table. Raises InvalidInput.
+    and `unlabelled.jsonl` where there are any; its name is the tenant's. A table has the columns tenant, model, domain,
+    task, data and maybe dev, unlabelled and options; paths are relative to the table. Raises InvalidInput.
     """
     if path.is_dir():
         entries = [_from_folder(f) for f in sorted(path.iterdir()) if (f / "model.json").is_file()]
@@ -59,8 +59,8 @@ def _from_folder(folder: Path) -> Entry:
         told = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{folder / 'model.json'} is not JSON: {error}") from error
-    dev = {"dev": "dev.jsonl"} if (folder / "dev.jsonl").is_file() else {}
-    row = {"tenant": folder.name, "data": "train.jsonl", **dev, **told}
+    more = {part: f"{part}.jsonl" for part in ("dev", "unlabelled") if (folder / f"{part}.jsonl").is_file()}
+    row = {"tenant": folder.name, "data": "train.jsonl", **more, **told}
     return _from_row(row, folder, str(folder / "model.json"))
 
 

@@ -31,7 +31,7 @@ from hmi.jobs.held_out import (
 from hmi.jobs.held_out import Split as Split
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row, read_rows, read_texts
-from hmi.jobs.teaching import Lesson, Taught, taught_rows
+from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.model.batching import Encoded
 from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
@@ -68,7 +68,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
             module=None if data is None else options.module, max_length=made.max_length, metrics=made.metrics,
-            lexical="lexical.table" in made.state, bytes=size, created=now(), job=ctx.job.job,
+            lexical="lexical.table" in made.state, transitions="transitions.table" in made.state, bytes=size,
+            created=now(), job=ctx.job.job,
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
@@ -120,7 +121,7 @@ def evaluate(
 
 
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
-    """Nothing is trained: the root's upper layers over the domain's PLOT, pooled as the root's authors do."""
+    """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
     return Made(Embedding((), rules), {}, min(options.max_length, root.max_length), {"dim": root.dim})
 
@@ -128,16 +129,17 @@ def _embedding(root: Root, options: FineTuneOptions) -> Made:
 def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
     max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
-    taught: Taught | None = None
+    weights = class_weights(data.task, train, task_targets(data.task, train), options)
+    about: dict[str, Any] = {"train_rows": len(data.train)}
+    warnings = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
     if data.unlabelled:
-        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length), options)
+        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), options)
+        about["teacher"] = taught.metrics
+        warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
-        task, state, metrics = _train(ctx, root, reader, data.task, train, dev, options)
-    metrics["warnings"] = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
-    if taught is not None:
-        metrics |= {"teacher": taught.metrics, "train_rows": len(data.train)}
-    return Made(task, state, max_length, metrics)
+        task, state, metrics = _train(ctx, root, reader, data.task, train, dev, weights, options)
+    return Made(task, state, max_length, {**metrics, **about, "warnings": warnings})
 
 
 def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
@@ -150,12 +152,17 @@ def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
 
 
 def _train(
-    ctx: JobContext, root: Root, reader: Reader, task: TaskKind, train: Split, dev: Split, options: FineTuneOptions
+    ctx: JobContext,
+    root: Root,
+    reader: Reader,
+    task: TaskKind,
+    train: Split,
+    dev: Split,
+    weights: tuple[float, ...] | None,
+    options: FineTuneOptions,
 ) -> tuple[TaskKind, dict[str, Tensor], dict[str, Any]]:
-    """Train epoch by epoch with a checkpoint after each, until dev has not got better for PATIENCE epochs; the best
-    one is kept, in fp16."""
+    """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
     targets = task_targets(task, train)
-    weights = class_weights(task, train, targets, options)
     epochs = options.epochs or choose_epochs(len(targets), options.batch)
     plan = TrainPlan(
         task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
@@ -197,7 +204,6 @@ def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Task
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
     return {
-        "train_rows": len(train.rows),
         "truncated_rows": sum(e.truncated for e in train.encoded),
         "windows": len(train.encoded),
         "class_weights": weights is not None,
@@ -264,7 +270,7 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
         )
     if live.module != options.module or (mode == "update" and not same):
         return
-    # Of another task only the module is of use; lexical features and transitions may have been turned on or off since.
+    # Of another task only the module is of use; what goes with it may have been turned on or off since.
     wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
     state = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh and k.startswith(wanted)}
     trainer.load({**fresh, **state})
@@ -286,6 +292,8 @@ def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor],
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
     state = read_tensors(path)
+    if not trainer.state().keys() <= state.keys():
+        return 0, {}, {}  # of an earlier version of HMI, which trained less
     trainer.load(state)
     trainer.load_optimiser(state)
     best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}

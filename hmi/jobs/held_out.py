@@ -138,7 +138,7 @@ def _words(row: Row) -> int:
 
 
 def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
-    if task.name != "tagging" or task.rules.scheme == "iob1":
+    if task.name != "tagging" or task.rules.scheme in ("iob1", "io"):
         return []
     broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)]))
     if not broken:

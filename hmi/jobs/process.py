@@ -155,7 +155,7 @@ def _cost() -> JobCost:
 def _peak_bytes() -> int | None:
     """From the kernel's own account; `getrusage` would count what the parent had before it."""
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)

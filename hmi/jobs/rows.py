@@ -46,7 +46,10 @@ def read_texts(path: Path, task: Task, *, paired: bool, field: str = "unlabelled
     """Rows of the same form whose answers, if they have any, are not looked at. Raises InvalidData."""
     tagging = task == "tagging"
     example = '{"tokens": ["…"]}' if tagging else '{"text": "…", "text_pair": "…"}' if paired else '{"text": "…"}'
-    return _checked(path, lambda raw: Row(_input(raw, tagging=tagging, paired=paired), ""), example, field)
+    rows = _checked(path, lambda raw: Row(_input(raw, tagging=tagging, paired=paired), ""), example, field)
+    if not rows:
+        raise InvalidData(f"{field} has no rows: give JSONL rows such as {example}, or CSV with a header", field=field)
+    return rows
 
 
 def _checked(path: Path, made: Callable[[dict[str, Any]], Row], example: str, field: str) -> list[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.errors import Conflict
+from hmi.errors import Conflict, UnsupportedModel
 from hmi.jobs.context import JobContext
-from hmi.jobs.held_out import Split, encoded_split, judge, merged_outputs, task_targets
+from hmi.jobs.held_out import FEW_DEV, Split, encoded_split, judge, merged_outputs, task_targets
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
 from hmi.model.bodies import EncoderBody, Examples
@@ -40,46 +41,56 @@ LR: dict[Task, float] = {"tagging": 1.2e-4}
 USUAL_LR = 6e-5
 """A whole copy's best rate on dev (docs/benchmarks/2026-11-quality.md)."""
 
-Report = Callable[[int, int, float], None]
-"""(step, of, loss)."""
-
-
-@dataclass(frozen=True)
-class Taught:
-    """Rows whose right answers are the teacher's, and what the held-out report says of it."""
-
-    rows: list[Row]
-    metrics: dict[str, Any]
+Report = Callable[[str, int, int, float | None], None]
+"""(phase, step, of, loss)."""
+AT_ONCE = 256
+"""Texts between two reports."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a teacher is trained on, and the texts that it labels."""
+    """What a teacher is trained on, and the texts that it labels. weights: of the classes in the loss."""
 
     task: TaskKind
     train: Split
     dev: Split
     texts: list[Row]
     max_length: int
+    weights: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Rows whose right answers are the teacher's; what the held-out report says of it, and what a user should know."""
+
+    rows: list[Row]
+    metrics: dict[str, Any]
+    warnings: list[str]
 
 
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOptions) -> Taught:
     """Train a teacher and let it label the texts; at a resumed start what it said then.
 
-    Raises UnsupportedModel, Conflict (the source is gone, or another), InvalidData (diverged).
+    Raises Conflict (the source is not there, or is another), InvalidData (diverged).
     """
     texts = usable(lesson.texts, [*lesson.train.rows, *lesson.dev.rows], options.seed)
+    if not texts:
+        return Taught([], {}, ["every unlabelled text is a labelled or held-out row, too: no teacher was trained"])
     path = ctx.folder / "taught.json"
     if not path.exists():
 
-        def report(step: int, total: int, loss: float) -> None:
-            ctx.progress(step, total, phase="training the teacher", loss=loss)
+        def report(phase: str, step: int, total: int, loss: float | None) -> None:
+            ctx.progress(step, total, phase=phase, loss=loss)
 
         score, said = taught(load_encoder(_source(root)), root, replace(lesson, texts=texts), options, report)
         write_json(path, {"score": score, "said": said})
     kept = json.loads(path.read_text())
+    metrics, least = {"score": kept["score"], "texts": len(texts)}, unlearnt_score(lesson)
+    if kept["score"] <= least:
+        remark = f"the teacher learnt nothing (held-out score {kept['score']:.3f}): the unlabelled texts were left out"
+        return Taught([], metrics, [remark])
     rows = [Row(row.text, gold_from(answer)) for row, answer in zip(texts, kept["said"], strict=True)]
-    return Taught(rows, {"score": kept["score"], "texts": len(rows)})
+    return Taught(rows, metrics, [])
 
 
 def taught(
@@ -93,31 +104,40 @@ def taught(
     targets = task_targets(task, lesson.train)
     plan = TrainPlan(
         task.name, task.outputs, LR.get(task.name, USUAL_LR), choose_epochs(len(targets), options.batch),
-        options.batch, options.seed, options.dropout, paired=task.paired, bf16=True,
-        transitions=learns_transitions(task.name, task.outputs, None, options.transitions),
+        options.batch, options.seed, options.dropout, paired=task.paired, weights=lesson.weights, bf16=True,
+        transitions=learns_transitions(task.name, task.outputs, lesson.weights, options.transitions),
     )  # fmt: skip
     trainer = Trainer(EncoderBody(encoder), root.dim, plan, encoder_examples(lesson.train, targets))
     held_out = encoder_examples(dev, [[]] * len(dev.encoded))
-    best, scores = train_to_best(
-        trainer, lambda: headline(judge(trainer.reading(task), dev, trainer.predict(held_out))), report
+    best, score, _ = train_to_best(
+        trainer,
+        lambda: headline(judge(trainer.reading(task), dev, trainer.predict(held_out))),
+        lambda step, total, loss: report("training the teacher", step, total, loss),
+        choosy=len(dev.rows) >= FEW_DEV,
     )
     trainer.load(best)
-    split = encoded_split(lesson.texts, root.tokenizer, lesson.max_length, windows=task.rules.windows)
-    return max(scores), teacher_answers(trainer, task, split)
+    read, said = trainer.reading(task), []
+    for at in range(0, len(lesson.texts), AT_ONCE):
+        some = lesson.texts[at : at + AT_ONCE]
+        split = encoded_split(some, root.tokenizer, lesson.max_length, windows=task.rules.windows)
+        outputs = trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
+        said += [gold_of(read.answer(merged)) for merged in merged_outputs(read, split, outputs)]
+        report("labelling texts", len(said), len(lesson.texts), None)
+    return score, said
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
-    """The texts that are no labelled row's: what a held-out text is must not be learnt from a teacher that was chosen
-    on it. At most MOST_TEXTS, drawn by `seed`."""
+    """Each text once, without those that are a labelled row's: what a held-out text is must not be learnt from a
+    teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
     known = {_key(row) for row in told}
-    left = [row for row in texts if _key(row) not in known]
+    left = list({_key(row): row for row in texts if _key(row) not in known}.values())
     return left if len(left) <= MOST_TEXTS else random.Random(seed).sample(left, MOST_TEXTS)
 
 
-def teacher_answers(trainer: Trainer, task: TaskKind, split: Split) -> list[Gold]:
-    """What a trained teacher makes of each text, as a row's right answer."""
-    read, outputs = trainer.reading(task), trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
-    return [gold_of(read.answer(merged)) for merged in merged_outputs(read, split, outputs)]
+def unlearnt_score(lesson: Lesson) -> float:
+    """What a teacher must beat on dev: of one label a row the commonest label's share, else 0."""
+    labels = [row.label for row in lesson.dev.rows if isinstance(row.label, str)]
+    return max(Counter(labels).values()) / len(labels) if labels else 0.0
 
 
 def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Examples:
@@ -144,10 +164,19 @@ def gold_of(answer: Answer) -> Gold:
 
 def _source(root: Root) -> Path:
     about = root.info.source
-    found = find_source(about.get("folder", about["name"]))
+    try:
+        found = find_source(about.get("folder", about["name"]))
+    except UnsupportedModel as error:
+        raise _gone(root, "is not there any more") from error
     if found.sha256 != about["sha256"]:
-        raise Conflict(f"{found.name} is not the source of root {root.info.name} any more: leave `unlabelled` out")
+        raise _gone(root, "is another one now")
     return found.folder
+
+
+def _gone(root: Root, what: str) -> Conflict:
+    """Without the place, which is the operator's to know."""
+    cure = "leave `unlabelled` out, or ask for the root to be imported again"
+    return Conflict(f"the source of root {root.info.name} {what}: {cure}", field="unlabelled")
 
 
 def gold_from(said: Any) -> Gold:

@@ -70,6 +70,10 @@ class Exchange:
             left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
         if "transitions.table" in state:
             left_out.append("which tag follows which: adapters has no such table; transitions=false makes none")
+        if live.rules.scheme in ("iob1", "io"):
+            left_out.append(
+                "the rows' tag scheme: the head's labels are BIO's, and so are answers of a model made of it"
+            )
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
     def import_(

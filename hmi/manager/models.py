@@ -120,6 +120,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
         return {}
     module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
     made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
+    if live.task == "tagging" and not live.transitions:
+        made["transitions"] = False
     if live.task != "pair" and not live.rules.paired:
         made["long_texts"] = "windows" if live.rules.windows else "cut"
     return made
@@ -127,7 +129,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
 
 def _check_data(task: str, files: Mapping[str, Path | bytes]) -> None:
     if task == "embedding" and files:
-        raise InvalidInput("an embedding model is not trained: leave the data out", field="data")
+        given = next(iter(files))
+        raise InvalidInput(f"an embedding model is not trained: leave {given} out", field=given)
     if task != "embedding" and "data" not in files:
         raise InvalidInput(
             f"data is missing: a {task} model is trained on rows; send them as a multipart part, as "

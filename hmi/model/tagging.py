@@ -15,9 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Scheme = Literal["bio", "iob1", "free"]
+Scheme = Literal["bio", "iob1", "io", "free"]
 """bio: B-x begins an entity and I-x goes on. iob1: I-x begins one, too, and B-x is for an entity right behind another
-one of its type. free: anything may follow anything (one tag a word, any other scheme)."""
+one of its type. io: I-x alone. free: anything may follow anything (one tag a word, any other scheme).
+
+Models of IOB1 and IO rows have BIO's labels, which say where an entity begins, and answer in the rows' scheme."""
 Floats = NDArray[np.float32]
 
 FORBIDDEN = -1e9
@@ -30,7 +32,7 @@ MAY_BREAK = 0.01
 
 def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
     """The scheme that these rows of tags keep, but for slips."""
-    entities = broken = 0
+    entities = broken = begun = 0
     iob1 = True
     for tags in rows:
         before = "O"
@@ -40,23 +42,29 @@ def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
             legal = _may_follow(before, tag)
             broken += not legal
             entities += tag[:2] == "B-" or not legal
+            begun += tag[:2] == "B-"
             iob1 &= tag[:2] != "B-" or before[2:] == tag[2:]
             before = tag
     if entities and broken <= MAY_BREAK * entities:
         return "bio"
-    return "iob1" if entities and iob1 else "free"
+    if not entities or not iob1:
+        return "free"
+    return "iob1" if begun else "io"
 
 
 def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
-    """IOB1 -> BIO: what begins an entity says so."""
+    """IOB1 or IO -> BIO: what begins an entity says so."""
     pairs = pairwise(["O", *tags])
     return tuple(tag if _may_follow(before, tag) else f"B-{tag[2:]}" for before, tag in pairs)
 
 
-def to_iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """BIO -> IOB1: B-x stays only right behind an entity of its type."""
+def from_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
+    """BIO -> the scheme: in IOB1 B-x stays only right behind an entity of its type, in IO nowhere."""
+    if scheme not in ("iob1", "io"):
+        return list(tags)
     pairs = pairwise(["O", *tags])
-    return tuple(f"I-{tag[2:]}" if tag[:2] == "B-" and before[2:] != tag[2:] else tag for before, tag in pairs)
+    keeps = scheme == "iob1"
+    return [t if t[:2] != "B-" or (keeps and before[2:] == t[2:]) else f"I-{t[2:]}" for before, t in pairs]
 
 
 def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]:

@@ -31,8 +31,9 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 12
 PATIENCE = 3
 """Epochs without a better dev score after which training ends."""
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
-TRANSITIONS_LR = 1e-2
 """Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
+TRANSITIONS_LR = 1e-2
+"""The only one tried."""
 
 
 @dataclass(frozen=True)
@@ -196,18 +197,22 @@ class Trainer:
 
 
 def train_to_best(
-    trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None]
-) -> tuple[dict[str, Tensor], list[float]]:
-    """Train until PATIENCE epochs have brought no better score: the tensors of the best one, and each epoch's score."""
-    best: dict[str, Tensor] = {}
+    trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None], *, choosy: bool = True
+) -> tuple[dict[str, Tensor], float, list[float]]:
+    """Train until PATIENCE epochs have been worse than the best one: its tensors, its score, and each epoch's score.
+
+    Of equal epochs the last is the best. Not `choosy`: all epochs are trained and the last one is kept, for where a
+    score is chance.
+    """
+    best, at = trainer.state(), -1
     scores: list[float] = []
-    for _ in trainer.epochs(report):
+    for epoch, _ in enumerate(trainer.epochs(report)):
         scores.append(judged())
-        if scores[-1] > max(scores[:-1], default=-math.inf):
-            best = trainer.state()
-        elif len(scores) - 1 - scores.index(max(scores)) >= PATIENCE:
+        if not choosy or at < 0 or scores[epoch] >= scores[at]:
+            best, at = trainer.state(), epoch
+        elif epoch - at >= PATIENCE:
             break
-    return best, scores
+    return best, scores[at], scores
 
 
 def diverged(what: str) -> InvalidData:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hmi.core import Task
+from hmi.errors import InvalidInput
 from hmi.model.tasks import IGNORE
 
 MOST_TAGS = 200
@@ -60,5 +61,14 @@ class Transitions(nn.Module):
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:
-    """Whether they are trained: for tagging, unless words weigh differently or there are too many tags."""
-    return task == "tagging" and weights is None and labels <= MOST_TAGS and wanted is not False
+    """Whether they are trained: for tagging, unless words weigh differently or there are too many tags.
+
+    Raises InvalidInput where they are asked for and cannot be.
+    """
+    can = task == "tagging" and weights is None and labels <= MOST_TAGS
+    if wanted and not can:
+        raise InvalidInput(
+            f"transitions are for tagging with up to {MOST_TAGS} tags and without class weights: leave them out",
+            field="options.transitions",
+        )
+    return can and wanted is not False

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from hmi.core import JobRecord
+from hmi.errors import Conflict, UnsupportedModel
+from hmi.jobs import teaching
 from hmi.jobs.rows import Row
 from hmi.jobs.teaching import gold_of, usable
+from hmi.model.root import load_root
+from hmi.model.source import Source
 from hmi.model.tasks.base import Answer
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
@@ -39,17 +43,47 @@ def test_a_model_learns_from_rows_and_from_what_a_teacher_said(home: Home, name:
     assert metrics["train_rows"] == 40
     assert metrics["teacher"]["texts"] == 120
     assert 0 <= metrics["teacher"]["score"] <= 1
-    assert metrics["windows"] == 160
+    left_out = any("texts were left out" in remark for remark in metrics["warnings"])
+    assert metrics["windows"] == (40 if left_out else 160)
 
 
-def test_what_the_teacher_said_is_asked_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_learnt_nothing_is_not_heard(home: Home) -> None:
+    job = made(home, "acme.hopeless", "classification", mood_rows)
+    said = {"score": 0.5, "said": ["pos"] * 120}
+    (home.settings.data / "jobs" / job.job / "taught.json").write_text(json.dumps(said))
+    done = home.run(job)
+    assert done.result is not None
+    assert done.result["metrics"]["windows"] == 40
+    assert any("learnt nothing (held-out score 0.500)" in remark for remark in done.result["metrics"]["warnings"])
+
+
+def test_texts_that_are_labelled_rows_need_no_teacher(home: Home) -> None:
+    done = home.run(made(home, "acme.same", "classification", mood_rows, unlabelled=texts_of(mood_rows(31, 40))))
+    assert done.result is not None
+    assert done.result["metrics"]["teacher"] == {}
+    assert any("no teacher was trained" in remark for remark in done.result["metrics"]["warnings"])
+
+
+def test_a_source_that_is_gone_is_said_without_its_place(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(source: str) -> Source:
+        raise UnsupportedModel(f"{source} is not there", field="source")
+
+    monkeypatch.setattr(teaching, "find_source", nowhere)
+    root = next((home.settings.data / "roots" / "tiny").iterdir())
+    with pytest.raises(Conflict, match="imported again") as error:
+        teaching._source(load_root(root))
+    assert error.value.details["field"] == "unlabelled"
+    assert "/" not in error.value.message
+
+
+def test_what_the_teacher_said_is_asked_once(home: Home) -> None:
     job = made(home, "acme.resumed", "classification", mood_rows)
     folder = home.settings.data / "jobs" / job.job
-    said = {"score": 0.5, "said": ["pos"] * 120}
+    said = {"score": 0.9, "said": ["pos"] * 120}
     (folder / "taught.json").write_text(json.dumps(said))
     done = home.run(job)
     assert done.result is not None
-    assert done.result["metrics"]["teacher"] == {"score": 0.5, "texts": 120}
+    assert done.result["metrics"]["teacher"] == {"score": 0.9, "texts": 120}
 
 
 def test_texts_that_cannot_be_read_are_named(home: Home) -> None:
@@ -62,7 +96,7 @@ def test_texts_that_cannot_be_read_are_named(home: Home) -> None:
 
 def test_labelled_and_held_out_texts_are_not_taught() -> None:
     texts = [Row("a", ""), Row("b", ""), Row("c", "")]
-    assert usable(texts, [Row("a", "x"), Row("c", "y")], 0) == [Row("b", "")]
+    assert usable([*texts, *texts], [Row("a", "x"), Row("c", "y")], 0) == [Row("b", "")]
     words = [Row(["a", "b"], ""), Row(["c"], "")]
     assert usable(words, [Row(["a", "b"], ("O", "O"))], 0) == [Row(["c"], "")]
 

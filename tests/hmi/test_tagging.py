@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from seqeval.metrics.sequence_labeling import get_entities
 
-from hmi.model.tagging import best_path, marginals, rules, scheme_of, to_bio, to_iob1
+from hmi.model.tagging import best_path, from_bio, marginals, rules, scheme_of, to_bio
 
 LABELS = ("B-a", "B-b", "I-a", "I-b", "O")
 
@@ -33,11 +33,11 @@ def test_without_rules_each_word_is_on_its_own() -> None:
     ("rows", "scheme"),
     [
         ([["O", "B-a", "I-a"], ["O"]], "bio"),
-        ([["O", "I-a"]], "iob1"),
+        ([["O", "I-a"]], "io"),
         ([["I-a", "B-a"], ["I-b"]], "iob1"),
         ([["B-a", "I-b"]], "free"),
         ([["O", "I-a"], ["O", "B-a"]], "free"),
-        ([["I-a"]], "iob1"),
+        ([["I-a"]], "io"),
         ([["NOUN", "VERB"]], "free"),
         ([["O", "O"]], "free"),
     ],
@@ -73,11 +73,13 @@ def test_probabilities_are_numbers_where_a_word_is_all_but_illegal() -> None:
     assert np.allclose(marginals(scores, moves).sum(-1), 1)
 
 
-def test_iob1_names_the_same_entities_as_bio() -> None:
+def test_iob1_names_the_same_entities_as_bio_and_io_has_no_b() -> None:
     tags = ("I-a", "I-a", "B-a", "I-b", "O", "I-a", "I-b", "B-b")
     assert to_bio(tags) == ("B-a", "I-a", "B-a", "B-b", "O", "B-a", "B-b", "B-b")
-    assert to_iob1(to_bio(tags)) == tags
+    assert from_bio(to_bio(tags), "iob1") == list(tags)
     assert get_entities(list(tags)) == get_entities(list(to_bio(tags)))
     for bio in product(LABELS, repeat=4):
         if scheme_of([bio, ["B-a"]]) == "bio":
-            assert to_bio(to_iob1(bio)) == bio
+            assert to_bio(from_bio(bio, "iob1")) == bio
+    assert from_bio(["B-a", "B-a", "I-a", "O"], "io") == ["I-a", "I-a", "I-a", "O"]
+    assert from_bio(["B-a", "B-a"], "bio") == ["B-a", "B-a"]

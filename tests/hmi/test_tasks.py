@@ -116,7 +116,7 @@ def test_words_that_no_window_holds_are_outside_and_paths_stay_legal() -> None:
     window = Encoded([2, 10, 11, 3], [0] * 4, [None, 0, 2, None])  # the tokenizer makes nothing of word 1
     outputs = torch.tensor([[0.0, 0, 0], [5, 0, 0], [0, 5, 4], [0, 0, 0]])
     answer = task.answer(task.merge([outputs], [window], 5))
-    assert answer.tags == ["B-x", "O", "O", "O", "O"], "I-x may not follow the outside tag of word 1"
+    assert answer.tags == ["B-x", "I-x", "I-x", "O", "O"], "word 2 goes on with word 0's entity, so word 1 is in it"
     assert answer.tag_scores is not None
     assert answer.tag_scores[1] == answer.tag_scores[3] == answer.tag_scores[4] == 0.0
     assert answer.tag_scores[0] > 0.9

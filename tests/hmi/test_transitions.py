@@ -7,7 +7,9 @@ from itertools import pairwise, product
 import pytest
 import torch
 
+from hmi.errors import InvalidInput
 from hmi.model.tasks import IGNORE, learn_task
+from hmi.model.tasks.words import UNSEEN
 from hmi.model.transitions import MOST_TAGS, Transitions, learns_transitions
 
 LABELS = 3
@@ -63,8 +65,8 @@ def test_texts_without_words_cost_nothing() -> None:
 @pytest.mark.parametrize(
     ("task", "labels", "weights", "wanted", "learns"),
     [
-        ("tagging", 5, None, None, True), ("tagging", 5, None, False, False), ("tagging", 5, (1.0,), True, False),
-        ("tagging", MOST_TAGS + 1, None, None, False), ("classification", 5, None, True, False),
+        ("tagging", 5, None, None, True), ("tagging", 5, None, False, False), ("tagging", 5, (1.0,), None, False),
+        ("tagging", MOST_TAGS + 1, None, None, False), ("classification", 5, None, None, False),
     ],
 )  # fmt: skip
 def test_they_are_learnt_for_tagging(task, labels, weights, wanted, learns) -> None:  # type: ignore[no-untyped-def]
@@ -87,3 +89,22 @@ def test_what_was_learnt_decides_between_equal_scores() -> None:
     table[0, 1] = 1.0  # V after N
     table[2, 0] = 0.5  # N at the beginning
     assert task.with_transitions(table).answer(torch.zeros(2, 2)).tags == ["N", "V"]
+
+
+def test_words_that_were_not_seen_cost_no_path_and_do_not_break_an_entity() -> None:
+    task = learn_task("tagging", [("B-x", "I-x", "O"), ("O", "B-y")])
+    scores = torch.full((6, 4), UNSEEN)  # words 1 and 4 are of nothing that a tokenizer knows
+    scores[:, 3] = 0
+    for word, tag in ((0, 0), (2, 2), (3, 3), (5, 1)):
+        scores[word] = torch.eye(4)[tag].log_softmax(-1)
+    answer = task.answer(scores)
+    assert answer.tags == ["B-x", "I-x", "I-x", "O", "O", "B-y"]
+    assert answer.tag_scores is not None
+    assert [score > 0 for score in answer.tag_scores] == [True, False, True, True, False, True]
+    assert task.answer(torch.empty(0, 4)).tags == []
+
+
+def test_they_are_refused_where_they_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="class weights") as error:
+        learns_transitions("tagging", 5, (1.0,), True)
+    assert error.value.details["field"] == "options.transitions"

@@ -62,7 +62,7 @@ def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models
     if arm.taught:
         kept = plan.runs.parent / "taught"
         what = f"{task.name}, its teacher"
-        rows = with_texts(task, rows, plan.sets, models, kept, lambda step, total, _: report(what, step, total))
+        rows = with_texts(task, rows, plan.sets, models, kept, lambda _, step, total, __: report(what, step, total))
     return problem(task, rows, arm, models)
 
 

@@ -15,6 +15,7 @@ from hmi.bench.quality.setting import Say, Show, ended
 from hmi.bench.quality.tasks import QualityTask, load, named, unlabelled
 from hmi.bench.report import Row as Figure
 from hmi.config import Settings
+from hmi.errors import InvalidInput
 from hmi.jobs.rows import Row
 from hmi.model.source import DEFAULT_PACKAGE
 
@@ -37,6 +38,8 @@ class Steps:
 
 def run(plan: Steps, say: Say, show: Show) -> Iterator[Figure]:
     """Each step in a data folder of its own, with its CPU seconds and its peak memory. Raises HmiError."""
+    if not (plan.corpora / CORPUS).is_file():
+        raise InvalidInput(f"{plan.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora")
     with TemporaryDirectory(prefix="hmi-steps-") as folder:
         calls = LocalCalls(Settings.from_env(None, data=Path(folder) / "data"))
         try:

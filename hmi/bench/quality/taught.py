@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from hmi.bench.quality.cells import RECIPE
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, Rows, unlabelled
 from hmi.jobs.held_out import Split
@@ -19,7 +20,8 @@ from hmi.model.tasks import learn_task
 def with_texts(task: QualityTask, rows: Rows, sets: Path, models: Models, kept: Path, report: Report) -> Rows:
     """The rows with taught texts among the training rows. One teacher a task, of seed 0, kept in the folder `kept`."""
     texts = usable(unlabelled(task, sets), [*rows.train, *rows.dev, *rows.test], 0)
-    path = kept / f"{task.name}-{len(rows.train)}.json"
+    source = models.root.info.source["sha256"][:12]
+    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = taught(models.source, models.root, _lesson(task, rows, texts, models), FineTuneOptions(), report)

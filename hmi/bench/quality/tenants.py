@@ -21,6 +21,7 @@ from hmi.bench.quality.cells import Problem, Report, problem, tested, train_once
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, load, named
+from hmi.errors import InvalidInput
 from hmi.jobs.held_out import Split
 from hmi.model.bodies import Examples
 from hmi.model.memory import keep_freed_memory
@@ -47,6 +48,8 @@ def run(
 
     Raises HmiError.
     """
+    if arm.taught:
+        raise InvalidInput("tenants of few rows are not taught here: use hbert", field="arm")
     torch.set_num_threads(1)
     keep_freed_memory()
     ledger, tasks = Ledger(plan.runs), named(plan.tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from hmi.core import Task, TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.heads import outside_tag
 from hmi.model.scoring import calibration, score_tags
-from hmi.model.tagging import Floats, best_path, marginals, rules, scheme_of, to_bio, to_iob1
+from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, scheme_of, to_bio
 from hmi.model.tasks.base import IGNORE, Answer, Gold, TaskKind, balanced, checked_labels
 from hmi.model.windows import central_pieces, first_pieces
 
@@ -28,8 +29,8 @@ class Tagging(TaskKind):
     """Scores at each word's first piece; the answer is the best path under the rows' scheme and what was learnt of
     which tag follows which.
 
-    Of rows in IOB1 `labels` are BIO's, which say where an entity begins; answers are in IOB1 again. A word that no
-    window holds is tagged `outside_tag` with probability 0.
+    Of rows in IOB1 or IO `labels` are BIO's, which say where an entity begins; answers are in the rows' scheme again. A
+    word that was not seen is tagged `outside_tag` with probability 0, within an entity as the entity.
     """
 
     transitions: Floats | None = field(default=None, compare=False)
@@ -45,7 +46,7 @@ class Tagging(TaskKind):
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
         scheme = scheme_of([tags_in(g) for g in golds])
-        told = [to_bio(tags_in(g)) for g in golds] if scheme == "iob1" else golds
+        told = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
         return cls(tuple(sorted(checked_labels(told, field))), TaskRules(scheme=scheme))
 
     @property
@@ -86,17 +87,17 @@ class Tagging(TaskKind):
         return merged
 
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        unseen = (merged == UNSEEN).any(-1)
-        seen = torch.nonzero(~unseen)[:, 0].tolist()
-        end = seen[-1] + 1 if seen else 0
-        path = np.full(len(merged), self.labels.index(outside_tag(self.labels)))
-        moves, found = self._moves, merged[:end].numpy()
-        path[:end] = best_path(found, moves)
-        of_each = marginals(found, moves) if moves is not None and end else np.exp(found)
+        """Paths go over the words that were seen: they cost what a model has read, however many words a text has."""
+        seen = torch.nonzero((merged != UNSEEN).all(-1))[:, 0].numpy()
+        moves, found = self._moves, merged.numpy()[seen]
+        path = best_path(found, moves)
+        of_each = np.exp(found) if moves is None or not len(seen) else marginals(found, moves)
         sure = np.zeros(len(merged))
-        sure[seen] = of_each[seen, path[seen]]
-        tags = [self.labels[i] for i in path]
-        return Answer(tags=[*to_iob1(tags)] if self.rules.scheme == "iob1" else tags, tag_scores=sure.tolist())
+        sure[seen] = of_each[range(len(seen)), path]
+        tags = [outside_tag(self.labels)] * len(merged)
+        for word, tag in zip(seen.tolist(), path.tolist(), strict=True):
+            tags[word] = self.labels[tag]
+        return Answer(tags=from_bio(_bridged(tags, seen.tolist()), self.rules.scheme), tag_scores=sure.tolist())
 
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         answers = [self.answer(m) for m in merged]
@@ -122,9 +123,17 @@ class Tagging(TaskKind):
 
     def _told(self, gold: Gold) -> tuple[str, ...]:
         """A row's tags in the scheme of `labels`."""
-        return to_bio(tags_in(gold)) if self.rules.scheme == "iob1" else tags_in(gold)
+        return to_bio(tags_in(gold)) if self.rules.scheme in ("iob1", "io") else tags_in(gold)
 
 
 def tags_in(gold: Gold) -> tuple[str, ...]:
     assert isinstance(gold, tuple)
     return gold
+
+
+def _bridged(tags: list[str], seen: list[int]) -> list[str]:
+    """Tags of words of which the tokenizer makes nothing: where the next word goes on with an entity, so do they."""
+    for before, word in pairwise(seen):
+        if word - before > 1 and tags[word][:2] == "I-":
+            tags[before + 1 : word] = [tags[word]] * (word - before - 1)
+    return tags
