@@ -22,7 +22,6 @@ from hmi.jobs.held_out import (
     class_weights,
     encoded_split,
     hold_out,
-    judge,
     merged_outputs,
     remarks,
     split_bags,
@@ -39,10 +38,9 @@ from hmi.model.lexical import lexical_buckets
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline
-from hmi.model.tagging import Scheme
-from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of, task_of_version
+from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of_version
 from hmi.model.tasks.embedding import Embedding
-from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs, tenant_trainer
+from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs, tenant_trainer, usual_lr
 from hmi.model.transitions import learns_transitions
 from plot_store import Reader, VersionInfo
 
@@ -108,18 +106,6 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     return list(packed.split([len(t) for t in texts]))
 
 
-def targets_of(task: Task, labels: Sequence[str], split: Split) -> list[list[int]]:
-    """One label id a row, or for tagging one a token: the word's tag on its first piece, IGNORE elsewhere."""
-    return [[int(t) for t in target] for target in task_targets(task_of(task, labels), split)]
-
-
-def evaluate(
-    task: Task, labels: Sequence[str], split: Split, logits: Sequence[Tensor], scheme: Scheme = "free"
-) -> dict[str, Any]:
-    """Held-out metrics of one split. Words lost to truncation count as tagged `outside_tag`."""
-    return judge(task_of(task, labels, TaskRules(scheme=scheme)), split, logits)
-
-
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
     """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
@@ -163,9 +149,12 @@ def _train(
 ) -> tuple[TaskKind, dict[str, Tensor], dict[str, Any]]:
     """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
     targets = task_targets(task, train)
-    epochs = options.epochs or choose_epochs(len(targets), options.batch)
+    lr, epochs = (
+        options.lr or usual_lr(task, options.module),
+        options.epochs or choose_epochs(len(targets), options.batch),
+    )
     plan = TrainPlan(
-        task.name, task.outputs, options.lr, epochs, options.batch, options.seed, options.dropout,
+        task.name, task.outputs, lr, epochs, options.batch, options.seed, options.dropout,
         paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
         transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
     )  # fmt: skip

@@ -36,6 +36,13 @@ TRANSITIONS_LR = 1e-2
 """The only one tried."""
 
 
+LR = {"tagging": 4e-3, "pair": 1e-3}
+USUAL_LR = 2e-3
+"""Of a module's training, as far as the quality runs have shown on dev (docs/design/0003-tenant-module.md)."""
+LORA_RANK = 8
+"""The rank that LoRA's rates were found at: higher ones diverge at them."""
+
+
 @dataclass(frozen=True)
 class TrainPlan:
     task: Task
@@ -63,6 +70,14 @@ def choose_epochs(rows: int, batch: int) -> int:
     steps_an_epoch = max(1, -(-rows // batch))
     wanted = max(min(EPOCHS, MANY_STEPS // steps_an_epoch), -(-MIN_STEPS // steps_an_epoch))
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
+
+
+def usual_lr(task: TaskKind, module: ModuleSpec) -> float:
+    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank."""
+    rate = LR.get("pair" if task.paired else task.name, USUAL_LR)
+    if "lora" not in module.kind or module.rank <= LORA_RANK:
+        return rate
+    return rate * math.sqrt(LORA_RANK / module.rank)
 
 
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from hmi.core import ModuleSpec
+from hmi.core import ModuleSpec, Task, TaskRules
 from hmi.model.batching import pad_ids
 from hmi.model.bodies import Examples
 from hmi.model.root import Root
-from hmi.model.training import TrainPlan, choose_epochs, tenant_trainer
+from hmi.model.tasks import task_of
+from hmi.model.training import TrainPlan, choose_epochs, tenant_trainer, usual_lr
 from tests.tiny import random_texts
 
 
@@ -72,3 +75,13 @@ def test_epochs_follow_the_data() -> None:
     assert choose_epochs(2_000, 16) == 8
     assert choose_epochs(16_000, 16) == 5
     assert choose_epochs(100_000, 16) == 3
+
+
+def test_the_usual_rate_follows_the_task_and_falls_with_a_higher_lora_rank() -> None:
+    def rate(task: Task, paired: bool = False, **module: Any) -> float:
+        return usual_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module))
+
+    assert rate("tagging") > rate("classification") > rate("pair") == rate("regression", paired=True)
+    assert rate("tagging", rank=4) == rate("tagging")
+    assert rate("tagging", rank=32) == rate("tagging") / 2 == rate("tagging", kind="lora+ln", rank=32)
+    assert rate("tagging", kind="parallel", rank=53) == rate("tagging")
