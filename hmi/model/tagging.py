@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cpu_paths import forward_backward, viterbi
+
 Scheme = Literal["bio", "iob1", "io", "free"]
 """bio: B-x begins an entity and I-x goes on. iob1: I-x begins one, too, and B-x is for an entity right behind another
 one of its type. io: I-x alone. free: anything may follow anything (one tag a word, any other scheme).
@@ -101,35 +103,18 @@ def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
     """
     if moves is None or len(scores) == 0:
         return np.asarray(scores.argmax(-1), np.int64)
-    steps = moves[:-1]
-    reached = scores[0] + moves[-1]
-    came = np.empty(scores.shape, np.int64)
-    for i in range(1, len(scores)):
-        candidates = reached[:, None] + steps
-        came[i] = candidates.argmax(0)
-        reached = candidates.max(0) + scores[i]
     path = np.empty(len(scores), np.int64)
-    path[-1] = reached.argmax()
-    for i in range(len(scores) - 1, 0, -1):
-        path[i - 1] = came[i, path[i]]
+    viterbi(np.ascontiguousarray(scores), moves, np.empty(scores.shape, np.int32), path)
     return path
 
 
 def marginals(scores: Floats, moves: Floats) -> Floats:
-    """The probability of each tag at each word over all paths [words, labels]: the forward-backward algorithm, in
-    probabilities that are scaled at each word."""
+    """The probability of each tag at each word over all paths [words, labels], at least one word: the forward-backward
+    algorithm."""
     words = np.exp(np.maximum(scores - scores.max(-1, keepdims=True), LEAST), dtype=np.float64)
-    steps, ahead, behind = np.exp(moves[:-1], dtype=np.float64), np.empty_like(words), np.ones_like(words)
-    now = words[0] * np.exp(moves[-1])
-    for i in range(len(words)):
-        ahead[i] = now = now / now.sum()
-        if i + 1 < len(words):
-            now = (now @ steps) * words[i + 1]
-    for i in range(len(words) - 2, -1, -1):
-        before = steps @ (words[i + 1] * behind[i + 1])
-        behind[i] = before / before.sum()
-    both = ahead * behind
-    return np.asarray(both / both.sum(-1, keepdims=True), np.float32)
+    weights, out = np.exp(moves, dtype=np.float64), np.empty(words.shape)
+    forward_backward(words, weights[-1], weights[:-1], out)
+    return out.astype(np.float32)
 
 
 def _may_follow(before: str, tag: str) -> bool:
