@@ -80,7 +80,8 @@ def _tenant(
     for part, path in paths.items():
         path.write_text("".join(json.dumps(_as_row(row, task)) + "\n" for row in files[part]), encoding="utf-8")
     say(f"training {name} on {len(files['data'])} rows")
-    body = {"model": f"{TENANT}.{name}", "domain": DOMAIN, "task": task.kind, "options": {"max_length": task.length}}
+    model, options = f"{TENANT}.{name.replace('_', '-')}", {"max_length": task.length}
+    body = {"model": model, "domain": DOMAIN, "task": task.kind, "options": options}
     view = ended(calls, calls.request("POST", "/manage/models", body, paths)["job"], show)
     yield from _figures(f"tenant_{name}", view, len(files["data"]) / 1e3)
 
