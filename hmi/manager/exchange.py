@@ -97,7 +97,7 @@ class Exchange:
         plot = self._domains.current(branch)
         info = self._root(branch.root, plot.meta["root_version"])
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
-        checked = _with_module(options, twin.spec.model_dump(mode="json"))
+        checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
         spec = {"model": str(wanted), "domain": str(branch), "task": task, "mode": "import", "options": checked}
         inputs = {name.replace("_", "-"): file for name, file in files.items()}
         return self._parts.runner.submit("fine_tune", spec, wanted.tenant, inputs, tenant_limit=job_limit)
@@ -122,7 +122,12 @@ def _check_parts(files: Mapping[str, Path | bytes]) -> None:
         )
 
 
-def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any]) -> dict[str, Any]:
+def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> dict[str, Any]:
+    idle = sorted(set(options or {}) - {"max_length", "module", "start"})
+    if idle and not trained:
+        raise InvalidInput(
+            f"{idle[0]} is for training, and there are no rows: leave it out, or give data", field=f"options.{idle[0]}"
+        )
     if "module" in (options or {}):
         raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
     if (options or {}).get("start") is not None:

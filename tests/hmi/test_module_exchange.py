@@ -18,7 +18,7 @@ from hmi.stores.registry import Registry
 from tests.hmi.api_world import hmi, made_folder, rows, running
 from tests.tiny import random_texts
 
-SHORT = ("--option", "epochs=1", "--option", "max_length=32", "--option", "lexical=false")
+SHORT = tuple(w for o in ("epochs=1", "max_length=32", "lexical=false", "transitions=false") for w in ("--option", o))
 FILES = {
     "adapter_config": "adapter_config.json", "adapter": "adapter.safetensors",
     "head_config": "head_config.json", "head": "model_head.safetensors",
@@ -60,7 +60,9 @@ def test_a_model_with_a_twin_for_its_head_comes_back_as_it_went(
     hmi(capsys, *create, "--option", "module.kind=houlsby", "--option", "module.rank=5", *SHORT, *at)
     hmi(capsys, "model", "export-module", "acme.tags", tmp_path / "out", *at)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {*FILES.values()}
-    hmi(capsys, "model", "import-module", "acme.again", tmp_path / "out", "--domain", "tiny", *at)
+    take = ("model", "import-module", "acme.again", tmp_path / "out", "--domain", "tiny", *at)
+    assert "epochs is for training" in hmi(capsys, *take, "--option", "epochs=3", code=1), "there is nothing to train on"
+    hmi(capsys, *take)
     one, two = state_of(data, "acme.tags"), state_of(data, "acme.again")
     assert one[0].module == two[0].module
     assert (two[0].task, set(two[0].labels), two[0].metrics) == ("tagging", {"O", "B-X"}, {"imported": "adapters"})
