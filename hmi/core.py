@@ -158,8 +158,8 @@ class ModelVersion(Record):
     max_length: int
     lexical: bool = False
     """Whether lexical features are a part of it."""
-    transitions: bool = False
-    """Whether it has learnt which tag follows which."""
+    transitions: bool | None = None
+    """What was asked for: to learn which tag follows which, or not to; None where the task decided."""
     metrics: dict[str, Any]
     bytes: int
     created: str

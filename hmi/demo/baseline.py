@@ -28,6 +28,8 @@ from hmi.model.tokenizer import Tokenizer
 from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
+RECIPE = 2
+"""Part of what a kept result is of: a change of the training makes old ones another's."""
 _TASKS = 3
 
 
@@ -69,7 +71,7 @@ def train_dedicated(tenants: Sequence[TenantFolder], kept: Path, mark: str, step
         problem = _problem(tenant, tokenizer)
         tries = []
         for lr in LEARNING_RATES:
-            key = f"{mark} {tenant.id} {lr:g}"
+            key = f"{RECIPE} {mark} {tenant.id} {lr:g}"
             if key not in known:
                 known[key] = asdict(_fine_tune(problem, encoder, lr, steps))
                 write_json(kept, known)
@@ -110,15 +112,14 @@ def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> D
     trainer = Trainer(EncoderBody(encoder), encoder.shape.dim, plan, train)
     with steps.bar() as bar:
         task = bar.add_task(f"{problem.tenant.id} lr {lr:g}", total=trainer.total)
-        state, dev, scores = train_to_best(
+        best = train_to_best(
             trainer,
             lambda: _score(problem, trainer, "dev"),
             lambda step, total, loss: bar.update(task, completed=step),
         )
-    trainer.load(state)
-    epoch = max(i for i, score in enumerate(scores, 1) if score == dev)
-    size = sum(4 * tensor.numel() for tensor in state.values())
-    return Dedicated(problem.tenant.id, lr, epoch, dev, _score(problem, trainer, "test"), size)
+    trainer.load(best.state)
+    size = sum(4 * tensor.numel() for tensor in best.state.values())
+    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, _score(problem, trainer, "test"), size)
 
 
 def _score(problem: Problem, trainer: Trainer, name: str) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from hmi.config import Settings
@@ -21,6 +22,7 @@ from hmi.errors import DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
+from hmi.model.tagging import best_path, marginals
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 from hmi.stores.adapter_pool import AdapterPool
@@ -58,8 +60,7 @@ class Engine:
             await asyncio.to_thread(self._misses.start)
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
-        # Compiled now, not while a batch waits.
-        await asyncio.to_thread(word_bags, ["word"], Encoded([1], [0], [0]), 1)
+        await asyncio.to_thread(_compile)
         self._tasks = [asyncio.create_task(self._retrieve_forever())]
         self._tasks += [asyncio.create_task(self._compute_forever()) for _ in range(self._settings.streams)]
         self._accepting = True
@@ -217,3 +218,11 @@ def _fail(items: list[Item], error: Exception) -> None:
     for item in items:
         if not item.future.done():
             item.future.set_exception(error)
+
+
+def _compile() -> None:
+    """What answers are made with in machine code: now, not while a batch waits."""
+    word_bags(["word"], Encoded([1], [0], [0]), 1)
+    scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
+    best_path(scores, moves)
+    marginals(scores, moves)

@@ -66,7 +66,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
             module=None if data is None else options.module, max_length=made.max_length, metrics=made.metrics,
-            lexical="lexical.table" in made.state, transitions="transitions.table" in made.state, bytes=size,
+            lexical="lexical.table" in made.state, transitions=options.transitions, bytes=size,
             created=now(), job=ctx.job.job,
         ),
     )  # fmt: skip
@@ -116,7 +116,7 @@ def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, opti
     max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
     weights = class_weights(data.task, train, task_targets(data.task, train), options)
-    about: dict[str, Any] = {"train_rows": len(data.train)}
+    about: dict[str, Any] = _about(train, weights)
     warnings = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
     if data.unlabelled:
         taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), options)
@@ -181,7 +181,7 @@ def _train(
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     task, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
-    return task, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, **_about(train, weights)}
+    return task, published, {**metrics, "epoch": best["epoch"], "epochs": epochs}
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[TaskKind, dict[str, Any]]:
@@ -192,7 +192,9 @@ def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Task
 
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
+    """Of the tenant's own rows."""
     return {
+        "train_rows": len(train.rows),
         "truncated_rows": sum(e.truncated for e in train.encoded),
         "windows": len(train.encoded),
         "class_weights": weights is not None,

@@ -10,7 +10,7 @@ from hmi.core import ModuleSpec, Record
 
 
 class FineTuneOptions(Record):
-    """Fine-tuning of a tenant's module and head. None = chosen from the data's size."""
+    """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
 
     module: ModuleSpec = ModuleSpec()
     lr: float | None = Field(default=None, gt=0, le=0.1, description="None: by task and rank (hmi.model.training).")

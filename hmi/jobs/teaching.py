@@ -8,6 +8,7 @@ Frozen layers learn slowly from few rows what a whole copy learns from the same 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -109,13 +110,13 @@ def taught(
     )  # fmt: skip
     trainer = Trainer(EncoderBody(encoder), root.dim, plan, encoder_examples(lesson.train, targets))
     held_out = encoder_examples(dev, [[]] * len(dev.encoded))
-    best, score, _ = train_to_best(
+    best = train_to_best(
         trainer,
         lambda: headline(judge(trainer.reading(task), dev, trainer.predict(held_out))),
         lambda step, total, loss: report("training the teacher", step, total, loss),
         choosy=len(dev.rows) >= FEW_DEV,
     )
-    trainer.load(best)
+    trainer.load(best.state)
     read, said = trainer.reading(task), []
     for at in range(0, len(lesson.texts), AT_ONCE):
         some = lesson.texts[at : at + AT_ONCE]
@@ -123,7 +124,7 @@ def taught(
         outputs = trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
         said += [gold_of(read.answer(merged)) for merged in merged_outputs(read, split, outputs)]
         report("labelling texts", len(said), len(lesson.texts), None)
-    return score, said
+    return best.score, said
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
@@ -135,9 +136,14 @@ def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
 
 
 def unlearnt_score(lesson: Lesson) -> float:
-    """What a teacher must beat on dev: of one label a row the commonest label's share, else 0."""
-    labels = [row.label for row in lesson.dev.rows if isinstance(row.label, str)]
-    return max(Counter(labels).values()) / len(labels) if labels else 0.0
+    """What a teacher must beat on dev: of one label a row the commonest label's share, else 0. Where dev cannot tell
+    (few rows, one label, classes that weigh differently), anything."""
+    if len(lesson.dev.rows) < FEW_DEV:
+        return -math.inf
+    labels = Counter(row.label for row in lesson.dev.rows if isinstance(row.label, str))
+    if len(labels) == 1 or lesson.weights is not None:
+        return -math.inf
+    return max(labels.values()) / labels.total() if labels else 0.0
 
 
 def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Examples:

@@ -87,7 +87,7 @@ def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]
 def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
     """[labels + 1, labels]: 0 where a tag may follow another (the last row: at the beginning), FORBIDDEN elsewhere.
 
-    None where everything is allowed. Labels are BIO's for IOB1, too.
+    None where everything is allowed. Labels are BIO's for IOB1 and IO, too.
     """
     if scheme == "free":
         return None

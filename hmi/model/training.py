@@ -211,23 +211,33 @@ class Trainer:
         return logits, h.mask
 
 
+@dataclass(frozen=True)
+class Best:
+    """The epoch that was kept, counted from 1: its tensors and its score; and the scores of all."""
+
+    epoch: int
+    state: dict[str, Tensor]
+    score: float
+    scores: list[float]
+
+
 def train_to_best(
     trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None], *, choosy: bool = True
-) -> tuple[dict[str, Tensor], float, list[float]]:
-    """Train until PATIENCE epochs have been worse than the best one: its tensors, its score, and each epoch's score.
+) -> Best:
+    """Train until PATIENCE epochs have been worse than the best one.
 
     Of equal epochs the last is the best. Not `choosy`: all epochs are trained and the last one is kept, for where a
     score is chance.
     """
-    best, at = trainer.state(), -1
+    best = Best(0, trainer.state(), -math.inf, [])
     scores: list[float] = []
-    for epoch, _ in enumerate(trainer.epochs(report)):
+    for epoch in trainer.epochs(report):
         scores.append(judged())
-        if not choosy or at < 0 or scores[epoch] >= scores[at]:
-            best, at = trainer.state(), epoch
-        elif epoch - at >= PATIENCE:
+        if not choosy or not best.epoch or scores[-1] >= best.score:
+            best = Best(epoch, trainer.state(), scores[-1], scores)
+        elif epoch - best.epoch >= PATIENCE:
             break
-    return best, scores[at], scores
+    return best
 
 
 def diverged(what: str) -> InvalidData:

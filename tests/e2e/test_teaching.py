@@ -43,8 +43,10 @@ def test_a_model_learns_from_rows_and_from_what_a_teacher_said(home: Home, name:
     assert metrics["train_rows"] == 40
     assert metrics["teacher"]["texts"] == 120
     assert 0 <= metrics["teacher"]["score"] <= 1
+    assert metrics["windows"] == 40
     left_out = any("texts were left out" in remark for remark in metrics["warnings"])
-    assert metrics["windows"] == (40 if left_out else 160)
+    steps = home.manager.runner.read_progress(done.job).total
+    assert steps == QUICK["epochs"] * (3 if left_out else 10), "steps of 16 rows"
 
 
 def test_a_teacher_that_learnt_nothing_is_not_heard(home: Home) -> None:
@@ -53,7 +55,7 @@ def test_a_teacher_that_learnt_nothing_is_not_heard(home: Home) -> None:
     (home.settings.data / "jobs" / job.job / "taught.json").write_text(json.dumps(said))
     done = home.run(job)
     assert done.result is not None
-    assert done.result["metrics"]["windows"] == 40
+    assert home.manager.runner.read_progress(done.job).total == QUICK["epochs"] * 3
     assert any("learnt nothing (held-out score 0.500)" in remark for remark in done.result["metrics"]["warnings"])
 
 

@@ -61,7 +61,9 @@ def test_a_model_with_a_twin_for_its_head_comes_back_as_it_went(
     hmi(capsys, "model", "export-module", "acme.tags", tmp_path / "out", *at)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {*FILES.values()}
     take = ("model", "import-module", "acme.again", tmp_path / "out", "--domain", "tiny", *at)
-    assert "epochs is for training" in hmi(capsys, *take, "--option", "epochs=3", code=1), "there is nothing to train on"
+    assert "epochs is for training" in hmi(capsys, *take, "--option", "epochs=3", code=1), (
+        "there is nothing to train on"
+    )
     hmi(capsys, *take)
     one, two = state_of(data, "acme.tags"), state_of(data, "acme.again")
     assert one[0].module == two[0].module

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hmi.errors import InvalidInput
+from hmi.model.batching import Encoded
 from hmi.model.tasks import IGNORE, learn_task
 from hmi.model.tasks.words import UNSEEN
 from hmi.model.transitions import MOST_TAGS, Transitions, learns_transitions
@@ -108,3 +109,22 @@ def test_they_are_refused_where_they_cannot_be() -> None:
     with pytest.raises(InvalidInput, match="class weights") as error:
         learns_transitions("tagging", 5, (1.0,), True)
     assert error.value.details["field"] == "options.transitions"
+
+
+def test_what_a_teacher_says_in_io_can_be_learnt() -> None:
+    """Two entities of one word that touch are one of two words in IO, though no row has such a one."""
+    task = learn_task("tagging", [("I-x", "O"), ("O", "I-x")])
+    scores = torch.full((2, 3), -9.0)
+    scores[:, task.labels.index("B-x")] = 0
+    said = task.answer(scores).tags
+    assert said == ["I-x", "I-x"]
+    window = Encoded([1, 2], [0, 0], [0, 1])
+    assert task.targets(tuple(said), [window]) == [[task.labels.index("B-x"), task.labels.index("I-x")]]
+
+
+def test_a_word_that_was_not_seen_begins_no_entity() -> None:
+    task = learn_task("tagging", [("O", "NOUN", "I-x")])
+    scores = torch.full((3, 3), UNSEEN)
+    scores[:, task.labels.index("O")] = 0
+    scores[2] = torch.eye(3)[task.labels.index("I-x")].log_softmax(-1)
+    assert task.answer(scores).tags == ["O", "O", "I-x"]

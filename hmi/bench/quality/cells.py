@@ -131,18 +131,18 @@ def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, repor
     )  # fmt: skip
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
-    best, dev, history = train_to_best(
+    best = train_to_best(
         trainer,
         lambda: headline(_evaluate(p, trainer, "dev")),
         lambda step, total, loss: report(what, step, total),
     )
     result = {
-        "dev": dev,
-        "dev_by_epoch": history,
+        "dev": best.score,
+        "dev_by_epoch": best.scores,
         "cpu_s": round(time.process_time() - begun, 1),
-        "parameters": sum(v.numel() for v in best.values()),
+        "parameters": sum(v.numel() for v in best.state.values()),
     }
-    return Run(lr, result, trainer, best)
+    return Run(lr, result, trainer, best.state)
 
 
 def tested(p: Problem, run: Run) -> float:

@@ -47,7 +47,10 @@ class Tagging(TaskKind):
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
         scheme = scheme_of([tags_in(g) for g in golds])
         told = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
-        return cls(tuple(sorted(checked_labels(told, field))), TaskRules(scheme=scheme))
+        labels = set(checked_labels(told, field))
+        if scheme == "io":  # where two entities touch, IO makes one of them, and its second word goes on
+            labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
+        return cls(tuple(sorted(labels)), TaskRules(scheme=scheme))
 
     @property
     def outputs(self) -> int:
@@ -134,6 +137,6 @@ def tags_in(gold: Gold) -> tuple[str, ...]:
 def _bridged(tags: list[str], seen: list[int]) -> list[str]:
     """Tags of words of which the tokenizer makes nothing: where the next word goes on with an entity, so do they."""
     for before, word in pairwise(seen):
-        if word - before > 1 and tags[word][:2] == "I-":
+        if word - before > 1 and tags[word][:2] == "I-" and tags[before] in (tags[word], f"B-{tags[word][2:]}"):
             tags[before + 1 : word] = [tags[word]] * (word - before - 1)
     return tags
