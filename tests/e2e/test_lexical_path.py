@@ -15,7 +15,7 @@ from tests.e2e.conftest import QUICK, Home, jsonl
 from tests.tiny import random_texts
 
 MODEL = ModelId("lexical", "cased")
-OPTIONS: dict[str, Any] = {**QUICK, "epochs": 8, "batch": 4}
+OPTIONS: dict[str, Any] = {**QUICK, "epochs": 5, "batch": 4}
 
 
 def cased_rows(seed: int, count: int = 400) -> bytes:
