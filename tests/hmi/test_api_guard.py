@@ -94,15 +94,18 @@ async def test_huge_inputs_do_not_hold_up_the_loop(tmp_path: Path) -> None:
         assert details["limit"] == 10_000
         many = json.dumps({"inputs": [{"tokens": ["ab"] * 10_000}] * 200}).encode()
         js = {"Content-Type": "application/json"}
-        sent = asyncio.create_task(world.call("POST", "/infer/acme.m", data=many, headers=js))
-        longest, begun = 0.0, time.monotonic()
-        while not sent.done():
-            began = time.monotonic()
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - began)
-        assert (await sent)[0] == 404
+        shares = []
+        while len(shares) < 3 and min(shares, default=1.0) >= 0.5:  # again: a busy machine may have stopped us
+            sent = asyncio.create_task(world.call("POST", "/infer/acme.m", data=many, headers=js))
+            longest, begun = 0.0, time.monotonic()
+            while not sent.done():
+                began = time.monotonic()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.monotonic() - began)
+            assert (await sent)[0] == 404
+            shares.append(longest / (time.monotonic() - begun))
         # A share, since machines differ: whatever the loop did itself would be one pause of nearly the whole time.
-        assert longest < 0.5 * (time.monotonic() - begun)
+        assert min(shares) < 0.5
         empty = json.dumps({"inputs": [{"tokens": [""] * 10_000}] * 200}).encode()
         status, body, _ = await world.call("POST", "/infer/acme.m", data=empty, headers=js)
         assert (status, body["error"]["details"]["field"]) == (422, "inputs[0].tokens[0]")
