@@ -20,7 +20,7 @@ from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, new_module
-from hmi.model.packed import run_packed
+from hmi.model.packed import run_classified, run_packed
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
@@ -157,6 +157,7 @@ def _ours(b: Bench, size: int, tenants: Modules, *, cls_only: bool = False) -> C
 
     def work() -> Tensor:
         x = look_up() + b.root.bias(positions, types)
-        return run_packed(b.root.upper, x, offsets, tenants, b.root.info.shape.heads, cls_only=cls_only)
+        packed = (b.root.upper, x, offsets, tenants, b.root.info.shape.heads)
+        return run_classified(*packed)[0] if cls_only else run_packed(*packed)
 
     return work

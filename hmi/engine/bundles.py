@@ -76,7 +76,7 @@ class Bundles:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
         state = self._adapters.get(artefact)
         module = module_from(_part(state, "module"))
-        head = head_from(state["head.out.weight"], state["head.out.bias"]) if "head.out.weight" in state else None
+        head = head_from(_part(state, "head")) if "head.out.weight" in state else None
         lexical = lexical_from(_part(state, "lexical")) if "lexical.table" in state else None
         part = TaskPart(module, head, lexical, state.get("transitions.table"))
         return part, sum(v.numel() * 4 for v in state.values())

@@ -23,7 +23,7 @@ from hmi.engine.request import InferResult
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
 from hmi.model.lexical import bags_of
-from hmi.model.packed import run_packed
+from hmi.model.packed import run_classified, run_packed
 from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
@@ -81,24 +81,33 @@ def retrieve(bundles: Bundles, items: list[Item], watch: Watch | None = None) ->
 def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
     """Upper layers and heads; `parts[i]` is item i's module and head. Answers are in the batch's order."""
     root = batch.items[0].bundle.root
-    cls_only = batch.items[0].bundle.task.reads == "cls"
     modules = [p.module for item, p in zip(batch.items, parts, strict=True) for _ in item.windows]
-    out = run_packed(root.upper, batch.rows, batch.offsets, modules, root.info.shape.heads, cls_only=cls_only)
-    bounds = pairwise(batch.offsets)
-    rows = iter(out) if cls_only else iter([out[a:b] for a, b in bounds])
-    answers = []
+    run = (root.upper, batch.rows, batch.offsets, modules, root.info.shape.heads)
+    bounds = list(pairwise(batch.offsets))
+    rows: list[tuple[Tensor, Tensor | None]]
+    if batch.items[0].bundle.task.reads == "cls":
+        read, before = run_classified(*run)
+        rows = [(read[i], before[a:b]) for i, (a, b) in enumerate(bounds)]
+    else:
+        last = run_packed(*run)
+        rows = [(last[a:b], None) for a, b in bounds]
+    answers, each = [], iter(rows)
     for item, part, hits in zip(batch.items, parts, batch.hits, strict=True):
-        outputs = [_output(item, part, window, next(rows)) for window in item.windows]
+        outputs = [_output(item, part, window, *next(each)) for window in item.windows]
         answers.append(_answer(item, part, outputs, hits))
     return answers
 
 
-def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor) -> Tensor:
-    """What the head gives for one window (for an embedding, what it would read)."""
+def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor, before: Tensor | None) -> Tensor:
+    """What the head gives for one window (for an embedding, what it would read). rows, before: of `run_classified`, or
+    the last layer's [T, dim] and None."""
     task = item.bundle.task
-    if task.reads != "cls":
+    if before is None:
         types = torch.tensor([window.types])
         rows = read_rows(task.reads, rows[None], rows[None], types, torch.ones_like(types, dtype=torch.bool))[0]
+    elif part.head is not None:
+        everywhere = torch.ones(1, len(before), dtype=torch.bool)
+        rows = part.head.with_attended(rows[None], before[None], everywhere)[0]
     if part.head is None:
         return rows
     logits: Tensor = part.head(rows)

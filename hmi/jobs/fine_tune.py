@@ -34,6 +34,7 @@ from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.model.batching import Encoded
 from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_json, write_tensors
+from hmi.model.heads import head_queries
 from hmi.model.lexical import lexical_buckets
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
@@ -157,6 +158,7 @@ def _train(
         task.name, task.outputs, lr, epochs, options.batch, options.seed, options.dropout,
         paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
         transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
+        queries=head_queries(task.name, paired=task.paired), average=True,
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
     trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
@@ -172,9 +174,10 @@ def _train(
         return bool(best) and epoch - best["epoch"] >= PATIENCE
 
     for epoch in () if over(start) else trainer.epochs(report, start):
-        _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
-        if not best or not choosy or headline(metrics) >= headline(best):
-            best, best_state = {**metrics, "epoch": epoch}, trainer.state()
+        with trainer.averaged():
+            _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
+            if not best or not choosy or headline(metrics) >= headline(best):
+                best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
         if over(epoch):
             break
@@ -246,9 +249,9 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
 def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, options: FineTuneOptions) -> None:
     """An update continues from the live version where labels and module are the same, a new model from the sibling
     that it names, an import from its adapter."""
-    mode, fresh = ctx.job.spec["mode"], trainer.state()
+    mode = ctx.job.spec["mode"]
     if mode == "import":
-        trainer.load({**fresh, **import_module.start_state(ctx, root.info, task.name, task.labels)})
+        trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return
     source = ctx.job.spec["model"] if mode == "update" else options.start
     if source is None:
@@ -263,8 +266,7 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
         return
     # Of another task only the module is of use; what goes with it may have been turned on or off since.
     wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
-    state = {k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k in fresh and k.startswith(wanted)}
-    trainer.load({**fresh, **state})
+    trainer.start_from({k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k.startswith(wanted)})
 
 
 def _checkpoint(

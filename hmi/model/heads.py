@@ -2,6 +2,8 @@
 
 Classification reads the last layer's [CLS] row and the mean of the rows that enter the last layer: all of them are
 computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what a text is about.
+Where the label hangs on a few rows (two marked words, one adjective), a mean drowns them: queries of the head's own
+attend to the same rows, each to its own few.
 Pairs read [CLS] and a comparison (|u - v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three
 upper layers to compare through [CLS] alone. Tagging reads every row; a word's answer is its first piece's.
 Measured in docs/design/0003-tenant-module.md. Several labels and values read what one label reads. An embedding has no
@@ -10,7 +12,7 @@ head: it is what the root's authors make of the last layer's rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -23,18 +25,38 @@ Reads = Literal["cls", "compare", "rows", "mean", "first"]
 """cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a vector."""
 
 
-class Head(nn.Module):
-    """x [..., size] -> logits [..., labels]."""
+QUERIES = 4
+"""The only number tried (docs/design/0003-tenant-module.md)."""
 
-    def __init__(self, size: int, labels: int) -> None:
+
+class Head(nn.Module):
+    """x [..., size] -> logits [..., labels]. With queries [queries, dim], x is what `with_attended` gives."""
+
+    def __init__(self, size: int, labels: int, *, queries: int = 0, dim: int = 0) -> None:
         super().__init__()
-        self.out = nn.Linear(size, labels)
+        self.out = nn.Linear(size + queries * dim, labels)
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
+        self.query = nn.Parameter(torch.randn(queries, dim) * 0.02) if queries else None
 
     def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         logits: Tensor = self.out(F.dropout(x, dropout, training=True) if dropout else x)
         return logits
+
+    def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
+        """What the queries find among the rows that enter the last layer, beside what else the head reads.
+
+        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read` without any.
+        """
+        if self.query is None:
+            return read
+        weights = (before @ self.query.T).masked_fill(~mask[..., None], -torch.inf).softmax(dim=1)
+        return torch.cat([read, (weights.transpose(1, 2) @ before).flatten(1)], dim=-1)
+
+
+def head_queries(task: Task, *, paired: bool = False) -> int:
+    """How many queries a trained model's head has."""
+    return QUERIES if reads_cls_only(task, paired=paired) else 0
 
 
 def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Reads:
@@ -97,10 +119,16 @@ def outside_tag(labels: Sequence[str]) -> str:
     return "O" if "O" in labels else labels[0]
 
 
-def head_from(weight: Tensor, bias: Tensor) -> Head:
-    """Rebuild a head from its tensors: weight [labels, size], bias [labels]."""
-    head = Head(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        head.out.weight.copy_(weight)
-        head.out.bias.copy_(bias)
+def head_from(state: Mapping[str, Tensor]) -> Head:
+    """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels], and where it has them query
+    [queries, dim]."""
+    weight, query = state["out.weight"], state.get("query")
+    queries, dim = (0, 0) if query is None else query.shape
+    head = Head(weight.shape[1] - queries * dim, weight.shape[0], queries=queries, dim=dim)
+    head.load_state_dict(dict(state))
     return head.eval().requires_grad_(False)
+
+
+def widened(weight: Tensor, size: int) -> Tensor:
+    """A head's weight [labels, less] for one that reads more [labels, size]: nothing of what is new counts yet."""
+    return F.pad(weight, (0, size - weight.shape[1]))

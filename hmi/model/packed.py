@@ -39,41 +39,48 @@ def segments_of(modules: Sequence[TenantModule | None]) -> list[Segment]:
 
 @torch.inference_mode()
 def run_packed(
-    upper: nn.ModuleList,
-    x: Tensor,
-    offsets: Sequence[int],
-    modules: Sequence[TenantModule | None],
-    heads: int,
-    *,
-    cls_only: bool,
+    upper: nn.ModuleList, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None], heads: int
 ) -> Tensor:
-    """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module.
+    """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module; every row of the
+    last layer [tokens, dim]."""
+    return _through(list(upper), x, offsets, segments_of(modules), heads)
 
-    Returns every row [tokens, dim]; or with `cls_only` what classification reads, [texts, 2·dim]: each text's first
-    row, for which the last layer computes keys and values of all rows but one query a text (exact), and the mean of
-    the text's rows that entered the last layer.
+
+@torch.inference_mode()
+def run_classified(
+    upper: nn.ModuleList, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None], heads: int
+) -> tuple[Tensor, Tensor]:
+    """The same with what classification reads, ([texts, 2·dim], [tokens, dim]).
+
+    Of each text the last layer's first row, for which keys and values of all rows but one query a text are computed
+    (exact), and the mean of the rows that entered the last layer; and these rows.
     """
+    *below, last = upper
     segments = segments_of(modules)
-    bounds = [(offsets[s.start], offsets[s.end], s.module) for s in segments]
-    attend = attend_packed(offsets, heads)
-    last = len(upper) - 1
-    for i, layer in enumerate(upper):
+    before = _through(below, x, offsets, segments, heads)
+    first = last(
+        before,
+        attend_first(offsets, heads),
+        segment_delta(_token_bounds(segments, offsets), len(below)),
+        queries=pick_rows(offsets[:-1]),
+        query_delta=segment_delta([(s.start, s.end, s.module) for s in segments], len(below)),
+    )
+    means = torch.stack([before[a:b].mean(0) for a, b in pairwise(offsets)])
+    return torch.cat([first, means], dim=-1), before
+
+
+def _through(
+    layers: Sequence[nn.Module], x: Tensor, offsets: Sequence[int], segments: Sequence[Segment], heads: int
+) -> Tensor:
+    attend, bounds = attend_packed(offsets, heads), _token_bounds(segments, offsets)
+    for i, layer in enumerate(layers):
         assert isinstance(layer, EncoderLayer)
-        delta = segment_delta(bounds, i)
-        if i < last or not cls_only:
-            x = layer(x, attend, delta)
-            continue
-        means = torch.stack([x[a:b].mean(0) for a, b in pairwise(offsets)])
-        picked = segment_delta([(s.start, s.end, s.module) for s in segments], i)
-        first = layer(
-            x,
-            attend_first(offsets, heads),
-            delta,
-            queries=pick_rows(offsets[:-1]),
-            query_delta=picked,
-        )
-        x = torch.cat([first, means], dim=-1)
+        x = layer(x, attend, segment_delta(bounds, i))
     return x
+
+
+def _token_bounds(segments: Sequence[Segment], offsets: Sequence[int]) -> list[tuple[int, int, TenantModule | None]]:
+    return [(offsets[s.start], offsets[s.end], s.module) for s in segments]
 
 
 def pick_rows(rows: Sequence[int]) -> Callable[[Tensor], Tensor]:

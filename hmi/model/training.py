@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData
 from hmi.model.batching import length_grouped
 from hmi.model.bodies import Body, Examples, ModuleBody
-from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only
+from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
 from hmi.model.precision import arithmetic
@@ -34,6 +35,8 @@ LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 """Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
 TRANSITIONS_LR = 1e-2
 """The only one tried."""
+AVERAGE_STEPS = 50
+"""Steps that the weights are averaged over: of 1 / (1 - decay); fewer at the start."""
 
 
 LR = {"tagging": 4e-3, "pair": 1e-3}
@@ -63,6 +66,10 @@ class TrainPlan:
     """Buckets of lexical features that are trained beside the body; 0 for none."""
     transitions: bool = False
     """Whether it is learnt which tag follows which (`Transitions`)."""
+    queries: int = 0
+    """Of the head (`Head.with_attended`)."""
+    average: bool = False
+    """Whether there is an average of the weights (`Trainer.averaged`)."""
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -93,7 +100,8 @@ class Trainer:
     def __init__(self, body: Body, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
         self.body, self.plan, self.train = body, plan, train
-        self.head = Head(head_input_size(plan.task, dim, paired=plan.paired), plan.labels)
+        size = head_input_size(plan.task, dim, paired=plan.paired)
+        self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
         self.total = plan.epochs * -(-len(train) // plan.batch)
         self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
         self.transitions = Transitions(plan.labels) if plan.transitions else None
@@ -106,6 +114,8 @@ class Trainer:
             groups.insert(0, {"params": list(body.trained.parameters()), "lr": plan.lr})
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
         self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
+        self._trained = [p for group in groups for p in group["params"]] if plan.average else []
+        self._average = [p.detach().clone() for p in self._trained]
 
     def epochs(self, report: Callable[[int, int, float], None], start: int = 0) -> Iterator[int]:
         """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each step."""
@@ -127,6 +137,23 @@ class Trainer:
             for i, row in enumerate(rows):
                 out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The weights are, until this ends, their exponential mean over the last steps (Polyak and Juditsky, 1992);
+        without an average in the plan what they are anyway.
+
+        A few rows make steps that go to and fro, which a mean forgets.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for weight, mean in zip(self._trained, self._average, strict=True):
+            weight.data, mean.data = mean.data, weight.data
 
     def reading(self, task: TaskKind) -> TaskKind:
         """The task as the outputs of `predict` are to be read."""
@@ -154,10 +181,19 @@ class Trainer:
             prefix = f"{name}."
             part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
+    def start_from(self, state: dict[str, Tensor]) -> None:
+        """Start from another model's tensors, and afresh what they lack; what is not trained here is left out."""
+        fresh = self.state()
+        known = {k: v for k, v in state.items() if k in fresh}
+        if "head.out.weight" in known:  # an imported head, or one of an earlier HMI, reads less
+            known["head.out.weight"] = widened(known["head.out.weight"], fresh["head.out.weight"].shape[1])
+        self.load({**fresh, **known})
+
     def optimiser_state(self) -> dict[str, Tensor]:
-        """AdamW's moments, flat, for a checkpoint."""
+        """AdamW's moments and the average, flat, for a checkpoint."""
         states = self.optimiser.state_dict()["state"]
-        return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()}
+        average = {f"average.{i}": mean for i, mean in enumerate(self._average)}
+        return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()} | average
 
     def load_optimiser(self, state: dict[str, Tensor]) -> None:
         current = self.optimiser.state_dict()
@@ -166,6 +202,8 @@ class Trainer:
                 _, index, name = key.split(".", 2)
                 current["state"].setdefault(int(index), {})[name] = value
         self.optimiser.load_state_dict(current)
+        for i, mean in enumerate(self._average):
+            mean.copy_(state[f"average.{i}"])
 
     @property
     def _parts(self) -> list[tuple[str, nn.Module]]:
@@ -189,6 +227,8 @@ class Trainer:
             [p for _, part in self._parts if part is not self.lexical for p in part.parameters()], 1.0
         )
         self.optimiser.step()
+        if self._average:
+            torch._foreach_lerp_(self._average, [p.detach() for p in self._trained], 1 - _decay(step))
         return value
 
     def _loss(self, logits: Tensor, targets: list[Sequence[float]]) -> Tensor:
@@ -204,7 +244,7 @@ class Trainer:
         with arithmetic(bf16=bf16):
             h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
-        logits = self.head(read, dropout)
+        logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
         if self.lexical is not None:
             assert examples.bags is not None
             logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
@@ -232,10 +272,11 @@ def train_to_best(
     best = Best(0, trainer.state(), -math.inf, [])
     scores: list[float] = []
     for epoch in trainer.epochs(report):
-        scores.append(judged())
-        if not choosy or not best.epoch or scores[-1] >= best.score:
-            best = Best(epoch, trainer.state(), scores[-1], scores)
-        elif epoch - best.epoch >= PATIENCE:
+        with trainer.averaged():
+            scores.append(judged())
+            better = not choosy or not best.epoch or scores[-1] >= best.score
+            best = Best(epoch, trainer.state(), scores[-1], scores) if better else best
+        if not better and epoch - best.epoch >= PATIENCE:
             break
     return best
 
@@ -247,3 +288,8 @@ def diverged(what: str) -> InvalidData:
 def _linear(step: int, total: int) -> float:
     """6% warm-up, then linear decay."""
     return min((step + 1) / (0.06 * total), max(0.0, (total - step) / (0.94 * total)))
+
+
+def _decay(step: int) -> float:
+    """Of the average at a step, counted from 0: nothing is kept of what was before the first one."""
+    return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)

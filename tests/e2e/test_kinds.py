@@ -176,7 +176,7 @@ async def test_an_embedding_is_the_mean_of_the_last_layer(home: Home, kinds: dic
         x = root.lower(pad_ids([encoded.ids])) + root.bias(
             torch.arange(len(encoded))[None], torch.tensor([encoded.types])
         )
-        rows = run_packed(root.upper, x[0], [0, len(encoded)], [None], root.info.shape.heads, cls_only=False)
+        rows = run_packed(root.upper, x[0], [0, len(encoded)], [None], root.info.shape.heads)
         mean = rows.mean(0)
     wanted = (mean / mean.norm()).tolist()
     assert exact.embedding == pytest.approx(wanted, abs=1e-5)

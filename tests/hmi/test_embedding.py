@@ -38,7 +38,7 @@ def test_the_default_roots_embeddings_are_near_the_sources() -> None:
             ids = pad_ids([text.ids])
             mask, types = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)
             x = lower(ids) + bias(torch.arange(len(text))[None], types)
-            rows = run_packed(upper, x[0], [0, len(text)], [None], encoder.shape.heads, cls_only=False)[None]
+            rows = run_packed(upper, x[0], [0, len(text)], [None], encoder.shape.heads)[None]
             ours.append(torch.tensor(task.answer(read_rows("mean", rows, rows, types, mask)[0]).embedding))
             true = encoder(ids, mask)[0].mean(0)
             theirs.append(true / true.norm())

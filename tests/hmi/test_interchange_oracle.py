@@ -78,7 +78,7 @@ def ours(root: Root, teacher: Encoder, state: dict[str, Tensor] | None) -> Tenso
     with torch.inference_mode():
         x = teacher(IDS, torch.ones_like(IDS, dtype=torch.bool), upto=SPLIT)[0]
     module = None if state is None else module_from(state)
-    return run_packed(root.upper, x, [0, len(x)], [module], root.info.shape.heads, cls_only=False)
+    return run_packed(root.upper, x, [0, len(x)], [module], root.info.shape.heads)
 
 
 def read_folder(folder: Path, root: Root) -> tuple[Twin, dict[str, Tensor]]:

@@ -53,7 +53,7 @@ def ffn(layer: EncoderLayer, h: Tensor) -> Tensor:
 def run_one(root: Root, x: Tensor, module: TenantModule) -> Tensor:
     """One layer deep, packed."""
     upper = torch.nn.ModuleList([root.upper[0]])
-    return run_packed(upper, x[0], [0, x.shape[1]], [module], root.info.shape.heads, cls_only=False)[None]
+    return run_packed(upper, x[0], [0, x.shape[1]], [module], root.info.shape.heads)[None]
 
 
 @pytest.fixture

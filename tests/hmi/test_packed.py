@@ -13,7 +13,7 @@ from hmi.core import ModuleSpec
 from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module
-from hmi.model.packed import run_packed, segments_of
+from hmi.model.packed import run_classified, run_packed, segments_of
 from hmi.model.root import Root
 from hmi.modulespec import Kind
 
@@ -51,7 +51,8 @@ def test_a_mixed_batch_equals_one_by_one(tiny_root: Root, cls_only: bool) -> Non
         texts = [torch.randn(n, tiny_root.dim, generator=g) for n in lengths]
         offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
         heads = tiny_root.info.shape.heads
-        got = run_packed(tiny_root.upper, torch.cat(texts), offsets, chosen, heads, cls_only=cls_only)
+        packed = (tiny_root.upper, torch.cat(texts), offsets, chosen, heads)
+        got = run_classified(*packed)[0] if cls_only else run_packed(*packed)
         for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
             mine = got[i] if cls_only else got[offsets[i] : offsets[i + 1]]
             torch.testing.assert_close(mine, slow(tiny_root, text, module, cls_only=cls_only), atol=1e-5, rtol=1e-5)
@@ -61,8 +62,8 @@ def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Ro
     a, b, c = (trained(tiny_root, "lora", 4, i) for i in range(3))
     x = torch.randn(10, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     heads = tiny_root.info.shape.heads
-    one = run_packed(tiny_root.upper, x, [0, 4, 10], [a, b], heads, cls_only=False)
-    two = run_packed(tiny_root.upper, x, [0, 4, 10], [c, b], heads, cls_only=False)
+    one = run_packed(tiny_root.upper, x, [0, 4, 10], [a, b], heads)
+    two = run_packed(tiny_root.upper, x, [0, 4, 10], [c, b], heads)
     assert torch.equal(one[4:], two[4:])
     assert not torch.equal(one[:4], two[:4])
 
@@ -70,10 +71,10 @@ def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Ro
 def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
     x = torch.randn(6, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     heads = tiny_root.info.shape.heads
-    plain = run_packed(tiny_root.upper, x, [0, 6], [None], heads, cls_only=False)
+    plain = run_packed(tiny_root.upper, x, [0, 6], [None], heads)
     for kind in get_args(Kind):
         fresh = new_module(ModuleSpec(kind=kind, rank=4), tiny_root.info.shape, len(tiny_root.upper))
-        got = run_packed(tiny_root.upper, x, [0, 6], [fresh.requires_grad_(False)], heads, cls_only=False)
+        got = run_packed(tiny_root.upper, x, [0, 6], [fresh.requires_grad_(False)], heads)
         torch.testing.assert_close(got, plain, atol=1e-6, rtol=0)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from hmi.core import ModuleSpec, Task, TaskRules
@@ -52,21 +54,44 @@ def test_it_learns_and_leaves_the_root_alone(tiny_root: Root) -> None:
     assert all(torch.equal(v, before[k]) for k, v in tiny_root.upper.state_dict().items())
 
 
-def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root) -> None:
-    train = examples(tiny_root, 0)
-    unbroken = tenant_trainer(tiny_root, MODULE, PLAN, train)
+@pytest.mark.parametrize("average", [False, True])
+def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root, average: bool) -> None:
+    train, plan = examples(tiny_root, 0), replace(PLAN, average=average)
+    unbroken = tenant_trainer(tiny_root, MODULE, plan, train)
     list(unbroken.epochs(quiet))
-    first = tenant_trainer(tiny_root, MODULE, PLAN, train)
+    first = tenant_trainer(tiny_root, MODULE, plan, train)
     runs = first.epochs(quiet)
     for _ in range(3):
         next(runs)
     state = {**first.state(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
-    second = tenant_trainer(tiny_root, MODULE, PLAN, train)
-    second.load({k: v for k, v in state.items() if not k.startswith("optimiser.")})
+    second = tenant_trainer(tiny_root, MODULE, plan, train)
+    second.load({k: v for k, v in state.items() if not k.startswith(("optimiser.", "average."))})
     second.load_optimiser(state)
     list(second.epochs(quiet, start=3))
-    for name, value in unbroken.state().items():
-        assert torch.equal(second.state()[name], value), name
+    with unbroken.averaged(), second.averaged():
+        for name, value in unbroken.state().items():
+            assert torch.equal(second.state()[name], value), name
+
+
+def test_the_average_is_that_of_the_steps_and_training_goes_on_without_it(tiny_root: Root) -> None:
+    train = examples(tiny_root, 0, count=16)
+    plain = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=40), train)
+    mean: dict[str, torch.Tensor] = {}
+
+    def follow(step: int, total: int, loss: float) -> None:
+        decay = min((step - 1) / (step + 9), 0.98)
+        for name, value in plain.state().items():
+            mean[name] = value if step == 1 else decay * mean[name] + (1 - decay) * value
+
+    list(plain.epochs(follow))
+    averaging = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=40, average=True), train)
+    for _ in averaging.epochs(quiet):
+        with averaging.averaged():
+            inside = averaging.state()
+    for name, value in plain.state().items():
+        assert torch.equal(averaging.state()[name], value), name
+        torch.testing.assert_close(inside[name], mean[name], atol=1e-6, rtol=1e-4)
+    assert any(not torch.equal(inside[name], value) for name, value in plain.state().items())
 
 
 def test_epochs_follow_the_data() -> None:

@@ -31,14 +31,14 @@ class Arm:
     lrs: tuple[float, ...]
     body: Callable[[Models, int], Body]
     module: ModuleSpec | None = None
-    lexical: bool = False
-    """Whether lexical features and transitions are trained where a task has them by default."""
+    served: bool = False
+    """Whether what the service adds by default is trained, too: lexical features, transitions, the head's queries."""
     taught: bool = False
     """Whether a teacher labels the task's unlabelled texts."""
 
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
-        return lexical_buckets(kind, None) if self.lexical else 0
+        return lexical_buckets(kind, None) if self.served else 0
 
 
 def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Body]:
@@ -66,15 +66,15 @@ def adapter_only(module: ModuleSpec) -> Arm:
     return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, body, module)
 
 
-def hbert(module: ModuleSpec, *, lexical: bool = True) -> Arm:
-    """What HMI serves: a tenant module in the root's upper layers on the PLOT, and lexical features where it helps."""
+def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
+    """What HMI serves: a tenant module in the root's upper layers on the PLOT, and what goes with it."""
     body = _module(module, of_source=False)
-    name, says = ("hbert", "what HMI serves") if lexical else ("hbert_plain", "a module on the PLOT, nothing else")
-    return Arm(name, says, "plot", MODULE_LRS, body, module, lexical=lexical)
+    name, says = ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
+    return Arm(name, says, "plot", MODULE_LRS, body, module, served=served)
 
 
 def hbert_plain(module: ModuleSpec) -> Arm:
-    return hbert(module, lexical=False)
+    return hbert(module, served=False)
 
 
 def taught(module: ModuleSpec) -> Arm:

@@ -20,13 +20,14 @@ from hmi.bench.quality.tasks import QualityTask, Rows
 from hmi.jobs.held_out import Split, judge, split_bags, task_targets
 from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
+from hmi.model.heads import head_queries
 from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
 from hmi.model.transitions import learns_transitions
 
 BATCH = 16
-RECIPE = 2
+RECIPE = 3
 """Part of every run's key: a change of the recipe makes old runs another experiment's."""
 
 Report = Callable[[str, int, int], None]
@@ -127,7 +128,9 @@ def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, repor
     lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
     plan = TrainPlan(
         p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical,
-        transitions=arm.lexical and learns_transitions(p.kind.name, p.kind.outputs, None, None),
+        transitions=arm.served and learns_transitions(p.kind.name, p.kind.outputs, None, None),
+        queries=head_queries(p.kind.name, paired=p.kind.paired) if arm.served else 0,
+        average=arm.served,
     )  # fmt: skip
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"

@@ -88,8 +88,8 @@ def about(plan: Plan, arm: Arm, root: Root) -> Spec:
         found |= {"root": _content(root), "plot": plan.plot}
     if arm.module is not None:
         found["module"] = title(arm.module)
-    if arm.lexical:
-        found["lexical"] = True
+    if arm.served:
+        found["served"] = True
     if plan.rows != TRAIN:
         found["rows"] = plan.rows
     return found
