@@ -56,6 +56,9 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
 @click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]")
+@click.option(
+    "--texts", default=3_000, show_default=True, type=click.IntRange(1, 20_000), help="Unlabelled ones at most."
+)
 @click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
 @as_json
 @pass_session
@@ -76,7 +79,7 @@ def quality(
 
     plan = measured.Plan(
         sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
-        Budget(seeds, not dev), rows, chosen["lrs"], _setting(session, chosen).says,
+        Budget(seeds, not dev), rows, chosen["lrs"], _setting(session, chosen).says, chosen["texts"],
     )  # fmt: skip
     arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
     with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:

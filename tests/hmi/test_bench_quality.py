@@ -137,7 +137,8 @@ def test_unlabelled_texts_are_the_rows_beyond_the_cap_and_those_of_the_sets_besi
         with gzip.open(tmp_path / name / "train.jsonl.gz", "wt") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     (task,) = named(["scierc_ner"])
-    texts = [row.text for row in unlabelled(task, tmp_path)]
+    texts = [row.text for row in unlabelled(task, tmp_path, 10)]
     assert len(texts) == 3
+    assert [row.text for row in unlabelled(task, tmp_path, 2)] == texts[:2]
     assert all(text in [row["tokens"] for row in words] for text in texts[:2])
     assert texts[2] == ["An", "end-to-end", "test", ",", "here", "."]

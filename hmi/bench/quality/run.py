@@ -17,7 +17,7 @@ from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, probl
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tables import Scored, Table, table
-from hmi.bench.quality.tasks import TRAIN, QualityTask, Rows, load, named
+from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, named
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
@@ -42,6 +42,8 @@ class Plan:
     rows: int = TRAIN
     lrs: tuple[float, ...] = ()
     plot: str = ""
+    texts: int = UNLABELLED
+    """Unlabelled ones at most, for the column that is taught."""
 
 
 def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]]:
@@ -60,9 +62,11 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
 
 def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models, report: Report) -> Problem:
     if arm.taught:
-        kept = plan.runs.parent / "taught"
-        what = f"{task.name}, its teacher"
-        rows = with_texts(task, rows, plan.sets, models, kept, lambda _, step, total, __: report(what, step, total))
+
+        def teaching(phase: str, step: int, total: int, loss: float | None) -> None:
+            report(f"{task.name}, {phase}", step, total)
+
+        rows = with_texts(task, rows, plan.sets, plan.texts, models, plan.runs.parent / "taught", teaching)
     return problem(task, rows, arm, models)
 
 
@@ -92,6 +96,8 @@ def about(plan: Plan, arm: Arm, root: Root) -> Spec:
         found["served"] = True
     if plan.rows != TRAIN:
         found["rows"] = plan.rows
+    if arm.taught and plan.texts != UNLABELLED:
+        found["texts"] = plan.texts
     return found
 
 

@@ -75,7 +75,7 @@ def _tenant(
     rows = load(task, plan.sets)
     files = {"data": rows.train[: plan.rows], "dev": rows.dev[: plan.rows // 5]}
     if taught:
-        files["unlabelled"] = unlabelled(task, plan.sets)[: plan.rows]
+        files["unlabelled"] = unlabelled(task, plan.sets, plan.rows)
     paths = {part: folder / f"{name}-{part}.jsonl" for part in files}
     for part, path in paths.items():
         path.write_text("".join(json.dumps(_as_row(row, task)) + "\n" for row in files[part]), encoding="utf-8")

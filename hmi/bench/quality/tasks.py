@@ -91,7 +91,7 @@ def _shuffled(path: Path, task: QualityTask) -> list[Row]:
     return rows
 
 
-def unlabelled(task: QualityTask, sets: Path) -> list[Row]:
+def unlabelled(task: QualityTask, sets: Path, most: int) -> list[Row]:
     """Texts like those of the task: its training rows beyond TRAIN, then those of the sets beside it; no answers.
 
     Raises as `load`.
@@ -102,4 +102,4 @@ def unlabelled(task: QualityTask, sets: Path) -> list[Row]:
         other = read_texts(path, "classification", paired=False, field=path.name)
         random.Random(SPLIT_SEED).shuffle(other)
         found += [WORD.findall(str(row.text)) if task.kind == "tagging" else row.text for row in other]
-    return [Row(text, "") for text in found[:UNLABELLED]]
+    return [Row(text, "") for text in found[:most]]

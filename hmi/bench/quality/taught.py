@@ -17,11 +17,14 @@ from hmi.model.files import write_json
 from hmi.model.tasks import learn_task
 
 
-def with_texts(task: QualityTask, rows: Rows, sets: Path, models: Models, kept: Path, report: Report) -> Rows:
-    """The rows with taught texts among the training rows. One teacher a task, of seed 0, kept in the folder `kept`."""
-    texts = usable(unlabelled(task, sets), [*rows.train, *rows.dev, *rows.test], 0)
+def with_texts(
+    task: QualityTask, rows: Rows, sets: Path, most: int, models: Models, kept: Path, report: Report
+) -> Rows:
+    """The rows with at most so many taught texts among the training rows. One teacher a task, of seed 0; what it said
+    is kept in the folder `kept`."""
+    texts = usable(unlabelled(task, sets, most), [*rows.train, *rows.dev, *rows.test], 0)
     source = models.root.info.source["sha256"][:12]
-    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}.json"
+    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}-{most}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = taught(models.source, models.root, _lesson(task, rows, texts, models), FineTuneOptions(), report)
