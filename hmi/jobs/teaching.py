@@ -1,6 +1,7 @@
 """A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, says what it
 makes of the tenant's unlabelled texts, and is thrown away; the module is trained on the rows and on what the teacher
-said (distillation on unlabelled text, with answers instead of probabilities: Hinton et al., 2015; Chen et al., 2020).
+said (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). Of one label a text it says
+probabilities, of other tasks its answers.
 
 Frozen layers learn slowly from few rows what a whole copy learns from the same rows; more rows are what they lack.
 """
@@ -32,7 +33,8 @@ from hmi.model.root import Root
 from hmi.model.scoring import headline
 from hmi.model.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
-from hmi.model.tasks.base import Answer, Gold
+from hmi.model.tasks.base import Answer, Gold, Odds
+from hmi.model.tasks.sequence import Classification
 from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
 from hmi.model.transitions import learns_transitions
 
@@ -44,6 +46,8 @@ USUAL_LR = 6e-5
 
 Report = Callable[[str, int, int, float | None], None]
 """(phase, step, of, loss)."""
+MOST_ODDS, LEAST_ODDS = 100, 1e-3
+"""Of more labels than this a teacher says the best one; labels less likely than this are not said."""
 AT_ONCE = 256
 """Texts between two reports."""
 
@@ -84,7 +88,7 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOp
             ctx.progress(step, total, phase=phase, loss=loss)
 
         score, said = taught(load_encoder(_source(root)), root, replace(lesson, texts=texts), options, report)
-        write_json(path, {"score": score, "said": said})
+        write_json(path, {"score": score, "said": [said_as_json(gold) for gold in said]})
     kept = json.loads(path.read_text())
     metrics, least = {"score": kept["score"], "texts": len(texts)}, unlearnt_score(lesson)
     if kept["score"] <= least:
@@ -118,11 +122,12 @@ def taught(
     )
     trainer.load(best.state)
     read, said = trainer.reading(task), []
+    odds = isinstance(task, Classification) and len(task.labels) <= MOST_ODDS
     for at in range(0, len(lesson.texts), AT_ONCE):
         some = lesson.texts[at : at + AT_ONCE]
         split = encoded_split(some, root.tokenizer, lesson.max_length, windows=task.rules.windows)
         outputs = trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
-        said += [gold_of(read.answer(merged)) for merged in merged_outputs(read, split, outputs)]
+        said += [gold_of(read.answer(merged, scores=odds)) for merged in merged_outputs(read, split, outputs)]
         report("labelling texts", len(said), len(lesson.texts), None)
     return best.score, said
 
@@ -157,13 +162,17 @@ def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Exampl
 
 
 def gold_of(answer: Answer) -> Gold:
-    """An answer as the right answer of a row."""
+    """An answer as the right answer of a row; where it has the scores of all labels, them."""
     if answer.tags is not None:
         return tuple(answer.tags)
     if answer.labels is not None:
         return tuple(label for label, _ in answer.labels)
     if answer.value is not None:
         return answer.value
+    if answer.scores is not None:
+        likely = {label: p for label, p in answer.scores.items() if p >= LEAST_ODDS}
+        total = sum(likely.values())
+        return Odds(tuple((label, round(p / total, 5)) for label, p in likely.items()))
     assert answer.label is not None
     return answer.label
 
@@ -185,8 +194,15 @@ def _gone(root: Root, what: str) -> Conflict:
     return Conflict(f"the source of root {root.info.name} {what}: {cure}", field="unlabelled")
 
 
+def said_as_json(gold: Gold) -> Any:
+    """For `gold_from`."""
+    return dict(gold.each) if isinstance(gold, Odds) else gold
+
+
 def gold_from(said: Any) -> Gold:
     """An answer from JSON."""
+    if isinstance(said, dict):
+        return Odds(tuple(said.items()))
     return tuple(said) if isinstance(said, list) else said
 
 

@@ -11,10 +11,10 @@ from hmi.core import JobRecord
 from hmi.errors import Conflict, UnsupportedModel
 from hmi.jobs import teaching
 from hmi.jobs.rows import Row
-from hmi.jobs.teaching import gold_of, usable
+from hmi.jobs.teaching import gold_from, gold_of, said_as_json, usable
 from hmi.model.root import load_root
 from hmi.model.source import Source
-from hmi.model.tasks.base import Answer
+from hmi.model.tasks.base import Answer, Odds
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
 
@@ -108,7 +108,9 @@ def test_labelled_and_held_out_texts_are_not_taught() -> None:
     [
         (Answer(label="x", score=0.5), "x"), (Answer(labels=[("a", 0.9), ("b", 0.8)]), ("a", "b")),
         (Answer(labels=[]), ()), (Answer(value=0.0), 0.0), (Answer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
+        (Answer(label="x", scores={"x": 0.7, "y": 0.2995, "z": 0.0005}), Odds((("x", 0.70035), ("y", 0.29965)))),
     ],
 )  # fmt: skip
 def test_every_kind_of_answer_can_be_taught(answer: Answer, gold: Any) -> None:
     assert gold_of(answer) == gold
+    assert gold_from(json.loads(json.dumps(said_as_json(gold)))) == gold

@@ -13,7 +13,7 @@ from hmi.errors import InvalidData, InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.scoring import calibration, headline, score_labels, score_tags, score_values
 from hmi.model.tagging import breaks, scheme_of
-from hmi.model.tasks import IGNORE, KINDS, learn_task, task_of
+from hmi.model.tasks import IGNORE, KINDS, Odds, learn_task, task_of
 from hmi.model.tasks.multilabel import MultiLabel
 
 
@@ -64,6 +64,17 @@ def test_a_loss_is_what_its_kind_says() -> None:
     words = torch.stack([logits, logits])
     assert KINDS["tagging"].loss(words, [[0, IGNORE], [IGNORE]], None).item() == pytest.approx(2 * ce - math.log(2))
     assert KINDS["tagging"].loss(words, [[IGNORE], [IGNORE]], None).item() == 0.0
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 0.5, 1.0])])
+def test_odds_are_learnt_like_so_many_rows_of_each_label(weights: torch.Tensor | None) -> None:
+    kind = task_of("classification", ("a", "b", "c"))
+    rows = [kind.targets(gold, [one_piece_a_word(1)])[0] for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))]
+    assert rows == [[2], [0.75, 0.0, 0.25]]
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    # The first row four times, the second one three times as a and once as c.
+    many, labels = logits[[0, 0, 0, 0, 1, 1, 1, 1]], [[2], [2], [2], [2], [0], [0], [0], [2]]
+    torch.testing.assert_close(kind.loss(logits, rows, weights), kind.loss(many, labels, weights))
 
 
 def test_class_weights_make_rare_labels_heavier_within_bounds() -> None:

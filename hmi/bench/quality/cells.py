@@ -22,7 +22,7 @@ from hmi.jobs.rows import Row
 from hmi.model.bodies import Examples
 from hmi.model.heads import head_queries
 from hmi.model.scoring import headline
-from hmi.model.tasks import TaskKind, learn_task
+from hmi.model.tasks import Odds, TaskKind, learn_task
 from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
 from hmi.model.transitions import learns_transitions
 
@@ -46,7 +46,8 @@ class Problem:
 
 def problem(task: QualityTask, rows: Rows, arm: Arm, models: Models) -> Problem:
     """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors there."""
-    kind = learn_task(task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple))
+    golds = [row.label for row in rows.train if not isinstance(row.label, Odds)]
+    kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
     examples = {name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()}
     return Problem(task, kind, splits, examples)

@@ -12,7 +12,7 @@ from hmi.bench.quality.tasks import QualityTask, Rows, unlabelled
 from hmi.jobs.held_out import Split
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
-from hmi.jobs.teaching import Lesson, Report, gold_from, taught, usable
+from hmi.jobs.teaching import Lesson, Report, gold_from, said_as_json, taught, usable
 from hmi.model.files import write_json
 from hmi.model.tasks import learn_task
 
@@ -28,7 +28,7 @@ def with_texts(
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = taught(models.source, models.root, _lesson(task, rows, texts, models), FineTuneOptions(), report)
-        write_json(path, {"dev": score, "said": said})
+        write_json(path, {"dev": score, "said": [said_as_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(
         rows, train=[*rows.train, *(Row(t.text, gold_from(answer)) for t, answer in zip(texts, said, strict=True))]

@@ -16,8 +16,16 @@ from hmi.errors import InvalidData, InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.heads import Reads, reads_of
 
-Gold = str | float | tuple[str, ...]
-"""A row's right answer: a label, a value, one tag a word, or a set of labels."""
+
+@dataclass(frozen=True)
+class Odds:
+    """What a teacher makes of a row of one label: labels with their probabilities, which add up to one."""
+
+    each: tuple[tuple[str, float], ...]
+
+
+Gold = str | float | tuple[str, ...] | Odds
+"""A row's right answer: a label, a value, one tag a word, or a set of labels; or a teacher's word for it."""
 IGNORE = -100
 """The target of a token that is not scored."""
 MAX_LABELS = 1_000
@@ -138,7 +146,7 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
     """How often each label occurs; raises InvalidData for one only, or more than MAX_LABELS."""
     counts: Counter[str] = Counter()
     for gold in golds:
-        assert not isinstance(gold, float)
+        assert not isinstance(gold, float | Odds)
         counts.update([gold] if isinstance(gold, str) else gold)
     if len(counts) < 2:
         raise InvalidData(

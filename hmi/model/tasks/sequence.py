@@ -13,7 +13,7 @@ from torch import Tensor
 from hmi.core import Task
 from hmi.model.batching import Encoded
 from hmi.model.scoring import calibration, score_labels
-from hmi.model.tasks.base import Answer, Gold, TaskKind, balanced, checked_labels, mean_output
+from hmi.model.tasks.base import Answer, Gold, Odds, TaskKind, balanced, checked_labels, mean_output
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,23 @@ class Classification(TaskKind):
         return len(self.labels)
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        """The label's index; of odds a probability for each label."""
+        if isinstance(gold, Odds):
+            odds = dict(gold.each)
+            return [[odds.get(label, 0.0) for label in self.labels] for _ in windows]
         return [[self.labels.index(str(gold))] for _ in windows]
 
     @classmethod
     def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
+        """Cross-entropy; where it is taken from odds, what of one label each is the same."""
+        if all(len(t) == 1 for t in targets):
+            return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
+        outputs = logits.shape[-1]
+        odds = torch.stack(
+            [F.one_hot(torch.tensor(int(t[0])), outputs).float() if len(t) == 1 else torch.tensor(t) for t in targets]
+        )
+        heavy = odds if weights is None else odds * weights
+        return -(heavy * logits.log_softmax(-1)).sum() / heavy.sum()
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
