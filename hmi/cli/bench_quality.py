@@ -57,7 +57,7 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
 @click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]")
 @click.option(
-    "--texts", default=3_000, show_default=True, type=click.IntRange(1, 20_000), help="Unlabelled ones at most."
+    "--texts", default=12_000, show_default=True, type=click.IntRange(1, 20_000), help="Unlabelled ones at most."
 )
 @click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
 @as_json

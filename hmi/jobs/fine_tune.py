@@ -158,7 +158,7 @@ def _train(
         task.name, task.outputs, lr, epochs, options.batch, options.seed, options.dropout,
         paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
         transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
-        queries=head_queries(task.name, paired=task.paired), average=True,
+        queries=head_queries(task.reads, task.outputs), average=True,
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
     trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
@@ -285,7 +285,7 @@ def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor],
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
     state = read_tensors(path)
-    if not trainer.state().keys() <= state.keys():
+    if not trainer.state().keys() | trainer.optimiser_state().keys() <= state.keys():
         return 0, {}, {}  # of an earlier version of HMI, which trained less
     trainer.load(state)
     trainer.load_optimiser(state)

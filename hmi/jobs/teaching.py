@@ -46,8 +46,8 @@ USUAL_LR = 6e-5
 
 Report = Callable[[str, int, int, float | None], None]
 """(phase, step, of, loss)."""
-MOST_ODDS, LEAST_ODDS = 100, 1e-3
-"""Of more labels than this a teacher says the best one; labels less likely than this are not said."""
+MOST_ODDS, MOST_SAID = 100, 10
+"""Of more labels than this a teacher says the best one alone; and of so many at most how likely they are."""
 AT_ONCE = 256
 """Texts between two reports."""
 
@@ -170,7 +170,7 @@ def gold_of(answer: Answer) -> Gold:
     if answer.value is not None:
         return answer.value
     if answer.scores is not None:
-        likely = {label: p for label, p in answer.scores.items() if p >= LEAST_ODDS}
+        likely = dict(Counter(answer.scores).most_common(MOST_SAID))
         total = sum(likely.values())
         return Odds(tuple((label, round(p / total, 5)) for label, p in likely.items()))
     assert answer.label is not None

@@ -25,8 +25,9 @@ Reads = Literal["cls", "compare", "rows", "mean", "first"]
 """cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a vector."""
 
 
-QUERIES = 4
-"""The only number tried (docs/design/0003-tenant-module.md)."""
+QUERIES, MOST_OUTPUTS = 4, 32
+"""The only number tried (docs/design/0003-tenant-module.md). Each costs as many weights a label as [CLS] does, so a
+head of many labels has none."""
 
 
 class Head(nn.Module):
@@ -54,9 +55,9 @@ class Head(nn.Module):
         return torch.cat([read, (weights.transpose(1, 2) @ before).flatten(1)], dim=-1)
 
 
-def head_queries(task: Task, *, paired: bool = False) -> int:
+def head_queries(reads: Reads, outputs: int) -> int:
     """How many queries a trained model's head has."""
-    return QUERIES if reads_cls_only(task, paired=paired) else 0
+    return QUERIES if reads == "cls" and outputs <= MOST_OUTPUTS else 0
 
 
 def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Reads:
@@ -131,4 +132,5 @@ def head_from(state: Mapping[str, Tensor]) -> Head:
 
 def widened(weight: Tensor, size: int) -> Tensor:
     """A head's weight [labels, less] for one that reads more [labels, size]: nothing of what is new counts yet."""
+    assert weight.shape[1] <= size
     return F.pad(weight, (0, size - weight.shape[1]))

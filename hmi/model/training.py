@@ -36,7 +36,7 @@ LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 TRANSITIONS_LR = 1e-2
 """The only one tried."""
 AVERAGE_STEPS = 50
-"""Steps that the weights are averaged over: of 1 / (1 - decay); fewer at the start."""
+"""Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so far."""
 
 
 LR = {"tagging": 4e-3, "pair": 1e-3}

@@ -36,9 +36,9 @@ def test_a_head_comes_back_from_its_tensors() -> None:
         assert all(torch.equal(v, back.state_dict()[k]) for k, v in head.state_dict().items())
 
 
-def test_only_what_reads_cls_has_queries() -> None:
-    assert head_queries("classification") == head_queries("multilabel") == head_queries("regression") == QUERIES
-    assert head_queries("regression", paired=True) == head_queries("pair") == head_queries("tagging") == 0
+def test_what_reads_cls_for_few_labels_has_queries() -> None:
+    assert head_queries("cls", 2) == head_queries("cls", 32) == QUERIES
+    assert head_queries("cls", 33) == head_queries("compare", 2) == head_queries("rows", 2) == 0
 
 
 def test_an_earlier_head_goes_on_where_it_was(tiny_root: Root) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hmi.core import ModuleSpec, Task, TaskRules
+from hmi.jobs import fine_tune
 from hmi.model.batching import pad_ids
 from hmi.model.bodies import Examples
+from hmi.model.files import read_tensors, write_tensors
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
 from hmi.model.training import TrainPlan, choose_epochs, tenant_trainer, usual_lr
@@ -110,3 +115,20 @@ def test_the_usual_rate_follows_the_task_and_falls_with_a_higher_lora_rank() -> 
     assert rate("tagging", rank=4) == rate("tagging")
     assert rate("tagging", rank=32) == rate("tagging") / 2 == rate("tagging", kind="lora+ln", rank=32)
     assert rate("tagging", kind="parallel", rank=53) == rate("tagging")
+
+
+@pytest.mark.parametrize("lacking", ["average.0", "head.query"])
+def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root, tmp_path: Path, lacking: str) -> None:
+    plan = replace(PLAN, queries=2, average=True)
+    ctx: Any = SimpleNamespace(folder=tmp_path)
+    trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
+    next(trainer.epochs(quiet))
+    fine_tune._checkpoint(ctx, trainer, 1, trainer.state(), {"epoch": 1})
+    fresh = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
+    epoch, best, about = fine_tune._restore(ctx, fresh)
+    assert (epoch, about) == (1, {"epoch": 1})
+    assert all(torch.equal(value, best[name]) for name, value in trainer.state().items())
+    path = tmp_path / "checkpoint.safetensors"
+    state = {name: value for name, value in read_tensors(path).items() if name != lacking}
+    write_tensors(path, state, {"about": json.dumps({"epoch": 1, "best": {"epoch": 1}})})
+    assert fine_tune._restore(ctx, fresh) == (0, {}, {})

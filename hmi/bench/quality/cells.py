@@ -130,7 +130,7 @@ def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, repor
     plan = TrainPlan(
         p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical,
         transitions=arm.served and learns_transitions(p.kind.name, p.kind.outputs, None, None),
-        queries=head_queries(p.kind.name, paired=p.kind.paired) if arm.served else 0,
+        queries=head_queries(p.kind.reads, p.kind.outputs) if arm.served else 0,
         average=arm.served,
     )  # fmt: skip
     trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])

@@ -13,7 +13,7 @@ from hmi.errors import InvalidInput
 from hmi.jobs.rows import Row, read_rows, read_texts
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
-UNLABELLED = 3_000
+UNLABELLED = 12_000
 WORD = re.compile(r"\w+(?:-\w+)*|[^\w\s]")
 SPLIT_SEED = 20_26
 

@@ -35,20 +35,17 @@ class Classification(TaskKind):
         """The label's index; of odds a probability for each label."""
         if isinstance(gold, Odds):
             odds = dict(gold.each)
-            return [[odds.get(label, 0.0) for label in self.labels] for _ in windows]
+            return [[odds.get(label, 0.0) for label in self.labels]] * len(windows)
         return [[self.labels.index(str(gold))] for _ in windows]
 
     @classmethod
     def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        """Cross-entropy; where it is taken from odds, what of one label each is the same."""
+        """Cross-entropy. Odds are not weighed: their teacher learnt with these weights."""
         if all(len(t) == 1 for t in targets):
             return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
-        outputs = logits.shape[-1]
-        odds = torch.stack(
-            [F.one_hot(torch.tensor(int(t[0])), outputs).float() if len(t) == 1 else torch.tensor(t) for t in targets]
-        )
-        heavy = odds if weights is None else odds * weights
-        return -(heavy * logits.log_softmax(-1)).sum() / heavy.sum()
+        sure = torch.eye(logits.shape[-1]) if weights is None else weights.diag()
+        odds = torch.stack([sure[int(t[0])] if len(t) == 1 else torch.tensor(t) for t in targets])
+        return -(odds * logits.log_softmax(-1)).sum() / odds.sum()
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
