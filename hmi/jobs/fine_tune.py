@@ -151,7 +151,7 @@ def _train(
     """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
     targets = task_targets(task, train)
     lr, epochs = (
-        options.lr or usual_lr(task, options.module),
+        options.lr or usual_lr(task, options.module, len(targets)),
         options.epochs or choose_epochs(len(targets), options.batch),
     )
     plan = TrainPlan(

@@ -42,8 +42,8 @@ AVERAGE_STEPS = 50
 LR = {"tagging": 4e-3, "pair": 1e-3}
 USUAL_LR = 2e-3
 """Of a module's training, as far as the quality runs have shown on dev (docs/design/0003-tenant-module.md)."""
-LORA_RANK = 8
-"""The rank that LoRA's rates were found at: higher ones diverge at them."""
+LORA_RANK, LR_ROWS = 8, 2_000
+"""The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ def choose_epochs(rows: int, batch: int) -> int:
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
 
 
-def usual_lr(task: TaskKind, module: ModuleSpec) -> float:
-    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank."""
-    rate = LR.get("pair" if task.paired else task.name, USUAL_LR)
+def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
+    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank, and less with
+    more rows, whose many steps at a high rate undo what the first ones learnt."""
+    rate = LR.get("pair" if task.paired else task.name, USUAL_LR) * math.sqrt(min(1.0, LR_ROWS / rows))
     if "lora" not in module.kind or module.rank <= LORA_RANK:
         return rate
     return rate * math.sqrt(LORA_RANK / module.rank)

@@ -107,14 +107,15 @@ def test_epochs_follow_the_data() -> None:
     assert choose_epochs(100_000, 16) == 3
 
 
-def test_the_usual_rate_follows_the_task_and_falls_with_a_higher_lora_rank() -> None:
-    def rate(task: Task, paired: bool = False, **module: Any) -> float:
-        return usual_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module))
+def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
+    def rate(task: Task, paired: bool = False, rows: int = 2_000, **module: Any) -> float:
+        return usual_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module), rows)
 
     assert rate("tagging") > rate("classification") > rate("pair") == rate("regression", paired=True)
     assert rate("tagging", rank=4) == rate("tagging")
     assert rate("tagging", rank=32) == rate("tagging") / 2 == rate("tagging", kind="lora+ln", rank=32)
     assert rate("tagging", kind="parallel", rank=53) == rate("tagging")
+    assert rate("tagging", rows=20) == rate("tagging") == 2 * rate("tagging", rows=8_000)
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])
