@@ -13,7 +13,9 @@ class FineTuneOptions(Record):
     """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
 
     module: ModuleSpec = ModuleSpec()
-    lr: float | None = Field(default=None, gt=0, le=0.1, description="None: by task, rank and rows (hmi.model.training).")
+    lr: float | None = Field(
+        default=None, gt=0, le=0.1, description="None: by task, rank and rows (hmi.model.training)."
+    )
     epochs: int | None = Field(default=None, ge=1, le=200)
     batch: int = Field(default=16, ge=1, le=256)
     max_length: int = Field(default=256, ge=8, le=512)
