@@ -32,7 +32,8 @@ class Arm:
     body: Callable[[Models, int], Body]
     module: ModuleSpec | None = None
     served: bool = False
-    """Whether what the service adds by default is trained, too: lexical features, transitions, the head's queries."""
+    """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
+    queries, averaged weights."""
     taught: bool = False
     """Whether a teacher labels the task's unlabelled texts."""
 
