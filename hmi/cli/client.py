@@ -75,7 +75,10 @@ class Client:
         once: str | None,
     ) -> Any:
         url = self.url.rstrip("/") + quote(path) + (f"?{urlencode(query)}" if query else "")
-        request = urllib.request.Request(url, method=method)
+        try:
+            request = urllib.request.Request(url, method=method)
+        except ValueError as error:
+            raise InvalidInput(f"--url {self.url!r} is no address: give one like http://host:8080") from error
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         if once:

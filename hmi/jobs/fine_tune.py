@@ -119,7 +119,7 @@ def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, opti
     weights = class_weights(data.task, train, task_targets(data.task, train), options)
     about: dict[str, Any] = _about(train, weights)
     warnings = remarks(data.task, data.train, data.dev, dev_given=data.dev_given)
-    if data.unlabelled:
+    if data.unlabelled or options.variants:
         taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), options)
         about["teacher"] = taught.metrics
         warnings += taught.warnings

@@ -42,6 +42,13 @@ class FineTuneOptions(Record):
         description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "
         "tagging and pairs.",
     )
+    variants: int = Field(
+        default=0,
+        ge=0,
+        le=20,
+        description="Up to so many changed copies of each row are labelled by a teacher and trained on, too (at most "
+        "20,000 texts in all): often better, and slower to train. 3 is a good number.",
+    )
     transitions: bool | None = Field(
         default=None,
         description="Tagging: learn which tag follows which, too (hmi.model.transitions). None: for up to 200 tags, "

@@ -26,6 +26,7 @@ from hmi.jobs.context import JobContext
 from hmi.jobs.held_out import FEW_DEV, Split, encoded_split, judge, merged_outputs, task_targets
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
+from hmi.jobs.varying import similar_words, variants
 from hmi.model.bodies import EncoderBody, Examples
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
@@ -76,25 +77,31 @@ class Taught:
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOptions) -> Taught:
     """Train a teacher and let it label the texts; at a resumed start what it said then.
 
-    Raises Conflict (the source is not there, or is another), InvalidData (diverged).
+    options.variants: so many changed copies of each row are labelled, too. Raises Conflict (the source is not there, or
+    is another), InvalidData (diverged).
     """
-    texts = usable(lesson.texts, [*lesson.train.rows, *lesson.dev.rows], options.seed)
-    if not texts:
-        return Taught([], {}, ["every unlabelled text is a labelled or held-out row, too: no teacher was trained"])
-    path = ctx.folder / "taught.json"
+    path = ctx.folder / "teacher.json"
     if not path.exists():
 
         def report(phase: str, step: int, total: int, loss: float | None) -> None:
             ctx.progress(step, total, phase=phase, loss=loss)
 
-        score, said = taught(load_encoder(_source(root)), root, replace(lesson, texts=texts), options, report)
-        write_json(path, {"score": score, "said": [said_as_json(gold) for gold in said]})
+        encoder = load_encoder(_source(root, "unlabelled" if lesson.texts else "options.variants"))
+        texts = lesson_texts(lesson, options, encoder, root)
+        if not texts:
+            remark = "every text for a teacher is a labelled or held-out row, too: no teacher was trained"
+            return Taught([], {}, [remark])
+        score, said = taught(encoder, root, replace(lesson, texts=texts), options, report)
+        answers = [{"text": row.text, "said": said_as_json(gold)} for row, gold in zip(texts, said, strict=True)]
+        write_json(path, {"score": score, "answers": answers})
     kept = json.loads(path.read_text())
-    metrics, least = {"score": kept["score"], "texts": len(texts)}, unlearnt_score(lesson)
+    answers = kept["answers"]
+    metrics, least = {"score": kept["score"], "texts": len(answers)}, unlearnt_score(lesson)
     if kept["score"] <= least:
-        remark = f"the teacher learnt nothing (held-out score {kept['score']:.3f}): the unlabelled texts were left out"
+        remark = f"the teacher learnt nothing (held-out score {kept['score']:.3f}): its texts were left out"
         return Taught([], metrics, [remark])
-    rows = [Row(row.text, gold_from(answer)) for row, answer in zip(texts, kept["said"], strict=True)]
+    form = tuple if lesson.task.paired else lambda text: text
+    rows = [Row(form(answer["text"]), gold_from(answer["said"])) for answer in answers]
     return Taught(rows, metrics, [])
 
 
@@ -130,6 +137,18 @@ def taught(
         said += [gold_of(read.answer(merged, scores=odds)) for merged in merged_outputs(read, split, outputs)]
         report("labelling texts", len(said), len(lesson.texts), None)
     return best.score, said
+
+
+def lesson_texts(lesson: Lesson, options: FineTuneOptions, encoder: Encoder, root: Root) -> list[Row]:
+    """What the teacher labels: the lesson's texts, and as far as there is room the changed copies of its rows that the
+    options ask for."""
+    told = [*lesson.train.rows, *lesson.dev.rows]
+    texts = usable(lesson.texts, told, options.seed)
+    if not options.variants:
+        return texts
+    similar = similar_words(lesson.train.rows, root.tokenizer, encoder.embeddings.word.weight)
+    copies = variants(lesson.train.rows, options.variants, similar, options.seed, MOST_TEXTS - len(texts))
+    return [*texts, *usable(copies, [*told, *texts], options.seed)]
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
@@ -177,21 +196,22 @@ def gold_of(answer: Answer) -> Gold:
     return answer.label
 
 
-def _source(root: Root) -> Path:
+def _source(root: Root, field: str) -> Path:
+    """Where it lies. field: what needs it."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))
     except UnsupportedModel as error:
-        raise _gone(root, "is not there any more") from error
+        raise _gone(root, "is not there any more", field) from error
     if found.sha256 != about["sha256"]:
-        raise _gone(root, "is another one now")
+        raise _gone(root, "is another one now", field)
     return found.folder
 
 
-def _gone(root: Root, what: str) -> Conflict:
+def _gone(root: Root, what: str, field: str) -> Conflict:
     """Without the place, which is the operator's to know."""
-    cure = "leave `unlabelled` out, or ask for the root to be imported again"
-    return Conflict(f"the source of root {root.info.name} {what}: {cure}", field="unlabelled")
+    cure = "leave `unlabelled` and options.variants out, or ask for the root to be imported again"
+    return Conflict(f"the source of root {root.info.name} {what}: {cure}", field=field)
 
 
 def said_as_json(gold: Gold) -> Any:

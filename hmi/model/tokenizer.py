@@ -75,6 +75,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self._fast.get_vocab_size())
 
+    def whole_words(self) -> dict[int, str]:
+        """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the ids."""
+        tokens = sorted((self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha())
+        alone = self.encode([[token] for _, token in tokens], 4)
+        return {i: token for (i, token), encoded in zip(tokens, alone, strict=True) if encoded.ids[1:-1] == [i]}
+
     def _cut(self, e: Encoding, limit: int) -> Encoded:
         ids, words, sides = [self._ours(i) for i in e.ids] if self.pad_id else e.ids, e.word_ids, e.sequence_ids
         types = e.type_ids if 1 in e.type_ids else _types(sides)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +13,14 @@ import pytest
 from hmi.core import JobRecord
 from hmi.errors import Conflict, UnsupportedModel
 from hmi.jobs import teaching
+from hmi.jobs.held_out import Split
+from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
-from hmi.jobs.teaching import gold_from, gold_of, said_as_json, usable
-from hmi.model.root import load_root
-from hmi.model.source import Source
+from hmi.jobs.teaching import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
+from hmi.jobs.varying import similar_words
+from hmi.model.root import Root, load_root
+from hmi.model.source import Source, load_encoder
+from hmi.model.tasks import learn_task
 from hmi.model.tasks.base import Answer, Odds
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
@@ -22,6 +29,26 @@ def texts_of(rows: bytes) -> bytes:
     """The rows without their answers."""
     found = [json.loads(line) for line in rows.splitlines()]
     return jsonl([{k: v for k, v in row.items() if k not in ("label", "tags")} for row in found])
+
+
+def source_of(home: Home) -> Path:
+    """The folder that the home's root was imported from."""
+    return Path(root_of(home).info.source["folder"])
+
+
+def root_of(home: Home) -> Root:
+    return load_root(next((home.settings.data / "roots" / "tiny").iterdir()))
+
+
+@contextmanager
+def renamed(folder: Path) -> Iterator[None]:
+    """As if it were gone."""
+    lost = folder.with_name("lost")
+    folder.rename(lost)
+    try:
+        yield
+    finally:
+        lost.rename(folder)
 
 
 def made(home: Home, name: str, task: Any, rows: Any, **more: Any) -> JobRecord:
@@ -49,10 +76,61 @@ def test_a_model_learns_from_rows_and_from_what_a_teacher_said(home: Home, name:
     assert steps == QUICK["epochs"] * (3 if left_out else 10), "steps of 16 rows"
 
 
+@pytest.mark.parametrize(
+    ("name", "task", "rows"),
+    [
+        ("acme.varied", "classification", mood_rows),
+        ("acme.variedtags", "tagging", tag_rows),
+        ("acme.variedpairs", "pair", pair_rows),
+    ],
+)
+def test_changed_copies_of_rows_are_taught_with_other_texts_and_without(
+    home: Home, name: str, task: Any, rows: Any
+) -> None:
+    for number, unlabelled in enumerate((None, texts_of(rows(33, 120)))):
+        model, options = f"{name}{number}", {**QUICK, "variants": 2}
+        data = {"data": rows(31, 40), "dev": rows(32, 40), "unlabelled": unlabelled}
+        done = home.run(home.manager.create_model(model, domain="tiny/full", task=task, options=options, **data))
+        assert done.result is not None
+        texts = done.result["metrics"]["teacher"]["texts"]
+        assert (unlabelled is not None) * 120 + 50 < texts <= (unlabelled is not None) * 120 + 80
+        assert done.result["metrics"]["train_rows"] == 40
+
+
+def test_copies_have_near_words_and_fill_what_room_the_texts_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, encoder = root_of(home), load_encoder(source_of(home))
+    words = list(root.tokenizer.whole_words().values())[:6]
+    rows, texts = [Row(" ".join(words), "x"), Row("?!", "y")], [Row(f"text {i}", "") for i in range(5)]
+    lesson = Lesson(learn_task("classification", ["x", "y"], paired=False), Split(rows, []), Split([], []), texts, 9)
+    asked = FineTuneOptions(variants=20)
+    copies = [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
+    assert copies == [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
+    assert copies != lesson_texts(lesson, FineTuneOptions(variants=20, seed=1), encoder, root)[5:]
+    drawn = {word for row in copies for word in str(row.text).split()}
+    near = similar_words(rows, root.tokenizer, encoder.embeddings.word.weight)
+    assert drawn <= {*words, *(word for of in near.values() for word in of)}
+    assert not drawn <= set(words), "near words, too"
+    monkeypatch.setattr(teaching, "MOST_TEXTS", 7)
+    some = lesson_texts(lesson, asked, encoder, root)
+    assert some[:5] == texts
+    assert len(some) <= 7
+
+
+def test_copies_need_the_source(home: Home) -> None:
+    options = {**QUICK, "variants": 1}
+    job = home.manager.create_model(
+        "acme.nowhere", domain="tiny/full", task="classification", options=options, data=mood_rows(31, 40)
+    )
+    with renamed(source_of(home)):
+        failed = home.manager.runner.run_one(job.job, lambda progress: None)
+    assert failed.error is not None
+    assert failed.error["field"] == "options.variants"
+
+
 def test_a_teacher_that_learnt_nothing_is_not_heard(home: Home) -> None:
     job = made(home, "acme.hopeless", "classification", mood_rows)
-    said = {"score": 0.5, "said": ["pos"] * 120}
-    (home.settings.data / "jobs" / job.job / "taught.json").write_text(json.dumps(said))
+    said = {"score": 0.5, "answers": [{"text": f"text {i}", "said": "pos"} for i in range(120)]}
+    (home.settings.data / "jobs" / job.job / "teacher.json").write_text(json.dumps(said))
     done = home.run(job)
     assert done.result is not None
     assert home.manager.runner.read_progress(done.job).total == QUICK["epochs"] * 3
@@ -73,7 +151,7 @@ def test_a_source_that_is_gone_is_said_without_its_place(home: Home, monkeypatch
     monkeypatch.setattr(teaching, "find_source", nowhere)
     root = next((home.settings.data / "roots" / "tiny").iterdir())
     with pytest.raises(Conflict, match="imported again") as error:
-        teaching._source(load_root(root))
+        teaching._source(load_root(root), "unlabelled")
     assert error.value.details["field"] == "unlabelled"
     assert "/" not in error.value.message
 
@@ -81,9 +159,10 @@ def test_a_source_that_is_gone_is_said_without_its_place(home: Home, monkeypatch
 def test_what_the_teacher_said_is_asked_once(home: Home) -> None:
     job = made(home, "acme.resumed", "classification", mood_rows)
     folder = home.settings.data / "jobs" / job.job
-    said = {"score": 0.9, "said": [{"pos": 0.75, "neg": 0.25}] * 60 + ["pos"] * 60}  # as they were said before
-    (folder / "taught.json").write_text(json.dumps(said))
-    done = home.run(job)
+    said = [{"text": f"text {i}", "said": {"pos": 0.75, "neg": 0.25} if i % 2 else "pos"} for i in range(120)]
+    (folder / "teacher.json").write_text(json.dumps({"score": 0.9, "answers": said}))
+    with renamed(source_of(home)):  # which only the asking needs
+        done = home.run(job)
     assert done.result is not None
     assert done.result["metrics"]["teacher"] == {"score": 0.9, "texts": 120}
 

@@ -82,7 +82,8 @@ async def check(world: World, method: str, path: str, rng: random.Random) -> int
     async with world.client.request(method.upper(), url, allow_redirects=False, **given) as response:
         text = await response.text()
         where = f"{method} {url} {given} → {response.status} {text[:300]}"
-        assert response.status < 500, where
+        # A drawn deadline of a millisecond may pass: that is an answer, any other 5xx is a fault.
+        assert response.status < 500 or "deadline_exceeded" in text, where
         if response.status == 404 and "see /openapi.json" in text:
             return 404  # the odd value made it another path
         assert str(response.status) in operation["responses"], where

@@ -92,6 +92,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ("store", "export", "tiny", tmp_path / "out"),
         ("tenant", "list", "--url", "http://127.0.0.1:1"),
         ("store", "verify", "--url", "http://127.0.0.1:1"),
+        ("tenant", "list", "--url", "foo"),
     ):
         told = hmi(capsys, *arguments, *data, code=1)
         assert told.startswith("error: "), told

@@ -18,6 +18,7 @@ Reads = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
 
 
+Texts = Literal["none", "unlabelled", "variants"]
 MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
@@ -34,8 +35,8 @@ class Arm:
     served: bool = False
     """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
     queries, averaged weights."""
-    taught: bool = False
-    """Whether a teacher labels the task's unlabelled texts."""
+    texts: Texts = "none"
+    """What a teacher labels beside the rows: the task's unlabelled texts, or changed copies of the rows."""
 
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
@@ -80,14 +81,22 @@ def hbert_plain(module: ModuleSpec) -> Arm:
 
 def taught(module: ModuleSpec) -> Arm:
     """The same with a teacher and unlabelled texts."""
-    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", taught=True)
+    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", texts="unlabelled")
+
+
+def varied(module: ModuleSpec) -> Arm:
+    """The same with a teacher and changed copies of the rows."""
+    return replace(
+        hbert(module), name="varied", says="the same, taught on changed copies of its rows", texts="variants"
+    )
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert, "taught": taught, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
+    "hbert": hbert, "varied": varied, "taught": taught, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
 }  # fmt: skip
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
     """In the order of the tables."""
-    return [DEDICATED, hbert(module), taught(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]
+    of_rows = [DEDICATED, hbert(module), varied(module)]
+    return [*of_rows, taught(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]

@@ -17,10 +17,11 @@ from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, probl
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tables import Scored, Table, table
-from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, named
+from hmi.bench.quality.tasks import TRAIN, UNLABELLED, VARIANTS, QualityTask, Rows, load, named, unlabelled
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
+from hmi.jobs.options import FineTuneOptions
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
 
@@ -61,12 +62,14 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
 
 
 def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models, report: Report) -> Problem:
-    if arm.taught:
+    if arm.texts != "none":
 
         def teaching(phase: str, step: int, total: int, loss: float | None) -> None:
             report(f"{task.name}, {phase}", step, total)
 
-        rows = with_texts(task, rows, plan.sets, plan.texts, models, plan.runs.parent / "taught", teaching)
+        texts = unlabelled(task, plan.sets, plan.texts) if arm.texts == "unlabelled" else []
+        options = FineTuneOptions(variants=VARIANTS if arm.texts == "variants" else 0)
+        rows = with_texts(task, rows, texts, options, models, plan.runs.parent / "taught", teaching)
     return problem(task, rows, arm, models)
 
 
@@ -96,7 +99,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> Spec:
         found["served"] = True
     if plan.rows != TRAIN:
         found["rows"] = plan.rows
-    if arm.taught and plan.texts != UNLABELLED:
+    if arm.texts == "unlabelled" and plan.texts != UNLABELLED:
         found["texts"] = plan.texts
     return found
 

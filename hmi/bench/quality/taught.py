@@ -1,33 +1,38 @@
-"""A task's unlabelled texts with a teacher's answers, as the service's training job makes them."""
+"""A task's unlabelled texts, or changed copies of its rows, with a teacher's answers, as the service's training job
+makes them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from hmi.bench.quality.cells import RECIPE
 from hmi.bench.quality.models import Models
-from hmi.bench.quality.tasks import QualityTask, Rows, unlabelled
+from hmi.bench.quality.tasks import QualityTask, Rows
 from hmi.jobs.held_out import Split
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
-from hmi.jobs.teaching import Lesson, Report, gold_from, said_as_json, taught, usable
+from hmi.jobs.teaching import Lesson, Report, gold_from, lesson_texts, said_as_json, taught, usable
 from hmi.model.files import write_json
 from hmi.model.tasks import learn_task
 
 
 def with_texts(
-    task: QualityTask, rows: Rows, sets: Path, most: int, models: Models, kept: Path, report: Report
-) -> Rows:
-    """The rows with at most so many taught texts among the training rows. One teacher a task, of seed 0; what it said
-    is kept in the folder `kept`."""
-    texts = usable(unlabelled(task, sets, most), [*rows.train, *rows.dev, *rows.test], 0)
+    task: QualityTask, rows: Rows, unlabelled: list[Row], options: FineTuneOptions, models: Models, kept: Path,
+    report: Report,
+) -> Rows:  # fmt: skip
+    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the options. One
+    teacher a task, of seed 0; what it said is kept in the folder `kept`."""
+    lesson = _lesson(task, rows, unlabelled, models)
+    texts = usable(lesson_texts(lesson, options, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
-    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}-{most}.json"
+    told = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
+    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}-{told}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
-        score, said = taught(models.source, models.root, _lesson(task, rows, texts, models), FineTuneOptions(), report)
+        score, said = taught(models.source, models.root, replace(lesson, texts=texts), options, report)
         write_json(path, {"dev": score, "said": [said_as_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(
