@@ -14,7 +14,7 @@ from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.setting import Amount, Setting
-from hmi.bench.quality.tables import best_rate, markdown, table
+from hmi.bench.quality.tables import CHOSEN, best_rate, markdown, table, with_chosen
 from hmi.bench.quality.tasks import TASKS, named, unlabelled
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.errors import Damaged, InvalidInput
@@ -70,6 +70,20 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
     assert "75.0 ± 5.0 (0.938)" in markdown(found)
     assert table(runs, ["t"], columns, "dev").scores["t"]["hbert"].seeds == 3
     assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # ground, legend, one bar
+
+
+def test_the_chosen_column_has_what_was_best_on_dev_not_on_test() -> None:
+    def ran(task: str, arm: str, dev: float, test: float) -> tuple[dict[str, object], object]:
+        return {"task": task, "arm": arm, "seed": 0, "lr": 1e-3, "test": True}, {"dev": dev, "test": test}
+
+    runs = [ran("t", "a", 0.8, 0.7), ran("t", "b", 0.9, 0.6), ran("u", "a", 0.5, 0.4), ran("u", "dedicated", 0.6, 0.8)]
+    columns: dict[str, dict[str, object]] = {arm: {"arm": arm} for arm in ("dedicated", "a", "b", "shared")}
+    plain = table(runs, ["t", "u"], columns)
+    found = with_chosen(plain, ["a", "b"])
+    assert found.arms == ("dedicated", "a", "b", CHOSEN, "shared")
+    assert found.scores["t"][CHOSEN] == plain.scores["t"]["b"]
+    assert found.mean_ratio(CHOSEN) == found.ratio("u", CHOSEN) == pytest.approx(0.5)
+    assert with_chosen(plain, ["a", "shared"]) == plain
 
 
 def test_of_equal_rates_the_lowest_is_best() -> None:

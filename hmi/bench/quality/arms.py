@@ -18,7 +18,8 @@ Reads = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
 
 
-Texts = Literal["none", "unlabelled", "variants"]
+VARIANTS = 3
+"""Changed copies of each row, for a teacher to label."""
 MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
@@ -35,8 +36,10 @@ class Arm:
     served: bool = False
     """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
     queries, averaged weights."""
-    texts: Texts = "none"
-    """What a teacher labels beside the rows: the task's unlabelled texts, or changed copies of the rows."""
+    unlabelled: bool = False
+    """Whether a teacher labels the task's unlabelled texts, to be learnt beside the rows."""
+    variants: int = 0
+    """So many changed copies of each row that a teacher labels, too."""
 
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
@@ -81,22 +84,28 @@ def hbert_plain(module: ModuleSpec) -> Arm:
 
 def taught(module: ModuleSpec) -> Arm:
     """The same with a teacher and unlabelled texts."""
-    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", texts="unlabelled")
+    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", unlabelled=True)
 
 
 def varied(module: ModuleSpec) -> Arm:
     """The same with a teacher and changed copies of the rows."""
     return replace(
-        hbert(module), name="varied", says="the same, taught on changed copies of its rows", texts="variants"
+        hbert(module), name="varied", says="the same, taught on changed copies of its rows", variants=VARIANTS
     )
 
 
+def taught_varied(module: ModuleSpec) -> Arm:
+    """The same with a teacher and both."""
+    return replace(taught(module), name="taught_varied", says="the same, taught on both", variants=VARIANTS)
+
+
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert, "varied": varied, "taught": taught, "adapter_only": adapter_only, "hbert_plain": hbert_plain,
+    "hbert": hbert, "varied": varied, "taught": taught, "taught_varied": taught_varied, "adapter_only": adapter_only,
+    "hbert_plain": hbert_plain,
 }  # fmt: skip
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
     """In the order of the tables."""
-    of_rows = [DEDICATED, hbert(module), varied(module)]
-    return [*of_rows, taught(module), PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]
+    served = [hbert(module), varied(module), taught(module), taught_varied(module)]
+    return [DEDICATED, *served, PLOT_ONLY, adapter_only(module), SHARED, hbert_plain(module)]

@@ -11,7 +11,7 @@ from hmi.bench.quality.tables import OWN, Table
 ROW, BAR, LEFT, WIDE = 22, 14, 150, 520
 LEAST = 0.5
 """Where the plot's axis begins: ratios below are drawn at its edge."""
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f")
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f")
 
 
 def ratios_svg(found: Table) -> str:

@@ -16,8 +16,8 @@ from hmi.bench.quality.arms import MADE_OF_A_MODULE, Arm, columns
 from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, problem
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
-from hmi.bench.quality.tables import Scored, Table, table
-from hmi.bench.quality.tasks import TRAIN, UNLABELLED, VARIANTS, QualityTask, Rows, load, named, unlabelled
+from hmi.bench.quality.tables import Scored, Table, table, with_chosen
+from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, named, unlabelled
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
@@ -62,13 +62,13 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
 
 
 def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models, report: Report) -> Problem:
-    if arm.texts != "none":
+    if arm.unlabelled or arm.variants:
 
         def teaching(phase: str, step: int, total: int, loss: float | None) -> None:
             report(f"{task.name}, {phase}", step, total)
 
-        texts = unlabelled(task, plan.sets, plan.texts) if arm.texts == "unlabelled" else []
-        options = FineTuneOptions(variants=VARIANTS if arm.texts == "variants" else 0)
+        texts = unlabelled(task, plan.sets, plan.texts) if arm.unlabelled else []
+        options = FineTuneOptions(variants=arm.variants)
         rows = with_texts(task, rows, texts, options, models, plan.runs.parent / "taught", teaching)
     return problem(task, rows, arm, models)
 
@@ -99,7 +99,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> Spec:
         found["served"] = True
     if plan.rows != TRAIN:
         found["rows"] = plan.rows
-    if arm.texts == "unlabelled" and plan.texts != UNLABELLED:
+    if arm.unlabelled and plan.texts != UNLABELLED:
         found["texts"] = plan.texts
     return found
 
@@ -111,7 +111,8 @@ def scores(plan: Plan, root: Root) -> Table:
     names = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
     columns = {name: about(plan, arm, root) for name, arm in zip(names, arms, strict=True)}
     scored: Scored = "test" if plan.budget.test else "dev"
-    return table(Ledger(plan.runs).all(), [task.name for task in named(plan.tasks)], columns, scored)
+    found = table(Ledger(plan.runs).all(), [task.name for task in named(plan.tasks)], columns, scored)
+    return with_chosen(found, [name for name, arm in zip(names, arms, strict=True) if arm.served])
 
 
 def title(module: ModuleSpec) -> str:

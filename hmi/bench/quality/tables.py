@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hmi.bench.quality.ledger import Spec
 
 OWN = "dedicated"
+CHOSEN = "chosen"
+"""The column that has on each task what was best there on dev."""
 Scored = Literal["dev", "test"]
 
 
@@ -23,6 +25,8 @@ class Score:
     """Standard error of the mean; None for one seed."""
     seeds: int
     lr: float
+    dev: float | None = None
+    """Of the first seed, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,25 @@ def table(
             found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted}) and of in r]
             if not found:
                 continue
-            lr = best_rate({s["lr"]: r["dev"] for s, r in found if s["seed"] == 0})
+            dev = {s["lr"]: r["dev"] for s, r in found if s["seed"] == 0}
+            lr = best_rate(dev)
             values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
-            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr)
+            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr, dev[lr])
     return Table(tuple(tasks), tuple(columns), scores)
+
+
+def with_chosen(found: Table, among: Sequence[str]) -> Table:
+    """With one more column, `CHOSEN`: of these columns the one that was best on dev on each task, of equal ones the
+    first; nothing where fewer than two of them have scores there anywhere."""
+    there = [arm for arm in among if any(arm in cells for cells in found.scores.values())]
+    if len(there) < 2:
+        return found
+    scores = {}
+    for task, cells in found.scores.items():
+        rivals = [cells[arm] for arm in there if arm in cells]
+        scores[task] = {**cells, CHOSEN: max(rivals, key=lambda score: score.dev or 0.0)} if rivals else cells
+    at = 1 + max(found.arms.index(arm) for arm in there)
+    return replace(found, arms=(*found.arms[:at], CHOSEN, *found.arms[at:]), scores=scores)
 
 
 def best_rate(dev: Mapping[float, float]) -> float:

@@ -14,8 +14,6 @@ from hmi.jobs.rows import Row, read_rows, read_texts
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
 UNLABELLED = 12_000
-VARIANTS = 3
-"""Changed copies of each row, for a teacher to label."""
 WORD = re.compile(r"\w+(?:-\w+)*|[^\w\s]")
 SPLIT_SEED = 20_26
 

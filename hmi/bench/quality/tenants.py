@@ -48,7 +48,7 @@ def run(
 
     Raises HmiError.
     """
-    if arm.texts != "none":
+    if arm.unlabelled or arm.variants:
         raise InvalidInput("tenants of few rows are not taught here: use hbert", field="arm")
     torch.set_num_threads(1)
     keep_freed_memory()
