@@ -78,7 +78,7 @@ def quality(
     from hmi.bench.quality.tables import markdown
 
     plan = measured.Plan(
-        sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)) or (ModuleSpec(),),
+        sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)),
         Budget(seeds, not dev), rows, chosen["lrs"], _setting(session, chosen).says, chosen["texts"],
     )  # fmt: skip
     arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed

@@ -25,7 +25,8 @@ from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.tokenizer import Tokenizer
-from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
+from hmi.model.training import Trainer, TrainPlan, train_to_best
+from hmi.model.usual import choose_epochs
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
 RECIPE = 2

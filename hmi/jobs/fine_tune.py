@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
+from hmi.core import ModelId, ModelVersion, ModuleSpec, Task, TaskRules, now
 from hmi.errors import InvalidData, InvalidInput, NotFound
 from hmi.jobs import import_module
 from hmi.jobs.context import JobContext
@@ -41,8 +41,9 @@ from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline
 from hmi.model.tasks import KINDS, TaskKind, learn_task, task_of_version
 from hmi.model.tasks.embedding import Embedding
-from hmi.model.training import PATIENCE, Trainer, TrainPlan, choose_epochs, tenant_trainer, usual_lr
+from hmi.model.training import PATIENCE, Trainer, TrainPlan, tenant_trainer
 from hmi.model.transitions import learns_transitions
+from hmi.model.usual import choose_epochs, usual_lr, usual_module
 from plot_store import Reader, VersionInfo
 
 
@@ -66,7 +67,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         ModelVersion(
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
-            module=None if data is None else options.module, max_length=made.max_length, metrics=made.metrics,
+            module=None if data is None else data.module, max_length=made.max_length, metrics=made.metrics,
             lexical="lexical.table" in made.state, transitions=options.transitions, bytes=size,
             created=now(), job=ctx.job.job,
         ),
@@ -87,9 +88,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Data:
-    """A task and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a teacher to label."""
+    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a teacher
+    to label."""
 
     task: TaskKind
+    module: ModuleSpec
     train: list[Row]
     dev: list[Row]
     dev_given: bool
@@ -125,7 +128,7 @@ def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, opti
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
-        task, state, metrics = _train(ctx, root, reader, data.task, train, dev, weights, options)
+        task, state, metrics = _train(ctx, root, reader, data, train, dev, weights, options)
     return Made(task, state, max_length, {**metrics, **about, "warnings": warnings})
 
 
@@ -142,16 +145,16 @@ def _train(
     ctx: JobContext,
     root: Root,
     reader: Reader,
-    task: TaskKind,
+    data: Data,
     train: Split,
     dev: Split,
     weights: tuple[float, ...] | None,
     options: FineTuneOptions,
 ) -> tuple[TaskKind, dict[str, Tensor], dict[str, Any]]:
     """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
-    targets = task_targets(task, train)
+    task, targets = data.task, task_targets(data.task, train)
     lr, epochs = (
-        options.lr or usual_lr(task, options.module, len(targets)),
+        options.lr or usual_lr(task, data.module, len(targets)),
         options.epochs or choose_epochs(len(targets), options.batch),
     )
     plan = TrainPlan(
@@ -161,10 +164,10 @@ def _train(
         queries=head_queries(task.reads, task.outputs), average=True,
     )  # fmt: skip
     held_out = _examples(root, reader, dev, [[]] * len(dev.encoded), plan.lexical)
-    trainer = tenant_trainer(root, options.module, plan, _examples(root, reader, train, targets, plan.lexical))
+    trainer = tenant_trainer(root, data.module, plan, _examples(root, reader, train, targets, plan.lexical))
     start, best_state, best = _restore(ctx, trainer)
     if not start:
-        _warm_start(ctx, root, trainer, task, options)
+        _warm_start(ctx, root, trainer, data, options)
     choosy = len(dev.rows) >= FEW_DEV
 
     def report(step: int, total: int, loss: float) -> None:
@@ -232,7 +235,8 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     rules = task.rules.model_copy(update={"windows": _windows(task, options)})
     more = folder / "unlabelled"
     texts = read_texts(more, name, paired=paired) if more.exists() else []
-    return Data(replace(task, rules=rules), train, dev, given, texts)
+    module = options.module or usual_module(paired=paired)
+    return Data(replace(task, rules=rules), module, train, dev, given, texts)
 
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
@@ -246,10 +250,10 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     return ctx.plots.version(json.loads(plan.read_text())["plot"])
 
 
-def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, options: FineTuneOptions) -> None:
+def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, options: FineTuneOptions) -> None:
     """An update continues from the live version where labels and module are the same, a new model from the sibling
     that it names, an import from its adapter."""
-    mode = ctx.job.spec["mode"]
+    mode, task = ctx.job.spec["mode"], data.task
     if mode == "import":
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return
@@ -258,11 +262,11 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, task: TaskKind, o
         return
     live = ctx.registry.model(ModelId.parse(source, "options.start")).live
     same = live.labels == task.labels and task_of_version(live).reads == task.reads
-    if mode == "create" and live.module != options.module:
+    if mode == "create" and live.module != data.module:
         raise InvalidInput(
             f"{source} has another module: leave module out, and it is taken over", field="options.start"
         )
-    if live.module != options.module or (mode == "update" and not same):
+    if live.module != data.module or (mode == "update" and not same):
         return
     # Of another task only the module is of use; what goes with it may have been turned on or off since.
     wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)

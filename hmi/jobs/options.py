@@ -12,7 +12,9 @@ from hmi.core import ModuleSpec, Record
 class FineTuneOptions(Record):
     """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
 
-    module: ModuleSpec = ModuleSpec()
+    module: ModuleSpec | None = Field(
+        default=None, description="None: bottlenecks after the FFN (sequential) for pairs of texts, else LoRA."
+    )
     lr: float | None = Field(
         default=None, gt=0, le=0.1, description="None: by task, rank and rows (hmi.model.training)."
     )

@@ -36,8 +36,9 @@ from hmi.model.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer, Gold, Odds
 from hmi.model.tasks.sequence import Classification
-from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
+from hmi.model.training import Trainer, TrainPlan, train_to_best
 from hmi.model.transitions import learns_transitions
+from hmi.model.usual import choose_epochs
 
 MOST_TEXTS = 20_000
 """Of more unlabelled texts so many are drawn."""

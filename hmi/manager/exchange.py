@@ -128,7 +128,7 @@ def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, t
         raise InvalidInput(
             f"{idle[0]} is for training, and there are no rows: leave it out, or give data", field=f"options.{idle[0]}"
         )
-    if "module" in (options or {}):
+    if (options or {}).get("module") is not None:
         raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
     if (options or {}).get("start") is not None:
         raise InvalidInput("an import starts from the adapter: leave start out", field="options.start")

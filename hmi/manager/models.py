@@ -93,7 +93,7 @@ class Models:
                 field="options.start",
             )
         module = live.module.model_dump(mode="json")
-        if "module" in options and checked_options(FineTuneOptions, options)["module"] != module:
+        if options.get("module") is not None and checked_options(FineTuneOptions, options)["module"] != module:
             raise InvalidInput(
                 f"{sibling} has another module: leave module out, and it is taken over", field="options.start"
             )

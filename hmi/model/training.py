@@ -25,10 +25,6 @@ from hmi.model.tasks import IGNORE as IGNORE
 from hmi.model.tasks import KINDS, TaskKind
 from hmi.model.transitions import Transitions
 
-EPOCHS = 8
-MIN_STEPS, MANY_STEPS = 200, 5_000
-"""Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
-MIN_EPOCHS, MAX_EPOCHS = 3, 12
 PATIENCE = 3
 """Epochs without a better dev score after which training ends."""
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
@@ -37,13 +33,6 @@ TRANSITIONS_LR = 1e-2
 """The only one tried."""
 AVERAGE_STEPS = 50
 """Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so far."""
-
-
-LR = {"tagging": 4e-3, "pair": 1e-3}
-USUAL_LR = 2e-3
-"""Of a module's training, as far as the quality runs have shown on dev (docs/design/0003-tenant-module.md)."""
-LORA_RANK, LR_ROWS = 8, 2_000
-"""The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +59,6 @@ class TrainPlan:
     """Of the head (`Head.with_attended`)."""
     average: bool = False
     """Whether there is an average of the weights (`Trainer.averaged`)."""
-
-
-def choose_epochs(rows: int, batch: int) -> int:
-    """EPOCHS; more where those are not MIN_STEPS steps, fewer where they are more than MANY_STEPS; within bounds."""
-    steps_an_epoch = max(1, -(-rows // batch))
-    wanted = max(min(EPOCHS, MANY_STEPS // steps_an_epoch), -(-MIN_STEPS // steps_an_epoch))
-    return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
-
-
-def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank, and less with
-    more rows, whose many steps at a high rate undo what the first ones learnt."""
-    rate = LR.get("pair" if task.paired else task.name, USUAL_LR) * math.sqrt(min(1.0, LR_ROWS / rows))
-    if "lora" not in module.kind or module.rank <= LORA_RANK:
-        return rate
-    return rate * math.sqrt(LORA_RANK / module.rank)
 
 
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:

@@ -61,14 +61,14 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
     runs.append(ran("hbert", 0, 0.1, lr=2e-3, dev=0.8))  # another rate was better on dev
     runs.append(ran("hbert", 0, 0.1, rows=100))  # another column's
     columns: dict[str, dict[str, object]] = {"dedicated": {"arm": "dedicated"}, "hbert": {"arm": "hbert"}}
-    found = table(runs, ["t", "u"], columns)
+    found = table(runs, {"t": columns, "u": columns})
     score = found.scores["t"]["hbert"]
     assert (round(score.mean, 6), round(score.error or 0, 6), score.seeds) == (75.0, 5.0, 2)
     assert found.ratio("t", "hbert") == pytest.approx(0.9375)
     assert found.ratio("u", "hbert") is None
     assert found.mean_ratio("hbert") == pytest.approx(0.9375)
     assert "75.0 ± 5.0 (0.938)" in markdown(found)
-    assert table(runs, ["t"], columns, "dev").scores["t"]["hbert"].seeds == 3
+    assert table(runs, {"t": columns}, "dev").scores["t"]["hbert"].seeds == 3
     assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # ground, legend, one bar
 
 
@@ -78,7 +78,7 @@ def test_the_chosen_column_has_what_was_best_on_dev_not_on_test() -> None:
 
     runs = [ran("t", "a", 0.8, 0.7), ran("t", "b", 0.9, 0.6), ran("u", "a", 0.5, 0.4), ran("u", "dedicated", 0.6, 0.8)]
     columns: dict[str, dict[str, object]] = {arm: {"arm": arm} for arm in ("dedicated", "a", "b", "shared")}
-    plain = table(runs, ["t", "u"], columns)
+    plain = table(runs, {"t": columns, "u": columns})
     found = with_chosen(plain, ["a", "b"])
     assert found.arms == ("dedicated", "a", "b", CHOSEN, "shared")
     assert found.scores["t"][CHOSEN] == plain.scores["t"]["b"]

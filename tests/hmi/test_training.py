@@ -18,7 +18,8 @@ from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_tensors
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
-from hmi.model.training import TrainPlan, choose_epochs, tenant_trainer, usual_lr
+from hmi.model.training import TrainPlan, tenant_trainer
+from hmi.model.usual import choose_epochs, usual_lr, usual_module
 from tests.tiny import random_texts
 
 
@@ -115,7 +116,13 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     assert rate("tagging", rank=4) == rate("tagging")
     assert rate("tagging", rank=32) == rate("tagging") / 2 == rate("tagging", kind="lora+ln", rank=32)
     assert rate("tagging", kind="parallel", rank=53) == rate("tagging")
+    assert rate("pair", kind="sequential", rank=400) == rate("regression", paired=True, kind="ln") == 4 * rate("pair")
     assert rate("tagging", rows=20) == rate("tagging") == 2 * rate("tagging", rows=8_000)
+
+
+def test_pairs_have_a_module_of_their_own_of_the_same_size() -> None:
+    assert usual_module(paired=False) == ModuleSpec()
+    assert usual_module(paired=True) == ModuleSpec(kind="sequential", size="default")
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])

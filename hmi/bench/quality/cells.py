@@ -23,8 +23,9 @@ from hmi.model.bodies import Examples
 from hmi.model.heads import head_queries
 from hmi.model.scoring import headline
 from hmi.model.tasks import Odds, TaskKind, learn_task
-from hmi.model.training import Trainer, TrainPlan, choose_epochs, train_to_best
+from hmi.model.training import Trainer, TrainPlan, train_to_best
 from hmi.model.transitions import learns_transitions
+from hmi.model.usual import choose_epochs
 
 BATCH = 16
 RECIPE = 3

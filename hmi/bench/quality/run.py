@@ -24,6 +24,7 @@ from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
+from hmi.model.usual import usual_module
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Plan:
     runs: Path
     tasks: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    modules: tuple[ModuleSpec, ...] = (ModuleSpec(),)
+    modules: tuple[ModuleSpec, ...] = ()
+    """() for the service's choice, which is by task."""
     budget: Budget = field(default_factory=Budget)
     rows: int = TRAIN
     lrs: tuple[float, ...] = ()
@@ -55,7 +57,7 @@ def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
-        for arm in chosen_arms(plan):
+        for arm in chosen_arms(plan, task):
             make = partial(_problem, plan, task, rows, arm, models, report)
             yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
             gc.collect()
@@ -73,9 +75,11 @@ def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models
     return problem(task, rows, arm, models)
 
 
-def chosen_arms(plan: Plan) -> list[Arm]:
-    """The columns asked for; those with a module once for each module. Raises InvalidInput."""
-    known = {arm.name: arm for arm in columns(plan.modules[0])}
+def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
+    """The columns asked for, on a task (None: on one text a row); those with a module once for each module. Raises
+    InvalidInput."""
+    modules = plan.modules or (usual_module(paired=task is not None and task.kind == "pair"),)
+    known = {arm.name: arm for arm in columns(modules[0])}
     for name in plan.arms:
         if name not in known:
             raise InvalidInput(f"arm {name!r} is unknown: use one of {', '.join(known)}", field="arm")
@@ -84,7 +88,7 @@ def chosen_arms(plan: Plan) -> list[Arm]:
         if plan.arms and name not in plan.arms:
             continue
         make = MADE_OF_A_MODULE.get(name)
-        out += [arm] if make is None else [make(module) for module in plan.modules]
+        out += [arm] if make is None else [make(module) for module in modules]
     return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
@@ -106,13 +110,15 @@ def about(plan: Plan, arm: Arm, root: Root) -> Spec:
 
 def scores(plan: Plan, root: Root) -> Table:
     """What the plan's runs have shown so far."""
-    arms = chosen_arms(plan)
     several = len(plan.modules) > 1
-    names = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
-    columns = {name: about(plan, arm, root) for name, arm in zip(names, arms, strict=True)}
+    cells = {}
+    for task in named(plan.tasks):
+        arms = chosen_arms(plan, task)
+        titles = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
+        cells[task.name] = {name: about(plan, arm, root) for name, arm in zip(titles, arms, strict=True)}
     scored: Scored = "test" if plan.budget.test else "dev"
-    found = table(Ledger(plan.runs).all(), [task.name for task in named(plan.tasks)], columns, scored)
-    return with_chosen(found, [name for name, arm in zip(names, arms, strict=True) if arm.served])
+    served = [name for name, arm in zip(titles, arms, strict=True) if arm.served]
+    return with_chosen(table(Ledger(plan.runs).all(), cells, scored), served)
 
 
 def title(module: ModuleSpec) -> str:

@@ -48,14 +48,14 @@ class Table:
         return statistics.mean(ratios) if ratios else None
 
 
-def table(
-    runs: Sequence[tuple[Spec, Any]], tasks: Sequence[str], columns: Mapping[str, Spec], of: Scored = "test"
-) -> Table:
-    """The cells that have scores. columns: by title what is in the specs of its runs, beside task, rate and seed. Only
-    runs at the learning rate that was best on dev with the first seed count, of the rates that have such scores."""
-    scores: dict[str, dict[str, Score]] = {task: {} for task in tasks}
-    for task in tasks:
-        for title, wanted in columns.items():
+def table(runs: Sequence[tuple[Spec, Any]], cells: Mapping[str, Mapping[str, Spec]], of: Scored = "test") -> Table:
+    """The cells that have scores. cells: by task and column what is in the specs of its runs, beside task, rate and
+    seed; each task has the same columns. Only runs at the learning rate that was best on dev with the first seed count,
+    of the rates that have such scores."""
+    scores: dict[str, dict[str, Score]] = {task: {} for task in cells}
+    columns = tuple(next(iter(cells.values()), ()))
+    for task in cells:
+        for title, wanted in cells[task].items():
             found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted}) and of in r]
             if not found:
                 continue
@@ -63,7 +63,7 @@ def table(
             lr = best_rate(dev)
             values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
             scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr, dev[lr])
-    return Table(tuple(tasks), tuple(columns), scores)
+    return Table(tuple(cells), columns, scores)
 
 
 def with_chosen(found: Table, among: Sequence[str]) -> Table:

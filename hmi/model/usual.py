@@ -1,0 +1,43 @@
+"""What a tenant's training takes where nothing is said: module, learning rate, epochs.
+
+Each was chosen on dev of the quality runs (docs/design/0003-tenant-module.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+from hmi.core import ModuleSpec
+from hmi.model.tasks import TaskKind
+
+EPOCHS = 8
+MIN_STEPS, MANY_STEPS = 200, 5_000
+"""Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
+MIN_EPOCHS, MAX_EPOCHS = 3, 12
+LR = {"tagging": 4e-3, "pair": 1e-3}
+"""Of LoRA, and of the others but for pairs."""
+USUAL_LR, PAIR_LR = 2e-3, 4e-3
+"""Of other tasks; and in pairs of texts, of modules that are no LoRA."""
+LORA_RANK, LR_ROWS = 8, 2_000
+"""The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
+
+
+def choose_epochs(rows: int, batch: int) -> int:
+    """EPOCHS; more where those are not MIN_STEPS steps, fewer where they are more than MANY_STEPS; within bounds."""
+    steps_an_epoch = max(1, -(-rows // batch))
+    wanted = max(min(EPOCHS, MANY_STEPS // steps_an_epoch), -(-MIN_STEPS // steps_an_epoch))
+    return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
+
+
+def usual_module(*, paired: bool) -> ModuleSpec:
+    """Bottlenecks after the FFN for pairs of texts, LoRA for all else; of the default size."""
+    return ModuleSpec(kind="sequential" if paired else "lora")
+
+
+def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
+    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank, and less with
+    more rows, whose many steps at a high rate undo what the first ones learnt."""
+    lora = "lora" in module.kind
+    rate = PAIR_LR if task.paired and not lora else LR.get("pair" if task.paired else task.name, USUAL_LR)
+    rate *= math.sqrt(min(1.0, LR_ROWS / rows))
+    return rate * math.sqrt(LORA_RANK / module.rank) if lora and module.rank > LORA_RANK else rate
