@@ -13,10 +13,12 @@ class FineTuneOptions(Record):
     """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
 
     module: ModuleSpec | None = Field(
-        default=None, description="None: bottlenecks after the FFN (sequential) for pairs of texts, else LoRA."
+        default=None,
+        description="None: what an update, a start or an import goes on from; else bottlenecks after the FFN "
+        "(sequential) for pairs of texts, LoRA for all else. Without a kind, LoRA (an update: the live version's).",
     )
     lr: float | None = Field(
-        default=None, gt=0, le=0.1, description="None: by task, rank and rows (hmi.model.training)."
+        default=None, gt=0, le=0.1, description="None: by task, module and rows (hmi.model.usual)."
     )
     epochs: int | None = Field(default=None, ge=1, le=200)
     batch: int = Field(default=16, ge=1, le=256)

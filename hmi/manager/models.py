@@ -62,7 +62,7 @@ class Models:
         _check_data(live.task, files)
         if (options or {}).get("start") is not None:
             raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
-        options = {**_choices(live), **(options or {})}
+        options = {**_choices(live), **_told(options, live)}
         self._domains.current(DomainId.parse(live.domain))
         return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit)
 
@@ -125,6 +125,17 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
     if live.task != "pair" and not live.rules.paired:
         made["long_texts"] = "windows" if live.rules.windows else "cut"
     return made
+
+
+def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
+    """What an update is told to do otherwise: no module is none, and one without a kind is of the live version's."""
+    told = dict(options or {})
+    module = told.get("module")
+    if module is None:
+        told.pop("module", None)
+    elif isinstance(module, Mapping) and live.module is not None:
+        told["module"] = {"kind": live.module.kind, **module}
+    return told
 
 
 def _check_data(task: str, files: Mapping[str, Path | bytes]) -> None:

@@ -14,10 +14,9 @@ EPOCHS = 8
 MIN_STEPS, MANY_STEPS = 200, 5_000
 """Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
-LR = {"tagging": 4e-3, "pair": 1e-3}
-"""Of LoRA, and of the others but for pairs."""
-USUAL_LR, PAIR_LR = 2e-3, 4e-3
-"""Of other tasks; and in pairs of texts, of modules that are no LoRA."""
+TAGGING_LR, USUAL_LR = 4e-3, 2e-3
+PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
+"""In pairs of texts LoRA wants less, and a sequential adapter more; others with bottlenecks are taken to be like it."""
 LORA_RANK, LR_ROWS = 8, 2_000
 """The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
 
@@ -30,14 +29,16 @@ def choose_epochs(rows: int, batch: int) -> int:
 
 
 def usual_module(*, paired: bool) -> ModuleSpec:
-    """Bottlenecks after the FFN for pairs of texts, LoRA for all else; of the default size."""
+    """Bottlenecks after the FFN for pairs of texts, LoRA for all else; both within the default size's budget."""
     return ModuleSpec(kind="sequential" if paired else "lora")
 
 
 def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task, in pairs of texts the one for pairs; of LoRA less with a higher rank, and less with
-    more rows, whose many steps at a high rate undo what the first ones learnt."""
+    """The learning rate for a task, in pairs of texts by whether there is LoRA; of LoRA less with a higher rank, and of
+    all less with more rows, whose many steps at a high rate undo what the first ones learnt."""
     lora = "lora" in module.kind
-    rate = PAIR_LR if task.paired and not lora else LR.get("pair" if task.paired else task.name, USUAL_LR)
+    rate = TAGGING_LR if task.name == "tagging" else USUAL_LR
+    if task.paired:
+        rate = PAIR_LORA_LR if lora else PAIR_LR
     rate *= math.sqrt(min(1.0, LR_ROWS / rows))
     return rate * math.sqrt(LORA_RANK / module.rank) if lora and module.rank > LORA_RANK else rate

@@ -19,7 +19,7 @@ from hmi.model.batching import pad_ids
 from hmi.model.packed import run_packed
 from hmi.model.root import load_root
 from hmi.model.tokenizer import Text
-from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, tag_rows
+from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 from tests.tiny import random_texts
 
 ROWS = 160
@@ -250,9 +250,21 @@ async def test_an_embedding_moves_to_the_domains_new_version(home: Home, kinds: 
         home.manager.update_model("kinds.sets")
 
 
-async def test_an_update_goes_on_from_the_live_version(home: Home, kinds: dict[str, JobRecord]) -> None:
+def test_the_module_follows_the_rows_unless_it_is_named(tmp_path: Path) -> None:
+    def kind(task: Task, data: bytes, **options: object) -> str:
+        (tmp_path / "data").write_bytes(data)
+        return read_data(tmp_path, task, FineTuneOptions(**options)).module.kind  # type: ignore[arg-type]
+
+    pairs = value_rows(1, pairs=True)
+    assert kind("regression", pairs) == kind("pair", pair_rows(1)) == "sequential"
+    assert kind("regression", value_rows(1, pairs=False)) == kind("tagging", tag_rows(1)) == "lora"
+    assert kind("regression", pairs, module={"rank": 4}) == "lora"
+
+
+@pytest.mark.parametrize("module", [QUICK["module"], None, {"rank": 4}])
+async def test_an_update_goes_on_from_the_live_version(home: Home, kinds: dict[str, JobRecord], module: object) -> None:
     before = metrics_of(kinds["values"])
-    again = {**QUICK, "epochs": 1, "lr": 1e-6}
+    again = {**QUICK, "epochs": 1, "lr": 1e-6, "module": module}
     done = home.run(home.manager.update_model("kinds.values", data=value_rows(3, pairs=False), options=again))
     after = metrics_of(done)
     assert float(str(after["spearman"])) == pytest.approx(float(str(before["spearman"])), abs=0.05)

@@ -6,17 +6,21 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hmi.bench.quality import tasks
+from hmi.bench.quality import tasks, tenants
+from hmi.bench.quality.arms import hbert
 from hmi.bench.quality.cells import next_rate
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
+from hmi.bench.quality.run import Plan, chosen_arms, title
 from hmi.bench.quality.setting import Amount, Setting
-from hmi.bench.quality.tables import CHOSEN, best_rate, markdown, table, with_chosen
+from hmi.bench.quality.tables import BEST, best_rate, markdown, table, with_best
 from hmi.bench.quality.tasks import TASKS, named, unlabelled
-from hmi.bench.quality.tenants import by_number, columns_of
+from hmi.bench.quality.tenants import TenantsPlan, by_number, columns_of
+from hmi.core import ModuleSpec
 from hmi.errors import Damaged, InvalidInput
 
 
@@ -72,18 +76,35 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
     assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # ground, legend, one bar
 
 
-def test_the_chosen_column_has_what_was_best_on_dev_not_on_test() -> None:
+def test_the_best_column_has_what_was_best_on_dev_not_on_test() -> None:
     def ran(task: str, arm: str, dev: float, test: float) -> tuple[dict[str, object], object]:
         return {"task": task, "arm": arm, "seed": 0, "lr": 1e-3, "test": True}, {"dev": dev, "test": test}
 
     runs = [ran("t", "a", 0.8, 0.7), ran("t", "b", 0.9, 0.6), ran("u", "a", 0.5, 0.4), ran("u", "dedicated", 0.6, 0.8)]
     columns: dict[str, dict[str, object]] = {arm: {"arm": arm} for arm in ("dedicated", "a", "b", "shared")}
     plain = table(runs, {"t": columns, "u": columns})
-    found = with_chosen(plain, ["a", "b"])
-    assert found.arms == ("dedicated", "a", "b", CHOSEN, "shared")
-    assert found.scores["t"][CHOSEN] == plain.scores["t"]["b"]
-    assert found.mean_ratio(CHOSEN) == found.ratio("u", CHOSEN) == pytest.approx(0.5)
-    assert with_chosen(plain, ["a", "shared"]) == plain
+    found = with_best(plain, ["a", "b"])
+    assert found.arms == ("dedicated", "a", "b", BEST, "shared")
+    assert found.scores["t"][BEST] == plain.scores["t"]["b"]
+    assert found.mean_ratio(BEST) == found.ratio("u", BEST) == pytest.approx(0.5)
+    assert with_best(plain, ["a", "shared"]) == plain
+
+
+def test_a_column_has_the_services_module_for_the_task_or_the_named_ones(tmp_path: Path) -> None:
+    def modules(plan: Plan, name: str) -> list[str]:
+        (task,) = named([name])
+        return [title(arm.module) for arm in chosen_arms(plan, task) if arm.module]
+
+    plan = Plan(tmp_path, tmp_path, arms=("hbert", "shared"))
+    assert (modules(plan, "sick"), modules(plan, "sst2")) == (["sequential 79"], ["lora 8"])
+    two = replace(plan, modules=(ModuleSpec(), ModuleSpec(kind="ln")))
+    assert modules(two, "sick") == modules(two, "sst2") == ["lora 8", "ln 1"]
+
+
+def test_tenants_of_pairs_are_refused(tmp_path: Path) -> None:
+    plan, models = TenantsPlan(tmp_path, tmp_path, ("sst2", "sick")), SimpleNamespace()
+    with pytest.raises(InvalidInput, match="tenants of pairs"):
+        next(tenants.run(plan, hbert(ModuleSpec()), 1e-3, {}, models, lambda *_: None))  # type: ignore[arg-type]
 
 
 def test_of_equal_rates_the_lowest_is_best() -> None:

@@ -120,9 +120,9 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     assert rate("tagging", rows=20) == rate("tagging") == 2 * rate("tagging", rows=8_000)
 
 
-def test_pairs_have_a_module_of_their_own_of_the_same_size() -> None:
-    assert usual_module(paired=False) == ModuleSpec()
-    assert usual_module(paired=True) == ModuleSpec(kind="sequential", size="default")
+def test_pairs_have_a_module_of_their_own() -> None:
+    assert usual_module(paired=False) == ModuleSpec(kind="lora", rank=8)
+    assert usual_module(paired=True) == ModuleSpec(kind="sequential", rank=79)
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])

@@ -95,8 +95,13 @@ def varied(module: ModuleSpec) -> Arm:
 
 
 def taught_varied(module: ModuleSpec) -> Arm:
-    """The same with a teacher and both."""
-    return replace(taught(module), name="taught_varied", says="the same, taught on both", variants=VARIANTS)
+    """The same with a teacher, unlabelled texts and changed copies."""
+    return replace(
+        taught(module),
+        name="taught_varied",
+        says="the same, taught on unlabelled text and changed copies",
+        variants=VARIANTS,
+    )
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {

@@ -18,9 +18,10 @@ def ratios_svg(found: Table) -> str:
     """For each task a bar a column, as long as its share of a dedicated model's score; the line is a dedicated one."""
     arms = [arm for arm in found.arms if arm != OWN and found.mean_ratio(arm) is not None]
     tasks = [task for task in found.tasks if any(found.ratio(task, arm) is not None for arm in arms)]
-    height = 60 + len(tasks) * (len(arms) * BAR + ROW - BAR)
     says = f'<text x="{LEFT}" y="14">share of a dedicated model\'s score (dashed: all of it)</text>'
-    parts, y = [says, _names(arms)], 50
+    names, y = _names(arms)
+    parts = [says, names]
+    top = y
     for task in tasks:
         parts.append(f'<text x="{LEFT - 8}" y="{y + BAR * len(arms) / 2 + 4}" text-anchor="end">{escape(task)}</text>')
         for i, arm in enumerate(arms):
@@ -29,8 +30,8 @@ def ratios_svg(found: Table) -> str:
                 parts.append(_bar(y + i * BAR, ratio, COLOURS[i % len(COLOURS)]))
         y += len(arms) * BAR + ROW - BAR
     one = _x(1.0)
-    parts.append(f'<line x1="{one}" y1="40" x2="{one}" y2="{height - 10}" stroke="black" stroke-dasharray="4"/>')
-    return _svg(parts, height)
+    parts.append(f'<line x1="{one}" y1="{top - 10}" x2="{one}" y2="{y}" stroke="black" stroke-dasharray="4"/>')
+    return _svg(parts, y + 10)
 
 
 def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
@@ -44,7 +45,7 @@ def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
         across = LEFT + WIDE * (math.log(n) - first) / (last - first)
         return round(across, 1), round(50 + tall * (high - value) / (high - low), 1)
 
-    parts = [f'<text x="{LEFT}" y="14">{escape(title)}</text>', _names(list(lines))]
+    parts = [f'<text x="{LEFT}" y="14">{escape(title)}</text>', _names(list(lines))[0]]
     parts += [f'<text x="{at(n, low)[0]}" y="{70 + tall}" text-anchor="middle">{n}</text>' for n in numbers]
     for i, line in enumerate(lines.values()):
         points = [at(n, value) for n, value in sorted(line.items())]
@@ -66,14 +67,17 @@ def _svg(parts: list[str], height: float) -> str:
     )
 
 
-def _names(arms: list[str]) -> str:
-    """The columns with their colours, in a row."""
-    parts, x = [], LEFT
+def _names(arms: list[str]) -> tuple[str, int]:
+    """The columns with their colours, in rows; and where what comes below begins."""
+    parts, x, y = [], LEFT, 22
     for i, arm in enumerate(arms):
-        parts.append(f'<rect x="{x}" y="22" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        parts.append(f'<text x="{x + 14}" y="31">{escape(arm)}</text>')
-        x += 26 + 7 * len(arm)
-    return "".join(parts)
+        wide = 26 + 7 * len(arm)
+        if x + wide > LEFT + WIDE + 60 and x > LEFT:
+            x, y = LEFT, y + 16
+        parts.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
+        parts.append(f'<text x="{x + 14}" y="{y + 9}">{escape(arm)}</text>')
+        x += wide
+    return "".join(parts), y + 28
 
 
 def _bar(y: float, ratio: float, colour: str) -> str:

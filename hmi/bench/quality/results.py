@@ -8,11 +8,12 @@ from typing import Any
 
 from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
-from hmi.bench.quality.run import Plan
+from hmi.bench.quality.run import Plan, title
 from hmi.bench.quality.tables import OWN, Table, markdown
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
 from hmi.model.files import write_bytes
+from hmi.model.usual import usual_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
@@ -60,5 +61,7 @@ def as_json(found: Table) -> dict[str, Any]:
 def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "seeds": plan.budget.seeds, "rows": plan.rows, "plot": plan.plot,
-        "modules": [module.model_dump(exclude_none=True) for module in plan.modules],
+        "modules": [title(module) for module in plan.modules] or {
+            "pairs": title(usual_module(paired=True)), "other tasks": title(usual_module(paired=False)),
+        },
     }  # fmt: skip

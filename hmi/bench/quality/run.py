@@ -16,7 +16,7 @@ from hmi.bench.quality.arms import MADE_OF_A_MODULE, Arm, columns
 from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, problem
 from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
-from hmi.bench.quality.tables import Scored, Table, table, with_chosen
+from hmi.bench.quality.tables import Scored, Table, table, with_best
 from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, named, unlabelled
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
@@ -117,8 +117,8 @@ def scores(plan: Plan, root: Root) -> Table:
         titles = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
         cells[task.name] = {name: about(plan, arm, root) for name, arm in zip(titles, arms, strict=True)}
     scored: Scored = "test" if plan.budget.test else "dev"
-    served = [name for name, arm in zip(titles, arms, strict=True) if arm.served]
-    return with_chosen(table(Ledger(plan.runs).all(), cells, scored), served)
+    found = table(Ledger(plan.runs).all(), cells, scored)
+    return with_best(found, [name for name, spec in next(iter(cells.values())).items() if spec.get("served")])
 
 
 def title(module: ModuleSpec) -> str:

@@ -11,22 +11,22 @@ from typing import Any, Literal
 from hmi.bench.quality.ledger import Spec
 
 OWN = "dedicated"
-CHOSEN = "chosen"
+BEST = "best_on_dev"
 """The column that has on each task what was best there on dev."""
 Scored = Literal["dev", "test"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """Test scores of one cell, in points of a hundred."""
+    """Scores of one cell, in points of a hundred."""
 
     mean: float
     error: float | None
     """Standard error of the mean; None for one seed."""
     seeds: int
     lr: float
-    dev: float | None = None
-    """Of the first seed, 0 to 1."""
+    dev: float
+    """Of the first seed."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,22 @@ def table(runs: Sequence[tuple[Spec, Any]], cells: Mapping[str, Mapping[str, Spe
             dev = {s["lr"]: r["dev"] for s, r in found if s["seed"] == 0}
             lr = best_rate(dev)
             values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
-            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr, dev[lr])
+            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr, 100 * dev[lr])
     return Table(tuple(cells), columns, scores)
 
 
-def with_chosen(found: Table, among: Sequence[str]) -> Table:
-    """With one more column, `CHOSEN`: of these columns the one that was best on dev on each task, of equal ones the
-    first; nothing where fewer than two of them have scores there anywhere."""
+def with_best(found: Table, among: Sequence[str]) -> Table:
+    """With one more column, `BEST`: of those of these columns that have scores on a task the one that was best on dev,
+    of equal ones the first. The table as it is where fewer than two of them have scores."""
     there = [arm for arm in among if any(arm in cells for cells in found.scores.values())]
     if len(there) < 2:
         return found
     scores = {}
     for task, cells in found.scores.items():
         rivals = [cells[arm] for arm in there if arm in cells]
-        scores[task] = {**cells, CHOSEN: max(rivals, key=lambda score: score.dev or 0.0)} if rivals else cells
+        scores[task] = {**cells, BEST: max(rivals, key=lambda score: score.dev)} if rivals else cells
     at = 1 + max(found.arms.index(arm) for arm in there)
-    return replace(found, arms=(*found.arms[:at], CHOSEN, *found.arms[at:]), scores=scores)
+    return replace(found, arms=(*found.arms[:at], BEST, *found.arms[at:]), scores=scores)
 
 
 def best_rate(dev: Mapping[float, float]) -> float:

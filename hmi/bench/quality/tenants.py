@@ -32,7 +32,7 @@ TEST = 300
 
 @dataclass(frozen=True)
 class TenantsPlan:
-    """tenants: how many; rows: of each; names of tasks: () for all."""
+    """tenants: how many; rows: of each; names of tasks: () for all but pairs."""
 
     sets: Path
     runs: Path
@@ -50,9 +50,13 @@ def run(
     """
     if arm.unlabelled or arm.variants:
         raise InvalidInput("tenants of few rows are not taught here: use hbert", field="arm")
+    # One column has one module, and pairs have another.
+    tasks = [task for task in named(plan.tasks) if task.kind != "pair"]
+    if plan.tasks and len(tasks) < len(plan.tasks):
+        raise InvalidInput("tenants of pairs are not trained here: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger, tasks = Ledger(plan.runs), named(plan.tasks)
+    ledger = Ledger(plan.runs)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):
