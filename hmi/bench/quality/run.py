@@ -78,8 +78,8 @@ def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models
 def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     """The columns asked for, on a task (None: on one text a row); those with a module once for each module. Raises
     InvalidInput."""
-    modules = plan.modules or (usual_module(paired=task is not None and task.kind == "pair"),)
-    known = {arm.name: arm for arm in columns(modules[0])}
+    usual = usual_module(paired=task is not None and task.kind == "pair")
+    known = {arm.name: arm for arm in columns(usual)}
     for name in plan.arms:
         if name not in known:
             raise InvalidInput(f"arm {name!r} is unknown: use one of {', '.join(known)}", field="arm")
@@ -88,7 +88,7 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
         if plan.arms and name not in plan.arms:
             continue
         make = MADE_OF_A_MODULE.get(name)
-        out += [arm] if make is None else [make(module) for module in modules]
+        out += [arm] if make is None or not plan.modules else [make(module) for module in plan.modules]
     return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
