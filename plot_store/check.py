@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import xxhash
+from hmi_kernels import layout, ops
 
-from kernels import layout, ops
 from plot_store import format as fmt
 from plot_store import version_tree
 from plot_store.catalogue import Txn

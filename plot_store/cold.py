@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Final
 
 import numpy as np
+from hmi_kernels import ops
 from numpy.typing import NDArray
 
-from kernels import ops
 from plot_store.mapping import will_need
 
 _PAGE: Final = resource.getpagesize()

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 import xxhash
+from hmi_kernels.layout import words
 from numpy.typing import NDArray
 
-from kernels.layout import words
 from plot_store.arguments import check_number, check_path
 from plot_store.errors import Invalid
 from plot_store.files import TEMPORARY, guarded, remove, sync_folder, write_temporary

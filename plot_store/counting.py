@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Final
 
 import numpy as np
+from hmi_kernels.layout import MAX_N, words
 from numpy.typing import NDArray
 
-from kernels.layout import MAX_N, words
 from plot_store.arguments import check_number, check_path
 from plot_store.counted import CountedNgrams, TableWriter
 from plot_store.errors import Closed, Invalid

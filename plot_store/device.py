@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from hmi_kernels import cuda, cuda_device, cuda_upload, ops
+from hmi_kernels.layout import Bytes
 
-from kernels import cuda, cuda_device, cuda_upload, ops
-from kernels.layout import Bytes
 from plot_store.cold import page_ranges
 from plot_store.errors import Closed, Invalid, StoreFull
 from plot_store.mapping import will_need

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from hmi_kernels import layout, ops
+from hmi_kernels.layout import Bytes
 from numpy.typing import NDArray
 
-from kernels import layout, ops
-from kernels.layout import Bytes
 from plot_store.arguments import check_number
 from plot_store.environment import Environment
 from plot_store.errors import Invalid

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import xxhash
+from hmi_kernels.layout import DTYPES, MAX_N, roles, stride
 
-from kernels.layout import DTYPES, MAX_N, roles, stride
 from plot_store.errors import Damaged, FormatTooNew
 from plot_store.nouns import MAX_DIM, Schema
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kernels import ops
-from kernels.layout import Keys
+from hmi_kernels import ops
+from hmi_kernels.layout import Keys
+
 from plot_store import format as fmt
 from plot_store.environment import Environment
 from plot_store.errors import Damaged, Invalid

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels import ops
+from hmi_kernels import ops
+
 from plot_store import format as fmt
 from plot_store.backoff import Step
 from plot_store.cold import ColdPath

@@ -12,9 +12,8 @@ import weakref
 from typing import Any, Final
 
 import numpy as np
+from hmi_kernels.layout import Bytes
 from numpy.typing import NDArray
-
-from kernels.layout import Bytes
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1

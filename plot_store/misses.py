@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from hmi_kernels.layout import MAX_N, words
 from numpy.typing import NDArray
 
-from kernels.layout import MAX_N, words
 from plot_store.arguments import check_number
 from plot_store.errors import Damaged, Invalid
 from plot_store.nouns import Hits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from hmi_kernels.layout import roles
 from numpy.typing import NDArray
 
-from kernels.layout import roles
 from plot_store.errors import Invalid
 from plot_store.nouns import ORDER_NAMES, Schema
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from hmi_kernels.layout import DTYPES, ID_LIMIT, MAX_N
 from numpy.typing import NDArray
 
-from kernels.layout import DTYPES, ID_LIMIT, MAX_N
 from plot_store.errors import Invalid
 
 DType = Literal["int8", "fp16", "fp32"]

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from hmi_kernels import layout
+from hmi_kernels.layout import Bytes, Keys
 
-from kernels import layout
-from kernels.layout import Bytes, Keys
 from plot_store import builds, promote, version_tree
 from plot_store import format as fmt
 from plot_store.catalogue import Txn

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from hmi_kernels import layout, ops
+from hmi_kernels.layout import Bytes
 from numpy.typing import NDArray
 
-from kernels import layout, ops
-from kernels.layout import Bytes
 from plot_store.environment import Environment
 from plot_store.errors import Damaged
 from plot_store.mapped import index_run

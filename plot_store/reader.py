@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Final, TypeVar, overload
 
 import numpy as np
+from hmi_kernels import layout, ops
+from hmi_kernels.cuda import Device
 from numpy.typing import NDArray
 
-from kernels import layout, ops
-from kernels.cuda import Device
 from plot_store import version_tree
 from plot_store.backoff import Backoff, steps_of
 from plot_store.device import DeviceReader, put_on_device

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import xxhash
+from hmi_kernels.layout import MAX_N
 
-from kernels.layout import MAX_N
 from plot_store import names
 from plot_store.errors import Damaged, Invalid, PlotStoreError
 from plot_store.nouns import Schema, SegmentInfo, VersionInfo

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+import hmi_kernels
+
 from plot_store import errors, names
 from plot_store.arguments import check_number, check_path
 from plot_store.errors import Damaged, PlotStoreError, StoreIO
@@ -25,6 +27,7 @@ from plot_store.nouns import Damage, VerifyReport
 
 CURE: Final = "restore the store from a copy, or import its exports into a new one"
 PACKAGE: Final = Path(__file__).resolve().parent
+KERNELS: Final = Path(hmi_kernels.__file__).resolve().parent
 # What a process earns by what it reads. Others come from outside: by hand, or for want of memory.
 _DEADLY: Final = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # Runs one module of the package without the package's own imports, of which numba alone takes a second.
@@ -178,7 +181,7 @@ def _error(kind: str, message: str) -> PlotStoreError:
 
 def _environment() -> dict[str, str]:
     """Ours, with this package where we found it ourselves."""
-    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE.parent), str(KERNELS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

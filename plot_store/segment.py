@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from hmi_kernels.layout import Bytes, Keys, row_keys
+from hmi_kernels.ops import RowsView, check_rows
 
-from kernels.layout import Bytes, Keys, row_keys
-from kernels.ops import RowsView, check_rows
 from plot_store import format as fmt
 from plot_store.errors import Damaged
 from plot_store.files import guarded, write_temporary

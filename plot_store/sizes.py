@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernels.layout import stride
+from hmi_kernels.layout import stride
+
 from plot_store.nouns import Schema
 from plot_store.writer import SEGMENT_BYTES, SLOT_BYTES
 

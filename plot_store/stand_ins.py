@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from hmi_kernels.layout import roles
 from numpy.typing import NDArray
 
-from kernels.layout import roles
 from plot_store.ngrams import check_ngrams
 from plot_store.reader import Floats, Reader
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from hmi_kernels.layout import FIELD_BITS, ID_LIMIT, WORD_IDS, before, words
 from numpy.typing import NDArray
 
-from kernels.layout import FIELD_BITS, ID_LIMIT, WORD_IDS, before, words
 from plot_store.errors import Invalid
 
 _BITS: Final = np.uint64(FIELD_BITS)

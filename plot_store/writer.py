@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
+from hmi_kernels import ops
+from hmi_kernels.layout import NUMPY_TYPES, Bytes, Keys, row_keys
 from numpy.typing import NDArray
 
-from kernels import ops
-from kernels.layout import NUMPY_TYPES, Bytes, Keys, row_keys
 from plot_store import builds, indexing, promote, publication, records, version_tree
 from plot_store.builds import Opened
 from plot_store.catalogue import Txn

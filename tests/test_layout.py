@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
-PACKAGES = ("hmi", "plot_store", "kernels")
+PACKAGES = ("hmi", "plot_store", "kernels/hmi_kernels")
 SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 MAX_LINES = 300
@@ -29,13 +29,13 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
         yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def test_kernels_init_is_empty() -> None:
-    # transformers tries `from kernels import …` and takes anything but an ImportError for a defect.
-    assert (REPO / "kernels" / "__init__.py").read_bytes() == b""
+def test_the_folder_kernels_is_no_package() -> None:
+    # The hub publishes a package of that name: ours must neither shadow it nor share a file with it.
+    assert [p.name for p in (REPO / "kernels").glob("*.py")] == []
 
 
 def test_every_package_is_found() -> None:
-    assert {p.relative_to(REPO).parts[0] for p in SOURCES} >= set(PACKAGES)
+    assert all(any(p.is_relative_to(REPO / name) for p in SOURCES) for name in PACKAGES)
 
 
 def test_nothing_is_unpickled() -> None:
@@ -118,9 +118,20 @@ def test_the_licence_is_apache_2() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_transformers_survives_our_kernels_package() -> None:
+def test_the_hubs_package_is_found_from_our_folder_too(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("theirs = True\n")
+    code = "import kernels, hmi_kernels.layout; print(kernels.theirs)"
+    env = {**os.environ, "PYTHONPATH": f"{REPO / 'kernels'}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_transformers_survives_our_kernels_folder() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed (make setup brings it)")
-    code = "import kernels, transformers; from transformers import BertConfig; print(BertConfig().hidden_size)"
+    code = "import hmi_kernels, transformers; from transformers import BertConfig; print(BertConfig().hidden_size)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
     )

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import lmdb
 import numpy as np
+from hmi_kernels.layout import Bytes
 
 from hmi.errors import Unavailable
-from kernels.layout import Bytes
 from plot_store.files import tree_bytes
 
 Batch = tuple[list[bytes], list[int]]  # one batch's keys, as each peer wants them: made before the clock runs

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from hmi_kernels.layout import Keys, pack_keys
 
 from hmi.bench.store_data import UNCUT
 from hmi.errors import InvalidInput
 from hmi.jobs.corpus import read_documents
 from hmi.model.tokenizer import Tokenizer
-from kernels.layout import Keys, pack_keys
 
 LEFT_OUT_SHARE = 10  # one document in so many
 MOST_LEFT_OUT = 2000

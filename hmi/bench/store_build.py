@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from hmi_kernels import ops
+from hmi_kernels.layout import pack_keys, roles
 
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_data import VOCAB, Ngrams, Vectors
-from kernels import ops
-from kernels.layout import pack_keys, roles
 from plot_store import Schema, Store, VersionInfo
 
 WRITE_AT_ONCE = 4 << 20

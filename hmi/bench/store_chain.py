@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from hmi_kernels import limits
+from hmi_kernels.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from numpy.typing import NDArray
 
 from hmi.bench.store_data import LENGTH, VOCAB, Ngrams, Sample, Texts, Vectors, bigrams, distinct, trigrams
-from kernels import limits
-from kernels.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from plot_store import Reader, Schema, Store, VersionInfo
 from plot_store import format as fmt
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from hmi_kernels import limits
 
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_chain import BATCH, OFFSETS, REFS, Chain
-from kernels import limits
 
 PAGE = 4096
 PROBES = 16

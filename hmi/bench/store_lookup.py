@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from hmi_kernels import limits
 from numpy.typing import NDArray
 
 from hmi.bench.report import Row, paired_ratio, seconds
 from hmi.bench.store_chain import BATCH, TEXTS_AT_ONCE, Chain, FlatRows, look_up, rotating, summed
 from hmi.bench.store_data import LENGTH
-from kernels import limits
 from plot_store import Reader
 
 GATHER = "a prefetching gather of one trigram row a token"

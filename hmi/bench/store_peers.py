@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from hmi_kernels.layout import pack_keys
 
 from hmi.bench.peers import PEERS, Batch, Gather, Lmdb, Peer
 from hmi.bench.report import Row, paired_ratio, seconds
@@ -17,7 +18,6 @@ from hmi.bench.store_build import build_rows
 from hmi.bench.store_chain import BATCH, Chain, look_up, rotating, summed
 from hmi.bench.store_data import LENGTH, VOCAB, trigrams
 from hmi.errors import Unavailable
-from kernels.layout import pack_keys
 from plot_store import Schema
 
 CHUNK = 1 << 13  # rows given to a peer at once

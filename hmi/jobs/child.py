@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import hmi_kernels
+
 import hmi
 from hmi.jobs.folders import JobFolder
 
@@ -63,9 +65,9 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with one thread for every library that would take all cores, and hmi where we found it ourselves."""
+    """Ours, with one thread for every library that would take all cores, and our packages where we found them."""
     env = {**os.environ, **{name: os.environ.get(name, "1") for name in THREADS}}
-    home = Path(hmi.__file__).resolve().parent.parent
-    if home.name != "site-packages":
-        env["PYTHONPATH"] = os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])])
+    homes = [str(Path(file).resolve().parent.parent) for file in (hmi.__file__, hmi_kernels.__file__) if file]
+    if not homes[0].endswith("site-packages"):
+        env["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [os.environ.get("PYTHONPATH")])])
     return env

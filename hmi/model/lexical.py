@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import xxhash
+from hmi_kernels.cpu_words import FAR, NEAR, word_features
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -29,7 +30,6 @@ from hmi.core import Task
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import first_pieces
-from kernels.cpu_words import FAR, NEAR, word_features
 
 BUCKETS = 1 << 13
 WIDTH = 8

@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from hmi_kernels.cpu_paths import forward_backward, viterbi
 from numpy.typing import NDArray
-
-from kernels.cpu_paths import forward_backward, viterbi
 
 Scheme = Literal["bio", "iob1", "io", "free"]
 """bio: B-x begins an entity and I-x goes on. iob1: I-x begins one, too, and B-x is for an entity right behind another

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hmi_kernels import limits, reference
+from hmi_kernels.layout import pack_keys
 
 from hmi.bench import store_data as data
 from hmi.bench.peers import PEERS
@@ -21,8 +23,6 @@ from hmi.bench.store_peers import batch_of
 from hmi.bench.store_publish import syncs
 from hmi.cli.bench import bench
 from hmi.errors import InvalidInput, Unavailable
-from kernels import limits, reference
-from kernels.layout import pack_keys
 from plot_store import Schema, Store
 
 

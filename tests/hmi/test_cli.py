@@ -125,7 +125,7 @@ def plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The batch script on the same folder; a second run finds everything done."""
     (tmp_path / "plan.json").write_text(json.dumps([{"domain": "tiny/a", "corpus": "text"}]))
     command = [sys.executable, "scripts/build_plots.py", str(tmp_path / "plan.json"), "--data", str(tmp_path / "d")]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
         done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, "tiny/a" in done.stdout) == (0, True), done.stderr
@@ -161,7 +161,7 @@ def onboards(tmp_path: Path, url: str) -> None:
         (folder / "model.json").write_text(json.dumps(told))
         (folder / "train.jsonl").write_bytes(rows(4))
     command = [sys.executable, "scripts/onboard_tenants.py", str(tmp_path / "plan"), "--url", url, "--parallel", "2"]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
         done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1

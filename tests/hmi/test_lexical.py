@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
+from hmi_kernels.cpu_words import BOUNDARY, FAR, NEAR, PAIR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hmi.model.batching import Encoded
 from hmi.model.lexical import BUCKETS, WIDTH, Bags, Lexical, bags_of, codes_of, lexical_buckets, lexical_from, shape_of
-from kernels.cpu_words import BOUNDARY, FAR, NEAR, PAIR
 
 FULL = (1 << 64) - 1
 

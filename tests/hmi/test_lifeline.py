@@ -29,7 +29,7 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
         f"import pathlib, re, time\npathlib.Path({str(begun)!r}).touch()\n{BUSY[busy]}\n"
     )
     command = [sys.executable, "-m", "hmi.jobs", "--data", str(tmp_path / "d"), "--bodies", "slow_bodies:BODIES", "j"]
-    env = {"PYTHONPATH": f"{REPO}:{tmp_path}", "PATH": ""}
+    env = {"PYTHONPATH": f"{REPO}:{REPO / 'kernels'}:{tmp_path}", "PATH": ""}
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path, env=env) as job:
         try:
             until = time.monotonic() + LIMIT_S

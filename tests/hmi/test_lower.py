@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hmi_kernels import reference
 from torch import Tensor
 
 from hmi.model.batching import pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.lower import POSITION_BASE, Cover, LocalLower, unique_rows
 from hmi.model.root import Root, split_encoder
-from kernels import reference
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernels import jit
+from hmi_kernels import jit
 
-HELPER = "from kernels.jit import inlined\n\n\n@inlined\ndef number():\n    return {}\n"
+HELPER = "from hmi_kernels.jit import inlined\n\n\n@inlined\ndef number():\n    return {}\n"
 CALLER = (
-    "from kernels.helper import number\nfrom kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
+    "from hmi_kernels.helper import number\nfrom hmi_kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
     "    return 2 * number()\n"
 )
 
 
 def twice(folder: Path) -> int:
-    code = "from kernels.caller import twice; print(twice(), sum(twice.stats.cache_hits.values()))"
+    code = "from hmi_kernels.caller import twice; print(twice(), sum(twice.stats.cache_hits.values()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     result, hits = done.stdout.split()
     assert int(hits) in (0, 1)
@@ -24,7 +24,7 @@ def twice(folder: Path) -> int:
 
 
 def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
-    package = tmp_path / "kernels"
+    package = tmp_path / "hmi_kernels"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "jit.py").write_bytes(Path(jit.__file__).read_bytes())

@@ -1,4 +1,4 @@
-"""kernels/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a sum."""
+"""kernels/hmi_kernels/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a sum."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from kernels.cuda_device import KERNEL, OPTIONS, SOURCE
+from hmi_kernels.cuda_device import KERNEL, OPTIONS, SOURCE
 
 
 @pytest.mark.parametrize("architecture", ["80", "90"])

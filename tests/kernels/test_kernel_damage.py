@@ -7,10 +7,9 @@ import os
 import kernellab as lab
 import numpy as np
 import pytest
+from hmi_kernels import layout, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kernels import layout, ops
 
 SHAPES = [(n, order) for n in range(1, layout.MAX_N + 1) for order in range(1, n + 1)]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import kernellab as lab
 import numpy as np
 import pytest
-
-from kernels import layout, ops
-from kernels.layout import Bytes
+from hmi_kernels import layout, ops
+from hmi_kernels.layout import Bytes
 
 MASK = (1 << 64) - 1
 MULTIPLIER = 0xD6E8FEB86659FD93

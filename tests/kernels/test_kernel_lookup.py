@@ -5,10 +5,9 @@ from __future__ import annotations
 import kernellab as lab
 import numpy as np
 import pytest
+from hmi_kernels import ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kernels import ops, reference
 
 dtypes = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4)
 dims = st.sampled_from([1, 5, 32, 65])

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from hmi_kernels import reference
+from hmi_kernels.layout import DTYPES, roles
 
-from kernels import reference
-from kernels.layout import DTYPES, roles
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,4 +129,7 @@ def child(code: str, *arguments: object, **environment: str) -> subprocess.Compl
 
 
 def child_env() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", Path(__file__).parent))),
+        "OMP_NUM_THREADS": "1",
+    }

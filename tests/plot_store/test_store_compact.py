@@ -309,7 +309,8 @@ def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_width_of_window(store: Store) -> None:
-    from kernels.layout import roles
+    from hmi_kernels.layout import roles
+
     from plot_store import Schema
 
     rng = np.random.default_rng(5)

@@ -11,9 +11,9 @@ import numpy as np
 import plotlab as lab
 import pytest
 import xxhash
+from hmi_kernels import layout
+from hmi_kernels.layout import DTYPES
 
-from kernels import layout
-from kernels.layout import DTYPES
 from plot_store import Damaged, FormatTooNew, Store, StoreIO, check
 from plot_store import format as fmt
 from plot_store.catalogue import FORMAT

@@ -9,8 +9,8 @@ import numpy as np
 import plotlab as lab
 import pytest
 from formats.make import WIDTHS, fixed
+from hmi_kernels.layout import header_bytes
 
-from kernels.layout import header_bytes
 from plot_store import Store
 from plot_store import format as fmt
 from plot_store.indexing import MAX_RUNS

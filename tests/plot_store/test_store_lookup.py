@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import plotlab as lab
 import pytest
+from hmi_kernels import reference
+from hmi_kernels.layout import DTYPES
 
-from kernels import reference
-from kernels.layout import DTYPES
 from plot_store import Closed, Invalid, Store
 from plot_store.indexing import MAX_RUNS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import plotlab as lab
 import pytest
+from hmi_kernels import reference
+from hmi_kernels.layout import before
 
-from kernels import reference
-from kernels.layout import before
 from plot_store import Store, differences, disk_bytes, entries_within, stand_ins
 
 WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}

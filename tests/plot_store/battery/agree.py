@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import plain
 import play
+from hmi_kernels import reference
 from plain import Plain
 
-from kernels import reference
 from plot_store import PlotStoreError, Reader, Store
 
 

@@ -64,7 +64,13 @@ class Nursery:
     """One warm process; not thread-safe."""
 
     def __init__(self, preload: Path | None) -> None:
-        paths = [str(ROOT), str(HERE.parent), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [
+            str(ROOT),
+            str(ROOT / "kernels"),
+            str(HERE.parent),
+            str(HERE),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)

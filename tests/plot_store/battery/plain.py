@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
+from hmi_kernels import reference
+from hmi_kernels.layout import DTYPES
 
-from kernels import reference
-from kernels.layout import DTYPES
 from plot_store import Schema
 
 DIM, VOCAB = 8, 9

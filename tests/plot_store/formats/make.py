@@ -17,8 +17,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import plotlab as lab  # noqa: E402 (after the path that leads to it)
+from hmi_kernels.layout import roles  # noqa: E402 (the same)
 
-from kernels.layout import roles  # noqa: E402 (the same)
 from plot_store import Store  # noqa: E402 (the same)
 from plot_store.format import FORMAT  # noqa: E402 (the same)
 

@@ -10,8 +10,8 @@ from random import Random
 
 import numpy as np
 import xxhash
+from hmi_kernels.layout import header_bytes, row_checks
 
-from kernels.layout import header_bytes, row_checks
 from plot_store import records
 from plot_store.archive_format import Packer, Unpacker
 from plot_store.format import HEADER_BYTES, ROWS, Layout

@@ -19,8 +19,8 @@ import fuzzmutate as mutate
 import numpy as np
 import plotlab as lab
 import xxhash
+from hmi_kernels import ops
 
-from kernels import ops
 from plot_store import PlotStoreError, Schema, SegmentInfo, Store, VersionInfo
 from plot_store.archive_format import Unpacker, segments_of
 from plot_store.mdb_file import BadFile

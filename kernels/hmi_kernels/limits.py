@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import carray, compiled, pointer, prefetch
-from kernels.layout import Bytes
+from hmi_kernels.jit import carray, compiled, pointer, prefetch
+from hmi_kernels.layout import Bytes
 
 AHEAD = 4  # rows asked for before they are copied: more does not help, since a row is some twenty cache lines
 

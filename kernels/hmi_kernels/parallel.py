@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import ops
+from hmi_kernels import ops
 
 
 def lookup(

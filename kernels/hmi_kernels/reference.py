@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.layout import NUMPY_TYPES, before
+from hmi_kernels.layout import NUMPY_TYPES, before
 
 Vectors = NDArray[np.float32]
 Entries = Mapping[tuple[int, ...], Vectors]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import cpu_build, cpu_index
-from kernels.layout import MAX_N, Bytes, Keys, header_bytes, stride
-from kernels.reference import default_steps, positions
+from hmi_kernels import cpu_build, cpu_index
+from hmi_kernels.layout import MAX_N, Bytes, Keys, header_bytes, stride
+from hmi_kernels.reference import default_steps, positions
 
 Ints = NDArray[np.int64]
 MAX_LANES = 8  # levels that a filter tells apart
@@ -41,7 +41,7 @@ class IndexRun:
 
 @dataclass(frozen=True)
 class LevelTable:
-    """What the kernels read of a chain. Keeps what it points at alive; for the columns see kernels/cpu_index.py."""
+    """What the kernels read of a chain. Keeps what it points at alive; for the columns see cpu_index.py."""
 
     n: int
     dim: int

@@ -1,4 +1,4 @@
-"""numba body of the look-up for every window width and back-off: step by step, as kernels/reference.py says it.
+"""numba body of the look-up for every window width and back-off: step by step, as reference.py says it.
 
 A block is a run of whole texts, so that nothing crosses from one text to another. Token q of a block owns the window
 cut around it; a term of a window's position is the address of a vector, its scale and its storage type.
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_batch import FINE, checked
-from kernels.cpu_index import (
+from hmi_kernels.cpu_batch import FINE, checked
+from hmi_kernels.cpu_index import (
     DAMAGED,
     DEPTH,
     DIM,
@@ -23,10 +23,10 @@ from kernels.cpu_index import (
     ROW,
     SEGS,
 )
-from kernels.cpu_rows import add_vector, store_bfloat
-from kernels.cpu_seek import confirm, seek
-from kernels.jit import carray, compiled, get, inlined, load_f32, pointer
-from kernels.layout import FIELD_BITS, TAG_SHIFT, WORD_IDS
+from hmi_kernels.cpu_rows import add_vector, store_bfloat
+from hmi_kernels.cpu_seek import confirm, seek
+from hmi_kernels.jit import carray, compiled, get, inlined, load_f32, pointer
+from hmi_kernels.layout import FIELD_BITS, TAG_SHIFT, WORD_IDS
 
 BLOCK = 256  # tokens resolved together: enough misses in flight, and the rows stay in the second-level cache
 COVER = 3  # at most so many placements of an order cover one position (n = 5, order 3)
@@ -60,7 +60,7 @@ def windows(tokens: Any, offsets: Any, first: Any, last: Any, n: Any) -> Any:
 
 @inlined
 def set_key(keys: Any, c: Any, ids: Any) -> Any:
-    """keys[c] = the packed key of these ids, as `kernels.layout.pack_keys` makes it."""
+    """keys[c] = the packed key of these ids, as `hmi_kernels.layout.pack_keys` makes it."""
     low, high, order = np.uint64(0), np.uint64(0), ids.size
     for j in range(order):
         token = np.uint64(ids[order - 1 - j])
@@ -180,7 +180,7 @@ def add_up(terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, r
 @compiled
 def lookup(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any, vocab: Any, rows: Any, half: Any,
            served: Any, depth: Any, damage: Any) -> Any:  # fmt: skip
-    """A whole ragged batch; see `kernels.ops.lookup`. rows: the output's bytes; head: `LevelTable.head`."""
+    """A whole ragged batch; see `hmi_kernels.ops.lookup`. rows: the output's bytes; head: `LevelTable.head`."""
     state = checked(tokens, offsets, vocab)
     if state != FINE:
         return state

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_index import (
+from hmi_kernels.cpu_index import (
     BIT,
     CAP,
     DAMAGED,
@@ -30,8 +30,8 @@ from kernels.cpu_index import (
     seek_direct,
     seek_level,
 )
-from kernels.cpu_rows import row_is_sound
-from kernels.jit import compiled, get, inlined, load_u8, put, store_u8
+from hmi_kernels.cpu_rows import row_is_sound
+from hmi_kernels.jit import compiled, get, inlined, load_u8, put, store_u8
 
 CHUNK = 64  # rows asked for together
 

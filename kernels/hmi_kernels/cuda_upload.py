@@ -1,4 +1,4 @@
-"""A level table copied to a device: the structs that kernels/lookup.cu reads, then slots and rows, in one piece."""
+"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one piece."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import ops
-from kernels.cuda import Array, Device, DeviceTable
-from kernels.layout import MAX_N, Bytes, header_bytes, scales_at, stride
-from kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView
+from hmi_kernels import ops
+from hmi_kernels.cuda import Array, Device, DeviceTable
+from hmi_kernels.layout import MAX_N, Bytes, header_bytes, scales_at, stride
+from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView
 
 ALIGN: Final = 256  # of every array in device memory: whole transactions, and any vector load
 CHUNK_BYTES: Final = 64 << 20  # rows checked and uploaded together

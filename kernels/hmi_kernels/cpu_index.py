@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.jit import get, inlined, load_u64, lowest_bit, match8, prefetch, put, sieve4
-from kernels.layout import EMPTY_SLOT, FIELD_BITS
+from hmi_kernels.jit import get, inlined, load_u64, lowest_bit, match8, prefetch, put, sieve4
+from hmi_kernels.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
 LOW32 = np.uint64(0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""A CUDA device through cupy: memory, streams, and kernels/lookup.cu compiled for it."""
+"""A CUDA device through cupy: memory, streams, and lookup.cu compiled for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.cuda import Array
+from hmi_kernels.cuda import Array
 
 SOURCE: Final = Path(__file__).with_name("lookup.cu")
 KERNEL: Final = "plot_lookup"
@@ -23,7 +23,7 @@ class NoDevice(RuntimeError):
 
 
 class CudaDevice:
-    """`kernels.cuda.Device` on a GPU. Raises NoDevice. Thread-safe; each call works on its thread's current stream."""
+    """`cuda.Device` on a GPU. Raises NoDevice. Thread-safe; each call works on its thread's current stream."""
 
     def __init__(self, index: int = 0) -> None:
         self._cupy = cupy = _cupy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.jit import compiled
+from hmi_kernels.jit import compiled
 
 FINE, BAD_OFFSETS, BAD_TOKEN = 0, -1, -2
 

@@ -1,5 +1,5 @@
 // The fused look-up on a CUDA device: cut windows, probe, back off, gather, dequantise, sum. Its meaning is in
-// kernels/reference.py, equal to the bit: compile with -fmad=false, so that no product is fused into a sum.
+// reference.py, equal to the bit: compile with -fmad=false, so that no product is fused into a sum.
 //
 // A block serves TILE neighbouring tokens. Between two barriers all its threads run one phase:
 //   cut    the windows that these tokens take part in, a thread each
@@ -25,7 +25,7 @@ constexpr int FIELD_BITS = 21, WORD_IDS = 3, TAG_SHIFT = 62;
 constexpr u64 EMPTY_SLOT = ~0ull;
 constexpr u64 LOW_HALF = 0xFFFFFFFFull;
 
-// What kernels/cuda_upload.py packs: every field is 8 bytes. Addresses are the device's.
+// What cuda_upload.py packs: every field is 8 bytes. Addresses are the device's.
 struct Segment {
     const u8* rows;
     i64 count;

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.jit import as_bits, as_float, carray, compiled, inlined, pointer
-from kernels.layout import CHECK_FACTOR
+from hmi_kernels.jit import as_bits, as_float, carray, compiled, inlined, pointer
+from hmi_kernels.layout import CHECK_FACTOR
 
 HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
 INT8_MAX = np.float32(127)
@@ -31,7 +31,7 @@ def from_half(bits: Any) -> Any:
 
 @inlined
 def check_of(words: Any, header: Any) -> Any:
-    """What the check of a row must be (`kernels.layout.row_checks`); words: the row as uint64 [stride / 8]."""
+    """What the check of a row must be (`hmi_kernels.layout.row_checks`); words: the row as uint64 [stride / 8]."""
     at = header // 8 - 1
     total = np.uint64(0)
     for j in range(words.size):

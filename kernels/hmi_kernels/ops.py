@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
-from kernels.layout import (
+from hmi_kernels import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
+from hmi_kernels.layout import (
     DTYPES,
     EMPTY_SLOT,
     ID_LIMIT,
@@ -21,7 +21,7 @@ from kernels.layout import (
     stride,
     words,
 )
-from kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
+from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
 
 __all__ = [
     "DamagedRow",

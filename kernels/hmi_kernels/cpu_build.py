@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_index import EMPTY, HALF, LOW32, filter_bits, hash_of, home_of
-from kernels.jit import compiled, prefetch
+from hmi_kernels.cpu_index import EMPTY, HALF, LOW32, filter_bits, hash_of, home_of
+from hmi_kernels.jit import compiled, prefetch
 
 BATCH = 128  # keys whose slots are asked for together
 

@@ -1,4 +1,4 @@
-"""The ring of records in which `kernels.cpu` keeps a token between its stages, and the stages that probe.
+"""The ring of records in which `hmi_kernels.cpu` keeps a token between its stages, and the stages that probe.
 
 A record holds what is known of a token so far: its keys and hashes, which levels may have them, what was found, and at
 last the terms of its window.
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_index import (
+from hmi_kernels.cpu_index import (
     END,
     FIRST,
     FOUND_COLUMNS,
@@ -22,9 +22,9 @@ from kernels.cpu_index import (
     seek_levels,
     sift,
 )
-from kernels.cpu_seek import seek_exactly
-from kernels.jit import compiled, get, inlined, load_i32, put
-from kernels.layout import FIELD_BITS, TAG_SHIFT, header_bytes, scales_at
+from hmi_kernels.cpu_seek import seek_exactly
+from hmi_kernels.jit import compiled, get, inlined, load_i32, put
+from hmi_kernels.layout import FIELD_BITS, TAG_SHIFT, header_bytes, scales_at
 
 SHIFT1 = np.uint64(FIELD_BITS)
 SHIFT2 = np.uint64(2 * FIELD_BITS)

@@ -1,6 +1,6 @@
 """numba body of the look-up of trigrams with the default back-off.
 
-The meaning is in kernels/reference.py; this file only says it fast. The tokens of all texts stand in one row, with a
+The meaning is in reference.py; this file only says it fast. The tokens of all texts stand in one row, with a
 gap before and after each text, and pass in chunks through stages: cut and hash, ask the filter, probe trigrams, then
 bigrams, then unigrams, confirm and collect terms, add up.
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_batch import FINE, checked
-from kernels.cpu_index import (
+from hmi_kernels.cpu_batch import FINE, checked
+from hmi_kernels.cpu_index import (
     DAMAGED,
     DEPTH,
     DIM,
@@ -34,7 +34,7 @@ from kernels.cpu_index import (
     ZEROS,
     ask_row,
 )
-from kernels.cpu_ring import (
+from hmi_kernels.cpu_ring import (
     CENTRE,
     CENTRE2,
     CHUNK,
@@ -77,10 +77,10 @@ from kernels.cpu_ring import (
     record_at,
     trigram_key,
 )
-from kernels.cpu_rows import store_bfloat
-from kernels.cpu_seek import confirmed
-from kernels.cpu_sum import add_mixed, add_small
-from kernels.jit import compiled, get, inlined, load_u32, put, store_i8, store_i16
+from hmi_kernels.cpu_rows import store_bfloat
+from hmi_kernels.cpu_seek import confirmed
+from hmi_kernels.cpu_sum import add_mixed, add_small
+from hmi_kernels.jit import compiled, get, inlined, load_u32, put, store_i8, store_i16
 
 
 @inlined
@@ -204,7 +204,7 @@ def add_up(begin: Any, ring: Any, dim: Any, mixed: Any, half: Any, out: Any, spa
 @compiled
 def lookup(head: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any,
            room: Any) -> Any:  # fmt: skip
-    """A whole ragged batch; see `kernels.ops.lookup`. rows: the output's bytes; head: `kernels.table.LevelTable.head`.
+    """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; head: `table.LevelTable.head`.
 
     room int64 [ROOM + dim]: scratch memory, of which the first words tell the damaged row. The caller's, because numba
     frees an array of its own after its last mention.

@@ -1,4 +1,4 @@
-"""The last stage of `kernels.cpu`: a token's vector is the sum of its neighbours' terms and its own."""
+"""The last stage of `hmi_kernels.cpu`: a token's vector is the sum of its neighbours' terms and its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_ring import CENTRE, CENTRE2, HALF, LEFT, MEAN, ONE, RIGHT, SCALES, VECTORS, part
-from kernels.cpu_rows import add_vector
-from kernels.jit import carray, compiled, get, inlined, load_f32, pointer, prefetch, sum_block
+from hmi_kernels.cpu_ring import CENTRE, CENTRE2, HALF, LEFT, MEAN, ONE, RIGHT, SCALES, VECTORS, part
+from hmi_kernels.cpu_rows import add_vector
+from hmi_kernels.jit import carray, compiled, get, inlined, load_f32, pointer, prefetch, sum_block
 
 
 @inlined

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.jit import compiled
+from hmi_kernels.jit import compiled
 
 
 @compiled

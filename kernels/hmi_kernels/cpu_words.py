@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.jit import compiled
+from hmi_kernels.jit import compiled
 
 NEAR, FAR = 6, 2  # how many of its codes a word lends to its neighbours and to theirs
 BOUNDARY = np.uint64(0x9E3779B97F4A7C15)  # stands for the word before the first and after the last

@@ -1,6 +1,6 @@
-"""The look-up on a CUDA device: a level table uploaded once (kernels/cuda_upload.py), batches that never leave it.
+"""The look-up on a CUDA device: a level table uploaded once (cuda_upload.py), batches that never leave it.
 
-The kernel is kernels/lookup.cu. What it runs on is a `Device`: kernels/cuda_device.py, or, in the tests, a twin that
+The kernel is lookup.cu. What it runs on is a `Device`: cuda_device.py, or, in the tests, a twin that
 runs the same source on the CPU.
 """
 
@@ -65,7 +65,7 @@ def lookup(
     table: DeviceTable, tokens: Array, offsets: Array, vocab: int, out: Array, order: Array, depth: Array,
     *, stream: int | None = None,
 ) -> None:  # fmt: skip
-    """`kernels.ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
+    """`hmi_kernels.ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
 
     Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64 [texts + 1],
     out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16 [total], all C-contiguous.
