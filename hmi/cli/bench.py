@@ -112,6 +112,20 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
         found.extend(measured.run(measured.Steps(sets, corpora, megabytes, rows), notes.print, bar.show))
 
 
+@bench.command()
+@click.option("--only", multiple=True, metavar="FLOOD", help="short, long, many, exact, spaces, …  [default: all]")
+@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(1), help="Of each look.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each.")
+@click.option("--beside", type=FOLDER, help="Another checkout of this project, measured in the same run.")
+@as_json
+def floods(only: tuple[str, ...], seconds: float, rounds: int, beside: Path | None, as_json: bool) -> None:
+    """A quiet tenant's latency while another tenant, or a stranger, floods the server."""
+    from hmi.bench.floods import run as measured
+
+    with _shown("floods", as_json) as found:
+        found.extend(measured.run(measured.Plan(only, seconds, rounds, beside), notes.print))
+
+
 @contextmanager
 def _bar(steps: int) -> Iterator[Callable[[str], None]]:
     """A bar of so many steps; on anything but a terminal a line for each. Call it as each step begins."""

@@ -1,0 +1,107 @@
+"""What the quiet tenant and whoever watches the server see meanwhile: latencies, health, memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.bench.floods.kinds import SENTENCE
+from hmi.bench.floods.server import Running
+
+THINK_S = 0.02
+"""Between two requests of the quiet tenant, and between two looks at /healthz."""
+TIMEOUT_S = 10.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Milliseconds and MiB. `failed` counts requests of the quiet tenant without a good answer."""
+
+    p50: float
+    p99: float
+    answers: int
+    failed: int
+    health_p99: float
+    health_worst: float
+    memory: float
+    """Resident, the most that was seen."""
+
+
+def watch(server: Running, key: str, seconds: float) -> Seen:
+    """Send short texts one after another, ask for health and look at memory, for so long."""
+    until = time.monotonic() + seconds
+    health: list[float] = []
+    memory = [resident(server)]
+    asking = threading.Thread(target=_timed, args=(health, lambda: _healthy(server), until))
+    looking = threading.Thread(target=_look, args=(memory, server, until))
+    for thread in (asking, looking):
+        thread.start()
+    times: list[float] = []
+    failed = _timed(times, lambda: _infer(server, key), until)
+    for thread in (asking, looking):
+        thread.join()
+    return Seen(
+        p50=statistics.median(times), p99=_quantile(times, 0.99), answers=len(times) - failed, failed=failed,
+        health_p99=_quantile(health, 0.99), health_worst=max(health), memory=max(memory),
+    )  # fmt: skip
+
+
+def resident(server: Running) -> float:
+    """The server's resident memory without what it shares with files, in MiB."""
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise AssertionError("Linux tells RssAnon")
+
+
+def _timed(times: list[float], work: Callable[[], bool], until: float) -> int:
+    """Append the milliseconds of each `work()` to `times` until then; returns how many failed."""
+    failed = 0
+    while not times or time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            failed += not work()
+        except (OSError, http.client.HTTPException):
+            failed += 1
+        times.append((time.monotonic() - begun) * 1e3)
+        time.sleep(THINK_S)
+    return failed
+
+
+def _look(memory: list[float], server: Running, until: float) -> None:
+    while time.monotonic() < until:
+        memory.append(resident(server))
+        time.sleep(THINK_S)
+
+
+def _infer(server: Running, key: str) -> bool:
+    body = json.dumps({"inputs": SENTENCE}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    return _exchange(server, "POST", "/infer/quiet.mood", body, headers)
+
+
+def _healthy(server: Running) -> bool:
+    return _exchange(server, "GET", "/healthz", None, {})
+
+
+def _exchange(server: Running, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bool:
+    """A request on a connection of its own: that a new one is accepted is part of what is measured."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status == 200
+    finally:
+        connection.close()
+
+
+def _quantile(times: list[float], q: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(q * len(times)))]

@@ -1,0 +1,58 @@
+"""`hmi bench floods` on a real server: what is sent is what is named, it arrives, and what suffers is seen."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from hmi.bench.floods.kinds import BODY_BYTES, FLOODS, TEXT_BYTES
+from hmi.bench.floods.run import Plan, _flooding
+from hmi.bench.floods.server import Home, running
+from hmi.bench.floods.watch import watch
+from hmi.errors import InvalidInput
+
+
+@pytest.mark.parametrize("name", sorted(FLOODS))
+def test_a_floods_bodies_are_within_the_servers_limits_or_meant_not_to_be(name: str) -> None:
+    request = FLOODS[name].make()
+    head = request.head("KEY").decode()
+    assert head.endswith("\r\n\r\n")
+    assert ("Bearer KEY" in head) is request.keyed
+    assert len(request.body) < 32 << 20
+    if name == "bombs":
+        with gzip.open(io.BytesIO(request.body)) as unpacked:
+            assert len(request.body) < 2 << 20 < len(unpacked.read(64 << 20))
+    elif request.body:
+        inputs = json.loads(request.body)["inputs"]
+        assert len(inputs) > 15
+        assert all(len(str(text).encode()) <= TEXT_BYTES for text in inputs)
+        if "30 MB" in FLOODS[name].what:
+            assert len(request.body) > 0.9 * BODY_BYTES
+
+
+def test_an_unknown_flood_is_named_with_those_there_are() -> None:
+    with pytest.raises(InvalidInput, match=r"'rain'.*openapi"):
+        Plan(only=("rain",)).floods()
+
+
+def test_a_flood_reaches_the_server_while_the_quiet_tenant_is_watched(tmp_path: Path) -> None:
+    home = Home(tmp_path / "data", None, {"quiet": "none", "flood": "none"})
+    with running(home, None) as server:
+        with _flooding("openapi", server, "none"):
+            seen = watch(server, "none", 1.0)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/metrics")
+        scraped = connection.getresponse().read().decode()
+    # Nobody made the quiet tenant's model: its requests fail, and are seen to.
+    assert seen.failed > 0
+    assert seen.answers == 0
+    assert 0 < seen.p50 <= seen.p99
+    assert 0 < seen.health_p99 <= seen.health_worst
+    assert seen.memory > 10
+    (line,) = [x for x in scraped.splitlines() if "openapi" in x and 'outcome="ok"' in x and "_total" in x]
+    assert float(line.rsplit(" ", 1)[1]) > 0
