@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ def test_the_licence_is_apache_2() -> None:
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_installed_distribution_has_no_package_kernels() -> None:
+    # One that had would overwrite the hub's when it is installed, and take it away when it is uninstalled.
+    found = {path.parts[0] for path in metadata.files("hmi-server") or []}
+    named = (metadata.distribution("hmi-server").read_text("top_level.txt") or "").split()
+    assert {"hmi", "hmi_kernels", "plot_store"} <= set(named)
+    assert "kernels" not in found | set(named)
 
 
 def test_the_hubs_package_is_found_from_our_folder_too(tmp_path: Path) -> None:
