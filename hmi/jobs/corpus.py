@@ -1,49 +1,63 @@
-"""Corpora: text, one document a line, plain or compressed; checked before any work begins."""
+"""Corpora: text, one document a line, or JSON with a `text`; plain or compressed; checked before any work begins."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO, cast
+from dataclasses import dataclass
 
-import zstandard
+from hmi.errors import InvalidData
+from hmi.jobs.columns import NEEDED, listed
+from hmi.jobs.decoding import MAX_EXPANDED_BYTES, Source, TextFile
+from hmi.jobs.tables import HEAD, Record, conll_width, file_lines, kind_of, looks_like_csv, read_table
 
-from hmi.errors import InvalidData, TooLarge
-
-MAX_EXPANDED_BYTES = 4 << 30
 MIN_DOCUMENTS = 2
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+NAMES = frozenset(name for names in NEEDED.values() for name in names)
 
 
-def read_documents(path: Path, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
-    """Yield the non-empty lines of a UTF-8 text file (gzip and zstd are recognised by their first bytes).
+@dataclass(frozen=True)
+class Corpus:
+    """What a corpus was read as, in words, and its documents."""
 
-    Raises InvalidData (binary, not UTF-8, damaged compression) naming the line, or TooLarge past `limit` bytes.
-    """
-    seen = 0
-    with _open(path) as file:
-        number = 0
-        try:
-            for number, line in enumerate(file, 1):
-                seen += len(line)
-                if seen > limit:
-                    raise TooLarge(f"the corpus is over {limit} bytes when expanded: split it", field="corpus")
-                text = _decode(line, number).strip()
-                if text:
-                    yield text
-        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-            raise InvalidData(f"the corpus breaks off after line {number} ({error}): compress it again") from error
+    read: str
+    documents: Iterator[str]
+    file: TextFile
 
 
-def check_corpus(path: Path) -> int:
-    """Read the whole corpus once and return its number of documents; raises as `read_documents`, or if too few."""
-    if path.stat().st_size == 0:
+def open_corpus(source: Source, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES) -> Corpus:
+    """A corpus, or about its `first` bytes. Raises InvalidData where it is none (a table, no text, empty)."""
+    file = TextFile(source, "corpus", first=first, limit=limit)
+    if file.empty:
         raise InvalidData("the corpus is empty: give text, one document a line", field="corpus")
-    documents = sum(1 for _ in read_documents(path))
-    if documents < MIN_DOCUMENTS:
+    head = list(file_lines(file, HEAD))
+    begin = next((line.strip() for line in head if line.strip()), "")
+    if begin in ("{", "[") or begin.startswith(('{"', "[{")):
+        return _json(file)
+    width = conll_width(head)
+    if width:
+        raise _refused(
+            file, f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line"
+        )
+    columns = looks_like_csv(head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"})
+    if columns:
+        found = f"looks like CSV with the columns {listed(columns)}"
+        raise _refused(file, f"{found}: a corpus is text, one document a line. Save the column of texts alone, or as "
+                             'JSON, one object a line: {"text": "…"}')  # fmt: skip
+    return Corpus(f"text, one document a line, {file.encoding}", _documents(file), file)
+
+
+def read_documents(source: Source, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
+    """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
+
+    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past `limit`.
+    """
+    yield from open_corpus(source, limit=limit).documents
+
+
+def check_corpus(source: Source, *, first: int | None = None) -> int:
+    """Read a corpus once and return its number of documents; raises as `read_documents`, or if too few."""
+    corpus = open_corpus(source, first=first)
+    documents = sum(1 for _ in corpus.documents)
+    if documents < MIN_DOCUMENTS and corpus.file.whole:
         found = "only blank lines" if documents == 0 else "one line only"
         raise InvalidData(
             f"the corpus has {found}: n-grams are counted over documents, so give one document a line "
@@ -53,25 +67,29 @@ def check_corpus(path: Path) -> int:
     return documents
 
 
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic.startswith(_GZIP):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if magic == _ZSTD:
-        return io.BufferedReader(cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(path.open("rb"))))
-    return path.open("rb")
+def _documents(file: TextFile) -> Iterator[str]:
+    return (text for text in (line.strip() for line in file.lines()) if text)
 
 
-def _decode(line: bytes, number: int) -> str:
-    if b"\0" in line:
-        raise InvalidData(
-            f"line {number} of the corpus holds a zero byte: this is a binary file, not text", field="corpus"
-        )
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidData(
-            f"line {number} of the corpus is not UTF-8 (byte {error.start} of the line): convert it to UTF-8",
-            field="corpus",
-        ) from error
+def _json(file: TextFile) -> Corpus:
+    table = read_table(file, lambda _: True, tagging=False)
+    if "text" not in table.columns:
+        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {listed(table.columns)}. "
+                             "Rename the one that holds the texts, or give text, one document a line")  # fmt: skip
+    unused = [name for name in table.columns if name != "text"]
+    left = f"; not used: {listed(unused)}" if unused else ""
+    return Corpus(f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file)
+
+
+def _texts(file: TextFile, records: Iterator[Record]) -> Iterator[str]:
+    for record in records:
+        text = record.values.get("text")
+        if record.problem or not isinstance(text, str):
+            problem = record.problem or f"has {kind_of(text)} as `text`, not a text"
+            raise InvalidData(f"line {record.line} of the corpus {problem}", field="corpus", line=record.line)
+        if text.strip():
+            yield text.strip()
+
+
+def _refused(file: TextFile, why: str) -> InvalidData:
+    return InvalidData(f"the {file.field} {why}", field=file.field)

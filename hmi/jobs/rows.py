@@ -1,26 +1,29 @@
-"""Training rows: JSONL or CSV to checked rows of one task. Every error names the row and what to change."""
+"""Training rows: a table as people have it to checked rows of one task. Every error names the line and the cure."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hmi.core import Task
-from hmi.errors import HmiError, InvalidData
-from hmi.jobs.corpus import read_documents
-from hmi.model.tasks import KINDS, Gold, checked_labels
-from hmi.model.tokenizer import Text
+from hmi.errors import InvalidData
+from hmi.jobs.columns import EXAMPLES, LISTS, Columns, listed, read_columns, second_text
+from hmi.jobs.decoding import Source, TextFile
+from hmi.jobs.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
+from hmi.jobs.fields import answer_of, input_of
+from hmi.jobs.tables import HEAD, Record, Table, kind_of, read_table
+from hmi.model.golds import Gold, checked_labels
 
-MAX_ROW_CHARACTERS = 1_000_000
+if TYPE_CHECKING:
+    from hmi.model.tokenizer import Text
+
 MIN_ROWS = 4
-MAX_VALUE = 1e9
-"""Of a regression's value, either way: beyond it the values' spread loses its digits."""
+SHOWN = 5
+NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
+"""What programs write where a value is missing."""
 
 
 @dataclass(frozen=True)
@@ -32,45 +35,111 @@ class Row:
     label: Gold
 
 
-def read_rows(path: Path, task: Task, field: str = "data") -> list[Row]:
-    """Read and check all rows of `path`; raises InvalidData with the first bad rows' numbers."""
-    rows = _checked(path, lambda raw: _row(raw, task), KINDS[task].example, field)
-    if len(rows) < MIN_ROWS:
-        raise InvalidData(f"{field} has {len(rows)} rows: give at least {MIN_ROWS}", field=field)
-    if task == "regression":
-        _refuse_mixed(rows, field)
-    return rows
+@dataclass(frozen=True)
+class Problem:
+    """A row that is not usable, and why."""
+
+    line: int
+    message: str
 
 
-def read_texts(path: Path, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a file. `read` says what it was taken for; `left_out` what is not among the rows; `notes` what a
+    user should know; `whole` whether that was the whole file."""
+
+    rows: list[Row]
+    read: str
+    left_out: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    whole: bool = True
+    lines: list[int] = field(default_factory=list)
+
+
+def read_rows(source: Source, task: Task, field: str = "data") -> list[Row]:
+    """All rows of a file; raises InvalidData with the first bad rows' lines."""
+    return given_rows(source, task, field).rows
+
+
+def read_texts(source: Source, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
     """Rows of the same form whose answers, if they have any, are not looked at. Raises InvalidData."""
-    tagging = task == "tagging"
-    example = '{"tokens": ["…"]}' if tagging else '{"text": "…", "text_pair": "…"}' if paired else '{"text": "…"}'
-    rows = _checked(path, lambda raw: Row(_input(raw, tagging=tagging, paired=paired), ""), example, field)
-    if not rows:
-        raise InvalidData(f"{field} has no rows: give JSONL rows such as {example}, or CSV with a header", field=field)
-    return rows
+    return given_texts(source, task, paired=paired, field=field).rows
 
 
-def _checked(path: Path, made: Callable[[dict[str, Any]], Row], example: str, field: str) -> list[Row]:
-    if path.stat().st_size == 0:
-        raise InvalidData(f"{field} is empty: give JSONL rows such as {example}", field=field)
-    rows: list[Row] = []
-    problems: list[str] = []
-    for number, raw in _records(path, field):
+def given_rows(
+    source: Source, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None, count: bool = True
+) -> Rows:
+    """The rows of a file, or of about its `first` bytes; up to `skip` bad ones are left out.
+
+    count=False: also of too few rows. Raises InvalidData (its details name field and line), TooLarge.
+    """
+    found = settled(collect(source, task, field, first=first), task, field, skip)
+    if count and found.whole and len(found.rows) < MIN_ROWS:
+        what = f"{len(found.rows)} rows" if found.rows else "no rows"
+        raise InvalidData(f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field)
+    if task == "regression":
+        _refuse_mixed(found, field)
+    return found
+
+
+def given_texts(
+    source: Source, task: Task, *, paired: bool, field: str = "unlabelled", skip: int = 0, first: int | None = None
+) -> Rows:
+    """As `given_rows`, of rows whose answers are not looked at."""
+    found = settled(collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip)
+    if not found.rows and found.whole:
+        raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
+    return found
+
+
+def settled(found: Rows, task: Task, field: str, skip: int) -> Rows:
+    """The same rows; raises InvalidData where more than `skip` are not usable."""
+    bad = found.left_out
+    if len(bad) <= skip:
+        return found
+    shown = "; ".join(problem.message for problem in bad[:SHOWN])
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    limit = f", more than the {skip} that may be left out" if skip else ""
+    raise InvalidData(
+        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
+        f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}; up to N bad ones are left out with "
+        "--skip-bad-rows N (over HTTP options.skip_bad_rows)",
+        field=field, line=bad[0].line,
+    )  # fmt: skip
+
+
+def collect(
+    source: Source, task: Task, field: str, *, answers: bool = True, paired: bool | None = None,
+    first: int | None = None,
+) -> Rows:  # fmt: skip
+    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at all."""
+    file = TextFile(source, field, first=first)
+    if file.empty:
+        raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
+
+    def columns_of(names: Sequence[str]) -> Columns:
+        return read_columns(names, task, answers=answers, paired=paired)
+
+    table = read_table(file, lambda names: not columns_of(names).problem, tagging=task == "tagging")
+    columns = columns_of(table.columns)
+    head = list(itertools.islice(table.records, HEAD))
+    problem = columns.problem or _wrong_form(table, columns.names, head, task, paired=paired)
+    if problem:
+        raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
+    read = _described(table, file.encoding, columns.names)
+    found = Rows([], read, whole=True)
+    for record in itertools.chain(head, table.records):
         try:
-            rows.append(made(raw))
+            if record.problem:
+                raise ValueError(record.problem)
+            raw = {ours: record.values.get(given) for given, ours in columns.names.items()}
+            raw.setdefault("text_pair", record.values.get("text_pair"))
+            answer = answer_of(raw, task) if answers else ""
+            found.rows.append(Row(input_of(raw, task, paired=paired), answer))
+            found.lines.append(record.line)
         except ValueError as error:
-            problems.append(f"row {number}: {error}")
-    if problems:
-        shown = "; ".join(problems[:5])
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise InvalidData(
-            f"{len(problems)} of {len(rows) + len(problems)} rows of {field} are not usable: {shown}{more}. "
-            f"Each row needs the form {example}",
-            field=field,
-        )
-    return rows
+            found.left_out.append(Problem(record.line, f"{record.place}: {error}"))
+    return Rows(found.rows, read, found.left_out, label_notes(found.rows), file.whole, found.lines)
 
 
 def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
@@ -78,129 +147,79 @@ def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
     return tuple(sorted(checked_labels((row.label for row in rows), field)))
 
 
-def _records(path: Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines = read_documents(path)
-    first = next(lines, None)
-    if first is None:
-        raise InvalidData(f"{field} holds only blank lines", field=field)
-    if first.startswith("{"):
-        yield from _json_records(first, lines, field)
-    else:
-        text = "\n".join([first, *lines])
-        for number, record in enumerate(csv.DictReader(io.StringIO(text)), 2):
-            yield number, {k: v for k, v in record.items() if k is not None}
+def label_counts(rows: list[Row]) -> Counter[str]:
+    """How often each label, or tag, is given; of values nothing."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        if isinstance(row.label, str | tuple):
+            counts.update([row.label] if isinstance(row.label, str) else row.label)
+    return counts
 
 
-def _json_records(first: str, lines: Iterator[str], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    try:
-        for number, line in enumerate(_chain(first, lines), 1):
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise InvalidData(f"row {number} of {field} is not a JSON object", field=field)
-            yield number, record
-    except HmiError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InvalidData(f"row {number} of {field} is not JSON ({error}): write one object a line", field=field) from (
-            error
+def label_notes(rows: list[Row]) -> list[str]:
+    """Labels that may be meant to be one, and labels that look like a missing one."""
+    counts = label_counts(rows)
+    alike: dict[str, list[str]] = defaultdict(list)
+    for label in counts:
+        alike[label.casefold().removesuffix(".0")].append(label)
+    notes = [
+        f"the labels {listed(sorted(same))} are different: write them alike if they are one"
+        for same in alike.values()
+        if len(same) > 1
+    ]
+    missing = [label for label in counts if label.casefold() in NO_LABELS]
+    return [*notes, *(f"`{label}` is read as a label ({counts[label]} rows): check that none is missing there"
+                      for label in missing)]  # fmt: skip
+
+
+def _example(task: Task, paired: bool | None) -> str:
+    """A row, without its answer where `paired` says that it has none."""
+    if paired is None:
+        return EXAMPLES[task]
+    return (
+        '{"tokens": ["…"]}' if task == "tagging" else '{"text": "…", "text_pair": "…"}' if paired else '{"text": "…"}'
+    )
+
+
+def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
+    """The form of a table, what each column is taken for, and what is left out."""
+    renamed = [f"`{given}` is the {ours}" for given, ours in names.items() if given != ours]
+    unused = [name for name in table.columns if name not in names and name.strip()]
+    told = [f"columns {listed(table.columns)}", *renamed, *([f"not used: {listed(unused)}"] if unused else [])]
+    return f"{table.form}, {encoding}; {'; '.join(told)}"
+
+
+def _wrong_form(table: Table, names: Mapping[str, str], head: list[Record], task: Task, *, paired: bool | None) -> str:
+    """Why rows of these columns would be read wrongly; "" where they would not."""
+    pair = second_text(table.columns)
+    single = task in ("classification", "multilabel") and not paired
+    if pair and single and any(str(record.values.get(pair[1]) or "").strip() for record in head):
+        cure = "join the two texts" if task == "multilabel" else 'give --task pair (over HTTP "task": "pair")'
+        return (
+            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, "
+            f"or remove the column `{pair[1]}`"
         )
+    if table.form.startswith("CSV"):
+        lists = [given for given, ours in names.items() if ours in LISTS]
+        if lists:
+            also = ", or CoNLL (a token and its tag a line, a blank line between texts)" if task == "tagging" else ""
+            cure = f"give JSON, one object a line: {EXAMPLES[task]}{also}"
+            return f"a cell holds no list, which {listed(lists)} must be: {cure}"
+    columns = {ours: given for given, ours in names.items()}
+    if head and isinstance(head[0].values.get(columns.get("text", "")), list | dict):
+        what = kind_of(head[0].values[columns["text"]])
+        return (
+            f"`{columns['text']}` is {what} of all texts: give one object a row (pandas: orient='records', lines=True)"
+        )
+    return ""
 
 
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
-
-
-def _row(raw: dict[str, Any], task: Task) -> Row:
-    if task == "tagging":
-        return _tagging_row(raw)
-    if task == "multilabel":
-        return Row(_text(raw, "text"), _labels(raw))
-    if task == "regression":
-        return Row(_input(raw, tagging=False, paired=raw.get("text_pair") is not None), _value(raw))
-    label = _label(raw.get("label"), "`label`")
-    return Row(_input(raw, tagging=False, paired=task == "pair"), label)
-
-
-def _label(value: Any, name: str) -> str:
-    if value is None or value == "":
-        raise ValueError(f"{name} is missing")
-    if not isinstance(value, (str, int)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a {type(value).__name__}, not a string or an integer")
-    return _writable(str(value), name)
-
-
-def _writable(text: str, name: str) -> str:
-    r"""The text; raises ValueError where half a surrogate pair (\\ud800 in JSON) makes it no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} has half a surrogate pair at character {error.start + 1}") from error
-    return text
-
-
-def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
-    labels = raw.get("labels")
-    if not isinstance(labels, list):
-        what = "is missing" if labels is None else f"is a {type(labels).__name__}"
-        raise ValueError(f"`labels` {what}: give a list, [] where none applies")
-    return tuple(dict.fromkeys(_label(label, "one of `labels`") for label in labels))
-
-
-def _value(raw: dict[str, Any]) -> float:
-    value = raw.get("value")
-    if value is None or value == "":
-        raise ValueError("`value` is missing")
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)  # CSV has its numbers as text
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or abs(number) > MAX_VALUE:
-        raise ValueError(f"`value` is {str(value)[:40]!r}, not a number between ±{MAX_VALUE:g}")
-    return number
-
-
-def _refuse_mixed(rows: list[Row], field: str) -> None:
-    paired = [isinstance(row.text, tuple) for row in rows]
+def _refuse_mixed(found: Rows, field: str) -> None:
+    paired = [isinstance(row.text, tuple) for row in found.rows]
     if len(set(paired)) > 1:
-        lone = paired.index(not paired[0]) + 1
+        lone = paired.index(not paired[0])
         raise InvalidData(
-            f"row {lone} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, unlike row 1: "
-            "give it in every row or in none",
-            field=field,
-        )
-
-
-def _input(raw: dict[str, Any], *, tagging: bool, paired: bool) -> Text:
-    """What a row is about, without its answer."""
-    if tagging:
-        return _words(raw, "tokens")
-    return (_text(raw, "text"), _text(raw, "text_pair")) if paired else _text(raw, "text")
-
-
-def _tagging_row(raw: dict[str, Any]) -> Row:
-    tokens, tags = _words(raw, "tokens"), _words(raw, "tags")
-    if len(tokens) != len(tags):
-        raise ValueError(f"{len(tokens)} tokens but {len(tags)} tags")
-    return Row(tokens, tuple(tags))
-
-
-def _words(raw: dict[str, Any], name: str) -> list[str]:
-    words = raw.get(name)
-    if not isinstance(words, list) or not words or not all(isinstance(v, str) and v.strip() for v in words):
-        raise ValueError(f"`{name}` is not a list of non-empty strings")
-    characters = sum(map(len, words))
-    if characters > MAX_ROW_CHARACTERS:
-        raise ValueError(f"`{name}` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
-    _writable("".join(words), f"`{name}`")
-    return words
-
-
-def _text(raw: dict[str, Any], name: str) -> str:
-    value = raw.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` is missing or empty")
-    if len(value) > MAX_ROW_CHARACTERS:
-        raise ValueError(f"`{name}` has {len(value)} characters, more than {MAX_ROW_CHARACTERS}")
-    return _writable(value, f"`{name}`")
+            f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, unlike the first "
+            "row: give it in every row or in none",
+            field=field, line=found.lines[lone],
+        )  # fmt: skip

@@ -30,11 +30,12 @@ from hmi.jobs.varying import similar_words, variants
 from hmi.model.bodies import EncoderBody, Examples
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
+from hmi.model.golds import Gold, Odds
 from hmi.model.root import Root
 from hmi.model.scoring import headline
 from hmi.model.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
-from hmi.model.tasks.base import Answer, Gold, Odds
+from hmi.model.tasks.base import Answer
 from hmi.model.tasks.sequence import Classification
 from hmi.model.training import Trainer, TrainPlan, train_to_best
 from hmi.model.transitions import learns_transitions

@@ -86,7 +86,7 @@ def test_rows_of_labels_and_values_are_read(tmp_path: Path) -> None:
     ("task", "row", "message"),
     [
         ("multilabel", {"text": "a"}, "`labels` is missing"),
-        ("multilabel", {"text": "a", "labels": "b"}, "`labels` is a str"),
+        ("multilabel", {"text": "a", "labels": "b"}, "`labels` is a text"),
         ("multilabel", {"text": "a", "labels": [None]}, "one of `labels` is missing"),
         ("regression", {"text": "a"}, "`value` is missing"),
         ("regression", {"text": "a", "value": "high"}, "'high', not a number"),
@@ -102,5 +102,5 @@ def test_bad_rows_of_the_new_kinds_are_named(tmp_path: Path, task: str, row: obj
 
 def test_a_pair_among_single_texts_is_named(tmp_path: Path) -> None:
     some = [{"text": "t", "value": 1}] * 4 + [{"text": "t", "text_pair": "u", "value": 2}]
-    with pytest.raises(InvalidData, match="row 5 of data has a `text_pair`, unlike row 1"):
+    with pytest.raises(InvalidData, match="line 5 of data has a `text_pair`, unlike the first row"):
         rows_of(tmp_path, "regression", *some)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hmi.core import ModelVersion, Task, TaskRules
-from hmi.model.tasks.base import IGNORE, MAX_LABELS, Answer, Gold, Odds, TaskKind, checked_labels
+from hmi.model.golds import MAX_LABELS, Gold, Odds, checked_labels
+from hmi.model.tasks.base import IGNORE, Answer, TaskKind
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.model.tasks.regression import Regression

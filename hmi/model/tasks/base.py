@@ -12,23 +12,13 @@ import torch
 from torch import Tensor
 
 from hmi.core import Task, TaskRules
-from hmi.errors import InvalidData, InvalidInput
+from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
+from hmi.model.golds import Gold
 from hmi.model.heads import Reads, reads_of
 
-
-@dataclass(frozen=True)
-class Odds:
-    """What a teacher makes of a row of one label: labels with their probabilities, which add up to one."""
-
-    each: tuple[tuple[str, float], ...]
-
-
-Gold = str | float | tuple[str, ...] | Odds
-"""A row's right answer: a label, a value, one tag a word, or a set of labels; or a teacher's word for it."""
 IGNORE = -100
 """The target of a token that is not scored."""
-MAX_LABELS = 1_000
 HEAVIEST = 10.0
 """No class weighs more than this: beyond it a handful of rows would steer every step."""
 
@@ -60,8 +50,6 @@ class TaskKind(ABC):
     rules: TaskRules = field(default_factory=TaskRules)
 
     name: ClassVar[Task]
-    example: ClassVar[str]
-    """A row, as errors show it."""
 
     @property
     def paired(self) -> bool:
@@ -140,30 +128,6 @@ class TaskKind(ABC):
 def mean_output(outputs: Sequence[Tensor]) -> Tensor:
     """The mean over windows; of one window its own bits."""
     return outputs[0] if len(outputs) == 1 else torch.stack(list(outputs)).mean(0)
-
-
-def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
-    """How often each label occurs; raises InvalidData for one only, or more than MAX_LABELS."""
-    counts: Counter[str] = Counter()
-    for gold in golds:
-        assert not isinstance(gold, float | Odds)
-        counts.update([gold] if isinstance(gold, str) else gold)
-    if len(counts) < 2:
-        raise InvalidData(
-            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least two classes",
-            field=field,
-        )
-    refuse_many(len(counts), field)
-    return counts
-
-
-def refuse_many(count: int, field: str) -> None:
-    if count > MAX_LABELS:
-        raise InvalidData(
-            f"{field} has {count} different labels, more than {MAX_LABELS}: "
-            "check that `label` holds a class and not an id or a free text",
-            field=field,
-        )
 
 
 def balanced(ids: Iterable[float], outputs: int) -> Tensor:

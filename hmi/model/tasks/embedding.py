@@ -12,7 +12,8 @@ from torch import Tensor
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
-from hmi.model.tasks.base import Answer, Gold, TaskKind
+from hmi.model.golds import Gold
+from hmi.model.tasks.base import Answer, TaskKind
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class Embedding(TaskKind):
     """The mean of the last layer's rows (or its [CLS] row), scaled to length 1 where the root's convention is so."""
 
     name: ClassVar[Task] = "embedding"
-    example: ClassVar[str] = "(no rows: nothing is trained)"
 
     @property
     def windowed(self) -> bool:

@@ -15,8 +15,9 @@ from torch import Tensor
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
+from hmi.model.golds import Gold, refuse_many
 from hmi.model.scoring import calibration, score_sets
-from hmi.model.tasks.base import HEAVIEST, Answer, Gold, TaskKind, mean_output, refuse_many
+from hmi.model.tasks.base import HEAVIEST, Answer, TaskKind, mean_output
 
 THRESHOLDS = tuple(t / 100 for t in range(20, 81, 5))
 MIN_ROWS_TO_CHOOSE = 50
@@ -28,7 +29,6 @@ class MultiLabel(TaskKind):
     """A sigmoid for each label; given are those that reach the threshold, maybe none."""
 
     name: ClassVar[Task] = "multilabel"
-    example: ClassVar[str] = '{"text": "…", "labels": ["…", "…"]}'
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:

@@ -14,8 +14,9 @@ from torch import Tensor
 from hmi.core import Task, TaskRules
 from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
+from hmi.model.golds import Gold
 from hmi.model.scoring import score_values
-from hmi.model.tasks.base import Answer, Gold, TaskKind, mean_output
+from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Regression(TaskKind):
     """Squared error in units of the training rows' standard deviation; answers are in the user's own units."""
 
     name: ClassVar[Task] = "regression"
-    example: ClassVar[str] = '{"text": "…", "value": 0.5} (and maybe "text_pair" in every row)'
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:

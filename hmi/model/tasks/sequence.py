@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hmi.core import Task
 from hmi.model.batching import Encoded
+from hmi.model.golds import Gold, Odds, checked_labels
 from hmi.model.scoring import calibration, score_labels
-from hmi.model.tasks.base import Answer, Gold, Odds, TaskKind, balanced, checked_labels, mean_output
+from hmi.model.tasks.base import Answer, TaskKind, balanced, mean_output
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,6 @@ class Classification(TaskKind):
     """Softmax over the labels; of a long text, over the mean of its windows' logits."""
 
     name: ClassVar[Task] = "classification"
-    example: ClassVar[str] = '{"text": "…", "label": "…"}'
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
@@ -78,7 +78,6 @@ class Pair(Classification):
     """The same for two texts."""
 
     name: ClassVar[Task] = "pair"
-    example: ClassVar[str] = '{"text": "…", "text_pair": "…", "label": "…"}'
 
     @property
     def paired(self) -> bool:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from hmi.core import Task, TaskRules
 from hmi.model.batching import Encoded
+from hmi.model.golds import Gold, checked_labels
 from hmi.model.heads import outside_tag
 from hmi.model.scoring import calibration, score_tags
 from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, scheme_of, to_bio
-from hmi.model.tasks.base import IGNORE, Answer, Gold, TaskKind, balanced, checked_labels
+from hmi.model.tasks.base import IGNORE, Answer, TaskKind, balanced
 from hmi.model.windows import central_pieces, first_pieces
 
 UNSEEN = -1e4
@@ -37,7 +38,6 @@ class Tagging(TaskKind):
     """[labels + 1, labels], see `Transitions`; of the weights, not of the registry's record."""
 
     name: ClassVar[Task] = "tagging"
-    example: ClassVar[str] = '{"tokens": ["…"], "tags": ["O"]}'
 
     @property
     def form(self) -> tuple[type, str]:

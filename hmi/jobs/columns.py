@@ -1,0 +1,123 @@
+"""Which column is which: a table's own names to those of a task's rows, where that is unambiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hmi.core import Task
+
+NEEDED: Mapping[Task, tuple[str, ...]] = {
+    "tagging": ("tokens", "tags"),
+    "pair": ("text", "text_pair", "label"),
+    "multilabel": ("text", "labels"),
+    "regression": ("text", "value"),
+    "classification": ("text", "label"),
+}
+"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells a table's task."""
+LISTS = ("tokens", "tags", "labels")
+EXAMPLES: Mapping[Task, str] = {
+    "classification": '{"text": "…", "label": "…"}',
+    "pair": '{"text": "…", "text_pair": "…", "label": "…"}',
+    "multilabel": '{"text": "…", "labels": ["…", "…"]}',
+    "regression": '{"text": "…", "value": 3.5}',
+    "tagging": '{"tokens": ["…"], "tags": ["O"]}',
+    "embedding": "",
+}
+"""A row, as errors show it."""
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "text": ("sentence", "review", "content", "document", "message", "comment", "body", "utterance"),
+    "label": ("class", "category", "intent", "sentiment", "target"),
+    "labels": ("categories", "classes"),
+    "value": ("score", "rating"),
+    "tokens": ("words",),
+    "tags": ("ner_tags", "pos_tags"),
+}
+PAIRS = (
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("sentence_a", "sentence_b"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+)
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Columns:
+    """`names`: the task's names by the table's. `problem`: why there are none; `hint`: what the table seems to be."""
+
+    names: Mapping[str, str]
+    problem: str = ""
+
+
+def read_columns(found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None) -> Columns:
+    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two texts."""
+    wanted = [n for n in NEEDED[task] if answers or n not in ("label", "labels", "value", "tags")]
+    if paired and "text_pair" not in wanted:
+        wanted.append("text_pair")
+    folded: dict[str, list[str]] = {}
+    for name in found:
+        folded.setdefault(_folded(name), []).append(name)
+    names: dict[str, str] = {}
+    for name in [*wanted, *(["text_pair"] if task == "regression" and answers else [])]:
+        taken = _of(name, wanted, folded)
+        if len(taken) > 1:
+            kind = "columns are named" if len(set(taken)) == 1 else "columns could be the"
+            return Columns({}, f"{len(taken)} {kind} `{name}` ({listed(taken)}): {_rename(name, len(set(taken)))}")
+        if taken:
+            names[taken[0]] = name
+        elif name in wanted:
+            return Columns({}, _missing(name, found, task))
+    return Columns(names)
+
+
+def second_text(found: Iterable[str]) -> tuple[str, str] | None:
+    """The columns of two texts, where a table has such."""
+    folded = {_folded(name): name for name in found}
+    return next(((folded[a], folded[b]) for a, b in PAIRS if a in folded and b in folded), None)
+
+
+def task_of_columns(found: Sequence[str]) -> Task | None:
+    """The task whose rows have these columns; None for no task's."""
+    return next((task for task in NEEDED if not read_columns(found, task).problem), None)
+
+
+def listed(names: Iterable[str]) -> str:
+    """For people; of many the first."""
+    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more
+
+
+def _of(name: str, wanted: Sequence[str], folded: Mapping[str, list[str]]) -> list[str]:
+    """The columns that `name` may be: those called so, else those of a pair of texts, else its synonyms."""
+    if name in folded:
+        exact = [given for given in folded[name] if given == name]
+        return exact or folded[name]
+    pairs = [pair for pair in PAIRS[1:] if pair[0] in folded and pair[1] in folded]
+    if "text_pair" in wanted and name in ("text", "text_pair"):
+        return [folded[pair[name == "text_pair"]][0] for pair in pairs]
+    return [given for other in SYNONYMS.get(name, ()) for given in folded.get(other, [])]
+
+
+def _missing(name: str, found: Sequence[str], task: Task) -> str:
+    other = next((t for t in NEEDED if t != task and set(NEEDED[t]) <= {_folded(n) for n in found}), None)
+    if other is not None:
+        return (
+            f"`{name}` is missing: the columns {listed(found)} are of the task {other}, not {task}. "
+            f'Give --task {other} (over HTTP "task": "{other}")'
+        )
+    cure = f"rename the one that is the {name}, or add it"
+    return f"`{name}` is missing: the columns are {listed(found) or 'none'}. Columns are known by name: {cure}"
+
+
+def _rename(name: str, different: int) -> str:
+    return f"name the one that is meant `{name}`, and the other otherwise" if different > 1 else "keep one of them"
+
+
+def _folded(name: str) -> str:
+    return name.strip().casefold().replace(" ", "_").replace("-", "_")

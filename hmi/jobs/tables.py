@@ -1,0 +1,254 @@
+"""Tables as people have them: JSON lines, JSON lists, CSV with whatever stands between its cells, CoNLL."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hmi.errors import InvalidData
+from hmi.jobs.decoding import TextFile
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+LARGEST_RECORD = 16 << 20
+"""Characters of one row, whatever it holds: far beyond what a row may have, and little enough to hold."""
+HEAD = 200
+"""Lines, or records, by which a table is told."""
+_TAG = re.compile(r"O|[BIESLU]-\S+")
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
+
+csv.field_size_limit(LARGEST_RECORD)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row and where it stands; `problem` where it cannot be read."""
+
+    line: int
+    values: dict[str, Any]
+    problem: str = ""
+    item: int | None = None
+    """Its number in a JSON list, whose lines say little."""
+
+    @property
+    def place(self) -> str:
+        return f"line {self.line}" if self.item is None else f"item {self.item} (line {self.line})"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's form in words, its columns as far as its beginning shows them, and its records."""
+
+    form: str
+    columns: tuple[str, ...]
+    records: Iterator[Record]
+
+
+Fits = Callable[[Sequence[str]], bool]
+
+
+def read_table(file: TextFile, fits: Fits, *, tagging: bool) -> Table:
+    """`fits`: whether these columns are what is looked for, by which the delimiter of a CSV file is chosen.
+
+    tagging: lines of a token and a tag are rows. Raises InvalidData.
+    """
+    head = list(itertools.islice(_numbered(file), HEAD))
+    if not head:
+        raise InvalidData(f"{file.field} holds only blank lines", field=file.field)
+    first = head[0][1].strip()
+    if first.startswith("["):
+        return _json("a JSON list", _json_items(file))
+    if first == "{" or (first.startswith("{") and len(head) > 1 and _goes_on(first, head[1][1])):
+        return _json("JSON objects of several lines", _json_items(file))
+    if first.startswith("{"):
+        return _json("JSON, one object a line", _json_lines(file))
+    if tagging and conll_width(list(file_lines(file, HEAD))):
+        return Table("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file))
+    return _csv(file, head[0], fits)
+
+
+def file_lines(file: TextFile, count: int) -> Iterator[str]:
+    return itertools.islice(file.lines(), count)
+
+
+def conll_width(lines: Sequence[str]) -> int:
+    """How many columns these lines of a CoNLL file have; 0 where they are of none.
+
+    The first is the token and the last the tag: of two whatever it is, of more one such as B-PER or O.
+    """
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# "))]
+    widths = {len(row) for row in rows}
+    if len(widths) != 1 or len(rows) < 2:
+        return 0
+    width = widths.pop()
+    entities = all(_TAG.fullmatch(row[-1]) for row in rows)
+    blank = any(not line.strip() for line in lines[:-1])
+    tabs = all("\t" in line for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# ")))
+    return width if width >= 2 and (entities or (width == 2 and blank and tabs)) else 0
+
+
+def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
+    """The columns of what is CSV and no running text: a header that is `known`, or of names, above rows as wide."""
+    lines = [line for line in lines if line.strip()]
+    for delimiter in DELIMITERS:
+        columns = _cells(lines[0], delimiter) if lines else []
+        if len(columns) > 1 and known(columns):
+            return tuple(columns)
+        named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.strip()) for c in columns)
+        if named and all(len(_cells(line, delimiter)) == len(columns) for line in lines[1:]):
+            return tuple(columns)
+    return ()
+
+
+def _json(form: str, records: Iterator[Record]) -> Table:
+    head = list(itertools.islice(records, HEAD))
+    columns = dict.fromkeys(name for record in head for name in record.values)
+    return Table(form, tuple(columns), itertools.chain(head, records))
+
+
+def _goes_on(first: str, second: str) -> bool:
+    """Whether an object that begins in the first line ends in a later one."""
+    return bool(_record(1, first, None).problem) and not second.lstrip().startswith("{")
+
+
+def _json_lines(file: TextFile) -> Iterator[Record]:
+    for number, line in _numbered(file):
+        yield _record(number, line, None)
+
+
+def _record(number: int, text: str, item: int | None) -> Record:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Record(number, {}, f"is not JSON ({error}): write one object a line", item)
+    if not isinstance(value, dict):
+        return Record(number, {}, f"is {kind_of(value)}, not a JSON object", item)
+    return Record(number, value, item=item)
+
+
+def _json_items(file: TextFile) -> Iterator[Record]:
+    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be read."""
+    decoder, chunks = json.JSONDecoder(), file.chunks()
+    buffer, at, line, item, listed, over = "", 0, 1, 0, False, False
+    while True:
+        between = _BETWEEN.match(buffer, at)
+        start = between.end() if between else at
+        line, at = line + buffer.count("\n", at, start), start
+        if at < len(buffer) and buffer[at] == "[" and not (listed or item):
+            listed, at = True, at + 1
+            continue
+        if at < len(buffer) and buffer[at] == "]" and listed:
+            over, at = True, at + 1
+            continue
+        problem = "has more behind the end of the list" if over else "ends within the list"
+        if at < len(buffer) and not over:
+            try:
+                value, end = decoder.raw_decode(buffer, at)
+                item += 1
+                wrong = "" if isinstance(value, dict) else f"is {kind_of(value)}, not a JSON object"
+                yield Record(line, {} if wrong else value, wrong, item)
+                line, at = line + buffer.count("\n", at, end), end
+                continue
+            except (ValueError, RecursionError) as error:
+                problem = f"is not JSON ({error})"
+        more = next(chunks, None) if len(buffer) - at <= LARGEST_RECORD else None
+        if more is not None:
+            buffer, at = buffer[at:] + more, 0
+            continue
+        left = at < len(buffer) or (listed and not over)
+        if left and (file.whole or len(buffer) - at > LARGEST_RECORD):
+            what = f"line {line} of {file.field} {problem}"
+            raise InvalidData(f"{what}: save the file again, or write one object a line", field=file.field, line=line)
+        return
+
+
+def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
+    told = re.fullmatch(r"sep=(.)", header[1].strip('\ufeff \r\n"')) if header[1] else None
+    skipped = header[0] if told is None else header[0] + 1
+    line = next((text for number, text in _numbered(file) if number >= skipped), "")
+    ways = [(d, _cells(line, d)) for d in ([told[1]] if told else DELIMITERS)]
+    fitting = [(d, columns) for d, columns in ways if fits(columns)]
+    if len({tuple(columns) for _, columns in fitting}) > 1:
+        names = " or ".join(DELIMITERS[d] for d, _ in fitting)
+        raise InvalidData(f"{file.field} may be split at {names}: put names with such a sign into double quotes",
+                          field=file.field, line=skipped)  # fmt: skip
+    delimiter, columns = fitting[0] if fitting else max(ways, key=lambda way: len(way[1]))
+    name = DELIMITERS.get(delimiter, f"“{delimiter}”")
+    form = f"CSV with {name}" if len(columns) > 1 else "CSV of one column"
+    return Table(form, tuple(columns), _csv_records(file, delimiter, columns, skipped))
+
+
+def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int) -> Iterator[Record]:
+    lines = (f"{line}\n" for line in itertools.islice(file.lines(), header, None))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    before = 0
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if not file.whole and "unexpected end" in str(error):
+                return  # the rest was not asked for
+            raise _bad_csv(file, header + before + 1, str(error)) from error
+        number, before = header + before + 1, reader.line_num
+        if not any(cell.strip() for cell in cells):
+            continue
+        spare = [cell for cell in cells[len(columns) :] if cell.strip()]
+        if spare or len(cells) < len(columns):
+            cure = "put a text that holds the sign between cells into double quotes"
+            yield Record(number, {}, f"has {len(cells)} cells, the header {len(columns)}: {cure}")
+        else:
+            yield Record(number, dict(zip(columns, cells, strict=False)))
+
+
+def _bad_csv(file: TextFile, line: int, told: str) -> InvalidData:
+    if "unexpected end" in told or "field limit" in told:
+        what = "opens a double quote that is never closed: close it, or write a double quote within a text as two"
+    else:
+        what = f"has text behind a closing double quote ({told}): write a double quote within a text as two"
+    return InvalidData(f"line {line} of {file.field} {what}", field=file.field, line=line)
+
+
+def _conll(file: TextFile) -> Iterator[Record]:
+    words: list[list[str]] = []
+    first = 0
+    for number, line in enumerate(itertools.chain(file.lines(), [""]), 1):
+        cells = line.split()
+        if cells and not line.startswith(("-DOCSTART-", "# ")):
+            first = first if words else number
+            words.append(cells)
+        elif words:
+            wrong = next((first + i for i, row in enumerate(words) if len(row) < 2), None)
+            values = {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]}
+            problem = "" if wrong is None else f"has a token without a tag in line {wrong}"
+            yield Record(first, {} if problem else values, problem)
+            words = []
+
+
+def _numbered(file: TextFile) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, by number."""
+    return ((number, line) for number, line in enumerate(file.lines(), 1) if line.strip())
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, for people."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, int | float):
+        return "a number"
+    return "a text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"

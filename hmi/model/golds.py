@@ -1,0 +1,45 @@
+"""Right answers of rows, and what holds for all labels. Without torch: checks before a job need them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hmi.errors import InvalidData
+
+
+@dataclass(frozen=True)
+class Odds:
+    """What a teacher makes of a row of one label: labels with their probabilities, which add up to one."""
+
+    each: tuple[tuple[str, float], ...]
+
+
+Gold = str | float | tuple[str, ...] | Odds
+"""A row's right answer: a label, a value, one tag a word, or a set of labels; or a teacher's word for it."""
+MAX_LABELS = 1_000
+
+
+def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
+    """How often each label occurs; raises InvalidData for one only, or more than MAX_LABELS."""
+    counts: Counter[str] = Counter()
+    for gold in golds:
+        assert not isinstance(gold, float | Odds)
+        counts.update([gold] if isinstance(gold, str) else gold)
+    if len(counts) < 2:
+        raise InvalidData(
+            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least two classes",
+            field=field,
+        )
+    refuse_many(len(counts), field)
+    return counts
+
+
+def refuse_many(count: int, field: str) -> None:
+    if count > MAX_LABELS:
+        raise InvalidData(
+            f"{field} has {count} different labels, more than {MAX_LABELS}: "
+            "check that `label` holds a class and not an id or a free text",
+            field=field,
+        )
