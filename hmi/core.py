@@ -160,6 +160,8 @@ class ModelVersion(Record):
     """Whether lexical features are a part of it."""
     transitions: bool | None = None
     """What was asked for: to learn which tag follows which, or not to; None where the task decided."""
+    held_back: str | None = None
+    """Why it did not become the one that answers when it was made: an update that is worse (hmi.jobs.comparing)."""
     metrics: dict[str, Any]
     bytes: int
     created: str

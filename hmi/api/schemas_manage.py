@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hmi.api.schemas import Alpha, Answer, DomainName, ModelName, Name, Query, Request
 from hmi.core import ModelVersion, Scope, Task
-from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions
+from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
 
 class PathRef(Request):
@@ -84,6 +84,11 @@ class UpdateModel(Request):
         "and is thrown away; the model learns from both.",
     )
     options: FineTuneOptions = FineTuneOptions()
+    publish: Publish = Field(
+        default="if-better",
+        description="Whether the new version answers: if it is not worse than the live one on the same held-out rows, "
+        "always, or never. One that is held back is kept, and `rollback` with its number lets it answer.",
+    )
 
 
 class ImportModule(Request):

@@ -23,11 +23,13 @@ class Corpus:
     file: TextFile
 
 
-def open_corpus(source: Source, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES) -> Corpus:
+def open_corpus(
+    source: Source, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
+) -> Corpus:
     """A corpus, or about its `first` bytes. Raises InvalidData where it is none (a table, no text, empty)."""
-    file = TextFile(source, "corpus", first=first, limit=limit)
+    file = TextFile(source, field, first=first, limit=limit, name=f"the {field}")
     if file.empty:
-        raise InvalidData("the corpus is empty: give text, one document a line", field="corpus")
+        raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
     head = list(file_lines(file, HEAD))
     begin = next((line.strip() for line in head if line.strip()), "")
     if begin in ("{", "[") or begin.startswith(('{"', "[{")):
@@ -53,16 +55,20 @@ def read_documents(source: Source, *, limit: int = MAX_EXPANDED_BYTES) -> Iterat
     yield from open_corpus(source, limit=limit).documents
 
 
-def check_corpus(source: Source, *, first: int | None = None) -> int:
+def check_corpus(source: Source, *, first: int | None = None, field: str = "corpus") -> int:
     """Read a corpus once and return its number of documents; raises as `read_documents`, or if too few."""
-    corpus = open_corpus(source, first=first)
+    return count_documents(open_corpus(source, first=first, field=field), field)
+
+
+def count_documents(corpus: Corpus, field: str = "corpus") -> int:
+    """Read a corpus to its end. Raises as `check_corpus`."""
     documents = sum(1 for _ in corpus.documents)
     if documents < MIN_DOCUMENTS and corpus.file.whole:
         found = "only blank lines" if documents == 0 else "one line only"
         raise InvalidData(
-            f"the corpus has {found}: n-grams are counted over documents, so give one document a line "
+            f"the {field} has {found}: n-grams are counted over documents, so give one document a line "
             f"(at least {MIN_DOCUMENTS})",
-            field="corpus",
+            field=field,
         )
     return documents
 
@@ -86,10 +92,10 @@ def _texts(file: TextFile, records: Iterator[Record]) -> Iterator[str]:
         text = record.values.get("text")
         if record.problem or not isinstance(text, str):
             problem = record.problem or f"has {kind_of(text)} as `text`, not a text"
-            raise InvalidData(f"line {record.line} of the corpus {problem}", field="corpus", line=record.line)
+            raise InvalidData(f"line {record.line} of {file.name} {problem}", field=file.field, line=record.line)
         if text.strip():
             yield text.strip()
 
 
 def _refused(file: TextFile, why: str) -> InvalidData:
-    return InvalidData(f"the {file.field} {why}", field=file.field)
+    return InvalidData(f"{file.name} {why}", field=file.field)

@@ -53,15 +53,17 @@ _ZIPPED = (
 
 
 class TextFile:
-    """One file, read from its beginning as often as wanted. `field`: what errors call it.
+    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what they call it.
 
     `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all. Raises InvalidInput
     (no such file), InvalidData (no text; the message says what it seems to be).
     """
 
     def __init__(
-        self, source: Source, field: str, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES
-    ) -> None:
+        self, source: Source, field: str, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name or field
         self._source, self.field, self._first, self._limit = source, field, first, limit
         self.whole = True
         with self._open() as file:
@@ -111,9 +113,7 @@ class TextFile:
             while data := self._packed(file, seen, CHUNK):
                 seen += len(data)
                 if seen > self._limit:
-                    raise TooLarge(
-                        f"{self.field} is over {self._limit} bytes when expanded: split it", field=self.field
-                    )
+                    raise TooLarge(f"{self.name} is over {self._limit} bytes when expanded: split it", field=self.field)
                 if self._first is not None and seen >= self._first and self._packed(file, seen, 1):
                     self.whole = False
                     yield data
@@ -125,7 +125,7 @@ class TextFile:
             return file.read(count)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidData(
-                f"{self.field} breaks off after {seen} bytes ({error}): compress it again", field=self.field
+                f"{self.name} breaks off after {seen} bytes ({error}): compress it again", field=self.field
             ) from error
 
     def _open(self) -> BinaryIO:
@@ -151,7 +151,7 @@ class TextFile:
             zipped = ((what, cure) for name, what, cure in _ZIPPED if name in head)
             found = next(zipped, ("a zip archive", "unpack it"))
         if found is not None:
-            raise InvalidData(f"{self.field} is {found[0]}, not text: {found[1]}", field=self.field)
+            raise InvalidData(f"{self.name} is {found[0]}, not text: {found[1]}", field=self.field)
 
     def _undecodable(self, error: UnicodeDecodeError, line: int) -> InvalidData:
         byte, before = error.object[error.start], error.object[: error.start]
@@ -165,7 +165,7 @@ class TextFile:
         return self._bad(line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”)")
 
     def _bad(self, line: int, what: str) -> InvalidData:
-        return InvalidData(f"line {line} of {self.field} {what}", field=self.field, line=line)
+        return InvalidData(f"line {line} of {self.name} {what}", field=self.field, line=line)
 
 
 def _encoding_of(head: bytes) -> tuple[str, str]:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from hmi.errors import InvalidData
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tagging import breaks
-from hmi.model.tasks import Gold, TaskKind
+from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
 
-DEV_SHARE, SMALL_DEV_SHARE, SMALL = 0.1, 0.2, 100
-"""The share of the rows that is held out where the user gives no dev rows; more of fewer rows than SMALL."""
-MAX_DEV = 1_000
 FEW_DEV = 20
 """On fewer held-out rows the best epoch is chance: the last one is kept."""
 IMBALANCE = 10
@@ -52,27 +46,6 @@ def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, win
     texts = encode_texts(tokenizer, [row.text for row in rows], max_length, windows=windows)
     owners = [i for i, text in enumerate(texts) for _ in text]
     return Split(rows, [window for text in texts for window in text], owners)
-
-
-def hold_out(rows: list[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows). Where rows have one label each, of each label its share, and never its last row.
-
-    Raises InvalidData where every row has a label of its own.
-    """
-    share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
-    wanted = min(MAX_DEV, max(1, round(share * len(rows))))
-    order = list(range(len(rows)))
-    random.Random(seed).shuffle(order)
-    groups: dict[Gold, list[int]] = defaultdict(list)
-    for i in order:
-        label = rows[i].label
-        groups[label if isinstance(label, str) else ""].append(i)
-    spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
-    random.Random(seed).shuffle(spare)
-    held = set(spare[:wanted])
-    if not held:
-        raise InvalidData("every row has a label of its own: give at least two rows of a label", field="data")
-    return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]
 
 
 def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool) -> list[str]:

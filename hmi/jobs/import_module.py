@@ -51,7 +51,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
-    return {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
+    told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
+    return {**told, "published": True, "reason": None}
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> dict[str, Tensor]:

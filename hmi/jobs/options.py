@@ -8,6 +8,10 @@ from pydantic import Field
 
 from hmi.core import ModuleSpec, Record
 
+Publish = Literal["if-better", "always", "never"]
+"""Whether an update becomes the version that answers: where it is not worse than the one that does (see
+`hmi.jobs.comparing`), whatever it is, or not before it is published by hand."""
+
 
 class FineTuneOptions(Record):
     """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
@@ -45,6 +49,12 @@ class FineTuneOptions(Record):
         default=None,
         description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "
         "tagging and pairs.",
+    )
+    skip_bad_rows: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Up to so many rows of a file that are not usable are left out and named in the report; more fail.",
     )
     variants: int = Field(
         default=0,

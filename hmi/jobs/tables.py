@@ -59,7 +59,7 @@ def read_table(file: TextFile, fits: Fits, *, tagging: bool) -> Table:
     """
     head = list(itertools.islice(_numbered(file), HEAD))
     if not head:
-        raise InvalidData(f"{file.field} holds only blank lines", field=file.field)
+        raise InvalidData(f"{file.name} holds only blank lines", field=file.field)
     first = head[0][1].strip()
     if first.startswith("["):
         return _json("a JSON list", _json_items(file))
@@ -162,7 +162,7 @@ def _json_items(file: TextFile) -> Iterator[Record]:
             continue
         left = at < len(buffer) or (listed and not over)
         if left and (file.whole or len(buffer) - at > LARGEST_RECORD):
-            what = f"line {line} of {file.field} {problem}"
+            what = f"line {line} of {file.name} {problem}"
             raise InvalidData(f"{what}: save the file again, or write one object a line", field=file.field, line=line)
         return
 
@@ -175,7 +175,7 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
     fitting = [(d, columns) for d, columns in ways if fits(columns)]
     if len({tuple(columns) for _, columns in fitting}) > 1:
         names = " or ".join(DELIMITERS[d] for d, _ in fitting)
-        raise InvalidData(f"{file.field} may be split at {names}: put names with such a sign into double quotes",
+        raise InvalidData(f"{file.name} may be split at {names}: put names with such a sign into double quotes",
                           field=file.field, line=skipped)  # fmt: skip
     delimiter, columns = fitting[0] if fitting else max(ways, key=lambda way: len(way[1]))
     name = DELIMITERS.get(delimiter, f"“{delimiter}”")
@@ -212,7 +212,7 @@ def _bad_csv(file: TextFile, line: int, told: str) -> InvalidData:
         what = "opens a double quote that is never closed: close it, or write a double quote within a text as two"
     else:
         what = f"has text behind a closing double quote ({told}): write a double quote within a text as two"
-    return InvalidData(f"line {line} of {file.field} {what}", field=file.field, line=line)
+    return InvalidData(f"line {line} of {file.name} {what}", field=file.field, line=line)
 
 
 def _conll(file: TextFile) -> Iterator[Record]:

@@ -194,10 +194,11 @@ class Manager:
         unlabelled: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
+        publish: str = "if-better",
     ) -> JobRecord:
-        """As `create_model`. Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded,
-        StorageFull."""
-        return self._models.update(model, _given(data, dev, unlabelled), options, job_limit)
+        """As `create_model`; `publish` says whether the new version answers (`hmi.jobs.options.Publish`). Raises
+        InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull."""
+        return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
 
     def import_module(
         self,

@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.checks import refuse_bad_files
+from hmi.jobs.options import FineTuneOptions, Publish
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
 
@@ -54,6 +55,7 @@ class Models:
         files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
+        publish: str,
     ) -> JobRecord:
         """Fine-tune on, with what was chosen for the live version unless options say another; on the domain's current
         version, which may be newer than the live one's."""
@@ -64,7 +66,10 @@ class Models:
             raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
         options = {**_choices(live), **_told(options, live)}
         self._domains.current(DomainId.parse(live.domain))
-        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit)
+        if publish not in get_args(Publish):
+            known = ", ".join(get_args(Publish))
+            raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
+        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit, {"publish": publish})
 
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
@@ -108,9 +113,11 @@ class Models:
         files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
+        more: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
-        spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked}
+        refuse_bad_files(task, files, checked["skip_bad_rows"])
+        spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked, **(more or {})}
         return self._parts.runner.submit("fine_tune", spec, model.tenant, files, tenant_limit=job_limit)
 
 

@@ -71,6 +71,19 @@ class AdapterStore:
         except SafetensorError as error:
             raise Damaged(f"artefact {name} cannot be read ({error}): make it again") from error
 
+    def about(self, name: str) -> dict[str, str]:
+        """What was stored with the tensors as `meta`, from the file's head alone. Raises Damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._path(name), "np") as file:
+                told = (file.metadata() or {}).get("meta", "{}")
+        except (OSError, SafetensorError) as error:
+            raise Damaged(
+                f"artefact {name} cannot be read ({error}): restore it from a backup, or make it again"
+            ) from (error)
+        return dict(json.loads(told))
+
     def has(self, name: str) -> bool:
         return self._path(name).is_file()
 

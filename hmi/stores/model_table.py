@@ -30,7 +30,7 @@ def get_tenant(table: Table, txn: Txn, tenant: str) -> TenantRecord:
 
 
 def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
-    """Add a version and let it answer. The same job's second publication changes nothing."""
+    """Add a version and let it answer, unless it is held back. The same job's second publication changes nothing."""
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()
     if old is not None and any(v.job == version.job for v in versions):
@@ -42,7 +42,11 @@ def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion)
     if number in taken:
         raise Conflict(f"model {model} has a version {number} already: publish with version 0 to get the next number")
     added = (*versions, version.model_copy(update={"version": number}))
-    record = ModelRecord(tenant=model.tenant, name=model.name, current=number, versions=added[-KEPT_VERSIONS:])
+    current = number if old is None or version.held_back is None else old.current
+    # The one that answers stays, however many were held back since.
+    answers, others = ([v for v in added if (v.version == current) is same] for same in (True, False))
+    kept = sorted([*answers, *others[-KEPT_VERSIONS + 1 :]], key=added.index)
+    record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
     table.put(txn, model_key(model), record)
     return record
 

@@ -155,10 +155,12 @@ class Registry:
         return self._ledger.read(lambda t: model_table.get_model(self._table, t, model))
 
     def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
-        """Add a version (0 = the next number) and let it answer; once for a job, however often it is called.
+        """Add a version (0 = the next number) and let it answer unless it is held back; once for a job, however often
+        it is called.
 
-        The artefact must be durable before. Keeps the newest 8 versions. Raises NotFound (no such tenant),
-        Conflict (the number is taken), JobCancelled (the job, model or tenant is not wanted any more).
+        The artefact must be durable before. Keeps the newest 8 versions, with the one that answers. Raises NotFound
+        (no such tenant), Conflict (the number is taken), JobCancelled (the job, model or tenant is not wanted any
+        more).
         """
         return self._ledger.write(lambda t: model_table.publish_model(self._table, t, model, version))
 

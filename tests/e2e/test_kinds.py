@@ -13,8 +13,8 @@ import torch
 from hmi.core import JobRecord, ModelId, Task
 from hmi.engine import Engine, InferRequest, InferResult
 from hmi.errors import HmiError, InvalidInput
-from hmi.jobs.fine_tune import read_data
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.training_data import read_data
 from hmi.model.batching import pad_ids
 from hmi.model.packed import run_packed
 from hmi.model.root import load_root

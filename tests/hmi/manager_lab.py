@@ -12,7 +12,8 @@ from hmi.manager import Manager
 from plot_store import Schema, VersionInfo
 from tests.hmi.runner_bodies import version_by
 
-ROWS = b'{"text": "good", "label": "a"}\n'
+ROWS = b"".join(b'{"text": "good %d", "label": "%c"}\n' % (i, b"ab"[i % 2]) for i in range(6))
+PAIRS = ROWS.replace(b'", "label"', b'", "text_pair": "fine", "label"')
 
 
 def publish_plot(manager: Manager, ref: str, build: str = "b1", **meta: Any) -> VersionInfo:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hmi.errors import InvalidData
-from hmi.jobs.held_out import hold_out, imbalance, remarks
+from hmi.jobs.held_out import imbalance, remarks
 from hmi.jobs.rows import Row, read_rows
+from hmi.jobs.splitting import hold_out
 from hmi.model.tasks import learn_task
 
 
@@ -20,28 +21,27 @@ def labelled(**counts: int) -> list[Row]:
 
 def test_every_label_is_held_out_and_none_wholly() -> None:
     rows = labelled(a=100, b=30, c=10, d=1)
-    train, dev = hold_out(rows, 0)
+    train, dev = hold_out(rows)
     assert len(train) + len(dev) == len(rows)
     assert {id(r) for r in train}.isdisjoint({id(r) for r in dev})
     counts = Counter(str(r.label) for r in dev)
     assert counts["d"] == 0, "a label's only row is trained on"
     assert counts["c"] == 1
     assert 8 <= counts["a"] <= 10
-    assert hold_out(rows, 0) == (train, dev)
-    assert hold_out(rows, 1) != (train, dev)
+    assert hold_out(rows) == (train, dev)
 
 
 def test_of_twenty_rows_four_are_held_out() -> None:
-    train, dev = hold_out(labelled(a=10, b=10), 0)
+    train, dev = hold_out(labelled(a=10, b=10))
     assert (len(train), len(dev)) == (16, 4)
     assert Counter(str(r.label) for r in dev) == {"a": 2, "b": 2}
     values = [Row(str(i), float(i)) for i in range(20)]
-    assert len(hold_out(values, 0)[1]) == 4
+    assert len(hold_out(values)[1]) == 4
 
 
 def test_one_row_a_label_cannot_be_held_out() -> None:
     with pytest.raises(InvalidData, match="at least two rows of a label"):
-        hold_out(labelled(a=1, b=1, c=1, d=1), 0)
+        hold_out(labelled(a=1, b=1, c=1, d=1))
 
 
 def test_users_are_told_of_what_is_strange() -> None:

@@ -56,6 +56,7 @@ async def update_model(call: Call) -> Reply:
     job = await asyncio.to_thread(
         call.services.manager.update_model,
         str(call.model()),
+        publish=body.publish,
         data=call.files.get("data"),
         dev=call.files.get("dev"),
         unlabelled=call.files.get("unlabelled"),

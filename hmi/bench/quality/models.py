@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hmi.bench.quality.tasks import QualityTask
-from hmi.jobs.fine_tune import features_of
+from hmi.jobs.features import features_of
 from hmi.model.batching import Encoded, length_grouped, pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.precision import arithmetic

@@ -1,0 +1,128 @@
+"""What can be said of a file before a job: what it was read as, its rows and labels, what is wrong with it.
+
+Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest. Nothing
+here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hmi.core import Task
+from hmi.errors import HmiError, InvalidData
+from hmi.jobs.columns import task_of_columns
+from hmi.jobs.corpus import check_corpus, count_documents, open_corpus
+from hmi.jobs.decoding import Source, TextFile
+from hmi.jobs.rows import MIN_ROWS, Problem, Rows, collect, given_rows, given_texts, label_counts, settled
+from hmi.jobs.splitting import hold_out
+from hmi.jobs.tables import read_table
+from hmi.model.golds import checked_labels
+
+CHECKED_BYTES = 4 << 20
+"""Of a file (expanded) before a job: a fraction of a second."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a file is good for. `count`: usable rows, or documents; `whole`: whether all of the file was read;
+    `error`: why no job would take it, None where one would."""
+
+    kind: str
+    """rows | corpus"""
+    task: Task | None
+    read: str | None
+    count: int
+    whole: bool
+    labels: dict[str, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+def refuse_bad_files(task: str, files: Mapping[str, Source], skip: int = 0) -> None:
+    """Raises InvalidData (its details name field and line) for files that a job of the task would refuse, as far as
+    their beginnings tell."""
+    if task == "embedding":
+        return
+    paired = None
+    for name in ("data", "dev"):
+        if name in files:
+            rows = given_rows(files[name], task, name, skip=skip, first=CHECKED_BYTES)  # type: ignore[arg-type]  # the manager has checked it
+            paired = isinstance(rows.rows[0].text, tuple) if rows.rows else None
+            if name == "data" and rows.whole:
+                _refuse_unlearnable(rows, task, own_dev="dev" not in files)
+    if "unlabelled" in files:
+        given_texts(files["unlabelled"], task, paired=bool(paired), skip=skip, first=CHECKED_BYTES)  # type: ignore[arg-type]  # as above
+
+
+def refuse_bad_corpus(corpus: Source, field: str = "corpus") -> None:
+    """The same for a corpus, or a root's texts."""
+    check_corpus(corpus, first=CHECKED_BYTES, field=field)
+
+
+def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
+    """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises InvalidInput where it
+    cannot be read."""
+    try:
+        if task is None and not corpus:
+            task = _task_of(source)
+        if task is None:
+            return _checked_corpus(source)
+    except InvalidData as error:
+        return _refused("corpus" if corpus else "rows", None, error)
+    try:
+        found = collect(source, task, "the file", first=CHECKED_BYTES)
+    except InvalidData as error:
+        return _refused("rows", task, error)
+    why = None
+    try:
+        rows = settled(found, task, "the file", skip)
+        if rows.whole and len(rows.rows) < MIN_ROWS:
+            raise InvalidData(f"{len(rows.rows)} rows: give at least {MIN_ROWS}")
+        if rows.whole:
+            _refuse_unlearnable(rows, task, own_dev=True, field="the file")
+    except HmiError as error:
+        why = error.message
+    labels = dict(label_counts(found.rows).most_common())
+    return Checked("rows", task, found.read, len(found.rows), found.whole, labels, found.left_out, found.notes, why)
+
+
+def _checked_corpus(source: Source) -> Checked:
+    corpus = open_corpus(source, first=CHECKED_BYTES)
+    try:
+        count, why = count_documents(corpus), None
+    except InvalidData as error:
+        count, why = 0, error.message
+    return Checked("corpus", None, corpus.read, count, corpus.file.whole, error=why)
+
+
+def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
+    line = error.details.get("line")
+    problems = [] if line is None else [Problem(line, error.message)]
+    return Checked(kind, task, None, 0, True, problems=problems, error=error.message)
+
+
+def _task_of(source: Source) -> Task | None:
+    """By its columns; None for a corpus. Raises InvalidData where it is no text."""
+    file = TextFile(source, "the file", first=CHECKED_BYTES)
+    if file.empty:
+        raise InvalidData("the file is empty")
+    table = read_table(file, lambda names: task_of_columns(names) is not None, tagging=True)
+    return task_of_columns(table.columns)
+
+
+def _refuse_unlearnable(rows: Rows, task: str, *, own_dev: bool, field: str = "data") -> None:
+    """Raises InvalidData for rows with nothing to learn, as far as that is seen without a model."""
+    if task in ("classification", "pair", "tagging"):
+        checked_labels((row.label for row in rows.rows), field)
+    elif task == "multilabel":
+        counts = Counter(label for row in rows.rows for label in label_counts([row]))
+        if not any(0 < count < len(rows.rows) for count in counts.values()):
+            raise InvalidData(f"no label of {field} is on some rows and not on others: give rows with and without it",
+                              field=field)  # fmt: skip
+    elif len({row.label for row in rows.rows}) == 1:
+        raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)
+    if own_dev:
+        hold_out(rows.rows)

@@ -1,0 +1,132 @@
+"""An update against the version that answers: both are scored on the same held-out rows.
+
+An update that is worse is held back. Not worse means: by the task's headline score, within the larger of one standard
+error of the live score on so many rows and one row's worth. Held-out sets are small, and without a tolerance chance
+would decide. Rows that the live version was trained on would flatter it: they are left out where FEW_DEV others remain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from hmi.core import ModelId, ModelVersion
+from hmi.errors import Damaged, NotFound
+from hmi.jobs.context import JobContext
+from hmi.jobs.features import dev_examples
+from hmi.jobs.held_out import FEW_DEV, encoded_split, merged_outputs
+from hmi.jobs.options import Publish
+from hmi.jobs.rows import Row
+from hmi.jobs.splitting import Keys, are_seen, keys_from_text
+from hmi.model.heads import head_queries
+from hmi.model.root import Root, load_root
+from hmi.model.scoring import headline
+from hmi.model.tasks import TaskKind, task_of_version
+from hmi.model.training import TrainPlan, tenant_trainer
+from plot_store import PlotStoreError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a new version is held back, None where it is to answer; `scores` for its report."""
+
+    held_back: str | None = None
+    scores: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a task makes of the held-out rows: `merged[i]` of `rows[i]`."""
+
+    task: TaskKind
+    merged: Sequence[Tensor]
+
+    def score(self, rows: Sequence[Row], which: Sequence[int]) -> float:
+        """The headline score on some of the rows."""
+        return headline(self.task.score([rows[i].label for i in which], [self.merged[i] for i in which]))
+
+
+def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
+    """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its cure."""
+    try:
+        live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
+        if live.module is None or not dev:
+            return _settled(publish, None, None)  # an embedding: nothing is learnt, nothing to compare
+        if task_of_version(live).form != new.task.form:
+            is_, was = new.task.form[1], task_of_version(live).form[1]
+            return _settled(publish, f"an input is {is_} now and {was} in version {live.version}", None)
+        old = _live_answers(ctx, root, live, dev)
+    except (NotFound, Damaged, PlotStoreError):
+        return Verdict("publish=never was asked for" if publish == "never" else None)
+    fresh = unseen(dev, seen_by(ctx, live))
+    seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
+    before, after = old.score(dev, which), new.score(dev, which)
+    slack = tolerance(before, len(which), signed=live.task == "regression")
+    scores = {
+        "version": live.version, "live_score": before, "score": after, "rows": len(which),
+        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen,
+    }  # fmt: skip
+    if after >= before - slack - 1e-9:
+        return _settled(publish, None, scores)
+    flattered = f"; version {live.version} was trained on {seen} of them" if scores["seen_rows"] else ""
+    return _settled(
+        publish,
+        f"it scores {after:.3f} on {len(which)} held-out rows, version {live.version} {before:.3f}: "
+        f"worse by more than {slack:.3f}{flattered}",
+        scores,
+    )
+
+
+def tolerance(score: float, rows: int, *, signed: bool) -> float:
+    """One standard error of a score on so many rows, at least one row's worth.
+
+    Of a share of right answers, with a half of a right and of a wrong one added, so that 1.0 on 20 rows is not taken
+    for certain; F1 is taken for such a share. signed: of a correlation.
+    """
+    if signed:
+        return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))
+    share = (score * rows + 0.5) / (rows + 1)
+    return max(1 / rows, math.sqrt(share * (1 - share) / rows))
+
+
+def seen_by(ctx: JobContext, version: ModelVersion) -> Keys:
+    """Keys of the rows that a version was trained on, as far as it tells."""
+    try:
+        return keys_from_text(ctx.adapters.about(version.artefact).get("rows", ""))
+    except Damaged:
+        return keys_from_text("")
+
+
+def unseen(rows: Sequence[Row], keys: Keys) -> list[int]:
+    return [i for i, seen in enumerate(are_seen(rows, keys)) if not seen]
+
+
+def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None) -> Verdict:
+    if publish == "always":
+        return Verdict(None, scores)
+    return Verdict("publish=never was asked for" if publish == "never" and worse is None else worse, scores)
+
+
+def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
+    """What the live version makes of these rows, by its own weights, PLOT version, length and rules."""
+    if (root.info.name, root.info.version) != (live.root, live.root_version):
+        root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
+    assert live.module is not None
+    task, state = task_of_version(live), ctx.adapters.get(live.artefact)
+    split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)
+    table = state.get("lexical.table")
+    plan = TrainPlan(
+        task.name, task.outputs, 1e-3, 1, 16, 0, paired=task.paired, lexical=0 if table is None else len(table),
+        transitions="transitions.table" in state, queries=head_queries(task.reads, task.outputs),
+    )  # fmt: skip
+    with ctx.plots.reader(live.plot_version) as reader:
+        examples = dev_examples(root, reader, split, plan.lexical)
+        trainer = tenant_trainer(root, live.module, plan, replace(examples, targets=[]))
+        trainer.start_from({name: value.float() for name, value in state.items()})
+        outputs = trainer.predict(examples, exact=True)
+    read = trainer.reading(task)
+    return Answers(read, merged_outputs(read, split, outputs))

@@ -1,0 +1,74 @@
+"""Which rows are held out, and which rows a model has been trained on: both by what a row says, not by where it stands.
+
+A row's key is a hash of its input. Of the rows of a label those with the smallest keys are held out, so that a row
+that is held out now is held out of the next update's rows, too, as far as the shares allow, whatever stands beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hmi.errors import InvalidData
+from hmi.jobs.rows import Row
+from hmi.model.golds import Gold
+
+DEV_SHARE, SMALL_DEV_SHARE, SMALL = 0.1, 0.2, 100
+"""The share of the rows that is held out where the user gives no dev rows; more of fewer rows than SMALL."""
+MAX_DEV = 1_000
+MOST_KEYS = 1 << 14
+"""Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384 rows, and of more
+those that an update would hold out."""
+
+Keys = NDArray[np.uint32]
+"""Of rows, ascending, each once."""
+
+
+def key_of(row: Row) -> int:
+    """32 bits of a hash of the row's input."""
+    return xxhash.xxh3_64_intdigest(json.dumps(row.text, ensure_ascii=False).encode()) >> 32
+
+
+def keys_of(rows: Sequence[Row], *before: Keys) -> Keys:
+    """The keys of these rows and those of before: of too many the smallest."""
+    mine = np.array([key_of(row) for row in rows], np.uint32)
+    return np.unique(np.concatenate([mine, *before]))[:MOST_KEYS]
+
+
+def keys_as_text(keys: Keys) -> str:
+    return base64.b64encode(keys.astype("<u4").tobytes()).decode()
+
+
+def keys_from_text(text: str) -> Keys:
+    return np.frombuffer(base64.b64decode(text), "<u4").astype(np.uint32)
+
+
+def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
+    """For each row whether it is known to be among those with these keys."""
+    return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
+
+
+def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """(training rows, held-out rows). Where rows have one label each, of each label its share, and never its last row.
+
+    Raises InvalidData where every row has a label of its own.
+    """
+    share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
+    wanted = min(MAX_DEV, max(1, round(share * len(rows))))
+    keys = [key_of(row) for row in rows]
+    groups: dict[Gold, list[int]] = defaultdict(list)
+    for i in sorted(range(len(rows)), key=lambda i: (keys[i], i)):
+        label = rows[i].label
+        groups[label if isinstance(label, str) else ""].append(i)
+    spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
+    held = set(sorted(spare, key=lambda i: (keys[i], i))[:wanted])
+    if not held:
+        raise InvalidData("every row has a label of its own: give at least two rows of a label", field="data")
+    return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]
