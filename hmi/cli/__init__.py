@@ -23,6 +23,7 @@ COMMANDS = {
     "infer": ("infer", "infer"),
     "openapi": ("serve", "openapi"),
     "bench": ("bench", "bench"),
+    "check": ("check", "check"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.check import look_at_corpus
 from hmi.cli.options import FILE, budget_option, confirm, extent, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -37,8 +38,9 @@ def create(
     session: Session, name: str, corpus: Path, alpha: float | None, budget: int | None, pretrain: bool,
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Create a branch from CORPUS (text, one document a line; gzip and zstd are read)."""
+    """Create a branch from CORPUS (text, one document a line, or JSON with a `text`; gzip and zstd are read)."""
     session.may_start_jobs()
+    look_at_corpus(corpus)
     body = {"domain": name, "pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
@@ -60,6 +62,7 @@ def update(
 ) -> None:  # fmt: skip
     """Build a new version from more text. Models keep the version they were fine-tuned on."""
     session.may_start_jobs()
+    look_at_corpus(corpus)
     body = {"pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", f"{_path(name)}/update", body, {"corpus": corpus})["job"]

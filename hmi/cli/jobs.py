@@ -13,6 +13,9 @@ from hmi.cli.session import Session
 from hmi.core import ENDED
 from hmi.errors import Conflict, InvalidInput
 
+LONGEST_REASON = 160
+"""Characters of a reason in the list; 'hmi job show' has the whole."""
+
 
 @click.group(cls=Group)
 def job() -> None:
@@ -32,9 +35,9 @@ def list_(session: Session, state: str | None, limit: int, as_json: bool) -> Non
     if as_json:
         print_json(jobs)
         return
-    rows = [{**j, "progress": _progress(j)} for j in jobs]
+    rows = [{**j, "progress": _progress(j), "reason": _reason(j)} for j in jobs]
     columns = {"job": "JOB", "kind": "KIND", "target": "TARGET", "state": "STATE", "progress": "PROGRESS",
-               "created": "CREATED"}  # fmt: skip
+               "created": "CREATED", "reason": "REASON"}  # fmt: skip
     print_table(rows, columns, "no jobs")
 
 
@@ -93,6 +96,13 @@ def _progress(view: dict[str, Any]) -> str:
     if not progress["total"]:
         return progress["phase"] or "-"
     return f"{progress['phase']} {progress['step']}/{progress['total']}"
+
+
+def _reason(view: dict[str, Any]) -> str:
+    """Why a job failed, or why what it made was held back, in one line."""
+    told = (view["error"] or {}).get("message") or (view["result"] or {}).get("reason") or ""
+    line = " ".join(told.split())
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
 
 
 def _cost(job: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.check import look_at, skipping
 from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -16,13 +17,24 @@ from hmi.cli.report import brief, report
 from hmi.cli.session import Session
 from hmi.core import Task
 from hmi.errors import InvalidInput
+from hmi.jobs.options import Publish
 from hmi.model.files import write_bytes
 
 TASKS = click.Choice(get_args(Task))
 PAGE = 1000
+PUBLISH = click.option(
+    "--publish", type=click.Choice(get_args(Publish)), default="if-better", show_default=True,
+    help="Whether the new version answers: if it is not worse than the old one on the same held-out rows, always, or "
+    "not before 'hmi model publish'.",
+)  # fmt: skip
 UNLABELLED = click.option(
     "--unlabelled", type=FILE, help="Texts without answers, for a teacher to label: better, and slower to train."
 )
+
+SKIP = click.option(
+    "--skip-bad-rows", "skip", type=click.IntRange(min=0), metavar="N",
+    help="Leave up to N bad rows of a file out, and say which; more fail.",
+)  # fmt: skip
 
 
 @click.group(cls=Group)
@@ -40,18 +52,21 @@ model.add_command(report)
 @click.option("--task", type=TASKS, default="classification", show_default=True)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @UNLABELLED
+@SKIP
 @settings_option()
 @job_options
 @pass_session
 def create(
     session: Session, name: str, data: Path | None, domain: str, task: str, dev: Path | None,
-    unlabelled: Path | None, options: dict[str, Any], detach: bool, as_json: bool,
+    unlabelled: Path | None, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fine-tune a new model on the rows of DATA (JSONL or CSV). A model of the task embedding takes none."""
+    """Fine-tune a new model on the rows of DATA (JSON or CSV). A model of the task embedding takes none."""
     session.may_start_jobs()
+    options, files = skipping(options, skip), _files(data, dev, unlabelled)
+    look_at(task, files, options)
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
-        job = calls.request("POST", "/manage/models", body, _files(data, dev, unlabelled))["job"]
+        job = calls.request("POST", "/manage/models", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -60,18 +75,23 @@ def create(
 @click.argument("data", type=FILE, required=False)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @UNLABELLED
+@PUBLISH
+@SKIP
 @settings_option()
 @job_options
 @pass_session
 def update(
     session: Session, name: str, data: Path | None, dev: Path | None, unlabelled: Path | None,
-    options: dict[str, Any], detach: bool, as_json: bool,
+    publish: str, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fine-tune a new version on the rows of DATA; the old one answers until it is there."""
+    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the old one."""
     session.may_start_jobs()
+    options, files = skipping(options, skip), _files(data, dev, unlabelled)
     with session.calls() as calls:
-        path = f"/manage/models/{name}/update"
-        job = calls.request("POST", path, {"options": options}, _files(data, dev, unlabelled))["job"]
+        path = f"/manage/models/{name}"
+        look_at(calls.request("GET", path)["task"], files, options)
+        body = {"options": options, "publish": publish}
+        job = calls.request("POST", f"{path}/update", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -117,8 +137,10 @@ def show(session: Session, name: str, as_json: bool) -> None:
     print_fields({**found, "metrics": brief(found["metrics"]), "bytes": size(found["bytes"])})
     for version in versions:
         version["metrics"] = brief(version["metrics"])
+        back = version.get("held_back")  # a server of an earlier version has none
+        version["state"] = "answers" if version["version"] == found["current"] else f"held back: {back}" if back else ""
     print_table(versions, {"version": "VERSION", "created": "CREATED", "domain": "DOMAIN",
-                           "plot_version": "PLOT", "metrics": "METRICS"}, "no versions")  # fmt: skip
+                           "plot_version": "PLOT", "metrics": "METRICS", "state": "STATE"}, "no versions")  # fmt: skip
 
 
 @model.command()
@@ -127,6 +149,17 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @pass_session
 def rollback(session: Session, name: str, version: int) -> None:
     """Let an older VERSION answer."""
+    with session.calls() as calls:
+        calls.request("POST", f"/manage/models/{name}/rollback", {"version": version})
+    notes.print(f"{name} is at version {version}")
+
+
+@model.command()
+@click.argument("name", metavar="TENANT.MODEL")
+@click.argument("version", type=int)
+@pass_session
+def publish(session: Session, name: str, version: int) -> None:
+    """Let VERSION answer, such as one that was held back."""
     with session.calls() as calls:
         calls.request("POST", f"/manage/models/{name}/rollback", {"version": version})
     notes.print(f"{name} is at version {version}")
@@ -167,17 +200,20 @@ def export_module(session: Session, name: str, folder: Path) -> None:
 @click.option("--rows", "data", type=FILE, help="Rows to train on from there; needed where FOLDER has no head.")
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @click.option("--task", type=TASKS, default="classification", show_default=True, help="Of the rows.")
+@SKIP
 @settings_option()
 @job_options
 @pass_session
 def import_module(
     session: Session, name: str, folder: Path, domain: str, data: Path | None, dev: Path | None, task: str,
-    options: dict[str, Any], detach: bool, as_json: bool,
+    skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a model from the adapter in FOLDER, as `adapters` saved it with use_safetensors=True."""
     session.may_start_jobs()
     files = _adapter_files(folder)
-    files |= {k: v for k, v in (("data", data), ("dev", dev)) if v is not None}
+    options, rows = skipping(options, skip), _files(data, dev, None)
+    look_at(task, rows, options)
+    files |= rows
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/models/import", body, files)["job"]

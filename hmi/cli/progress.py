@@ -111,10 +111,20 @@ def tell(view: dict[str, Any], as_json: bool) -> None:
             print_json(view)
         else:
             notes.print(f"[green]done[/] {view['kind']} {view['target']} (job {view['job']})")
+        _tell_held_back(view)
         return
     error = view["error"] or {}
     reason = error.get("message") or f"it is {view['state']}"
     raise HmiError(f"job {view['job']} {view['state']}: {reason}")
+
+
+def _tell_held_back(view: dict[str, Any]) -> None:
+    """Say so where an update is not the version that answers."""
+    result = view["result"] or {}
+    if result.get("published", True):  # a server of an earlier version publishes always
+        return
+    cure = f"'hmi model publish {view['target']} {result['version']}' lets it answer"
+    notes.print(f"version {result['version']} is held back: {result['reason']}; {cure}", markup=False, soft_wrap=True)
 
 
 def _follow(calls: Calls, job: str, bar: JobBar) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
 from hmi.jobs.columns import task_of_columns
-from hmi.jobs.corpus import check_corpus, count_documents, open_corpus
+from hmi.jobs.corpus import count_documents, open_corpus
 from hmi.jobs.decoding import Source, TextFile
 from hmi.jobs.rows import MIN_ROWS, Problem, Rows, collect, given_rows, given_texts, label_counts, settled
 from hmi.jobs.splitting import hold_out
@@ -41,25 +41,28 @@ class Checked:
     error: str | None = None
 
 
-def refuse_bad_files(task: str, files: Mapping[str, Source], skip: int = 0) -> None:
-    """Raises InvalidData (its details name field and line) for files that a job of the task would refuse, as far as
-    their beginnings tell."""
+def checked_files(task: Task, files: Mapping[str, Source], skip: int = 0) -> dict[str, Rows]:
+    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field and line)
+    for those that the job would refuse."""
+    found: dict[str, Rows] = {}
     if task == "embedding":
-        return
-    paired = None
+        return found
     for name in ("data", "dev"):
         if name in files:
-            rows = given_rows(files[name], task, name, skip=skip, first=CHECKED_BYTES)  # type: ignore[arg-type]  # the manager has checked it
-            paired = isinstance(rows.rows[0].text, tuple) if rows.rows else None
+            rows = found[name] = given_rows(files[name], task, name, skip=skip, first=CHECKED_BYTES)
             if name == "data" and rows.whole:
                 _refuse_unlearnable(rows, task, own_dev="dev" not in files)
     if "unlabelled" in files:
-        given_texts(files["unlabelled"], task, paired=bool(paired), skip=skip, first=CHECKED_BYTES)  # type: ignore[arg-type]  # as above
+        paired = any(isinstance(row.text, tuple) for rows in found.values() for row in rows.rows[:1])
+        found["unlabelled"] = given_texts(files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES)
+    return found
 
 
-def refuse_bad_corpus(corpus: Source, field: str = "corpus") -> None:
-    """The same for a corpus, or a root's texts."""
-    check_corpus(corpus, first=CHECKED_BYTES, field=field)
+def checked_corpus(corpus: Source, field: str = "corpus") -> str:
+    """What a corpus, or a root's text, was read as. Raises as `checked_files`."""
+    found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
+    count_documents(found, field)
+    return found.read
 
 
 def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
@@ -80,7 +83,7 @@ def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool
     try:
         rows = settled(found, task, "the file", skip)
         if rows.whole and len(rows.rows) < MIN_ROWS:
-            raise InvalidData(f"{len(rows.rows)} rows: give at least {MIN_ROWS}")
+            raise InvalidData(f"the file has {len(rows.rows) or 'no'} rows: give at least {MIN_ROWS}")
         if rows.whole:
             _refuse_unlearnable(rows, task, own_dev=True, field="the file")
     except HmiError as error:
@@ -108,7 +111,7 @@ def _task_of(source: Source) -> Task | None:
     """By its columns; None for a corpus. Raises InvalidData where it is no text."""
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
-        raise InvalidData("the file is empty")
+        raise InvalidData("the file is empty: give rows, or text")
     table = read_table(file, lambda names: task_of_columns(names) is not None, tagging=True)
     return task_of_columns(table.columns)
 

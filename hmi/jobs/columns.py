@@ -48,7 +48,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Columns:
-    """`names`: the task's names by the table's. `problem`: why there are none; `hint`: what the table seems to be."""
+    """`names`: the task's names by the table's. `problem`: why there are none."""
 
     names: Mapping[str, str]
     problem: str = ""
@@ -66,8 +66,10 @@ def read_columns(found: Sequence[str], task: Task, *, answers: bool = True, pair
     for name in [*wanted, *(["text_pair"] if task == "regression" and answers else [])]:
         taken = _of(name, wanted, folded)
         if len(taken) > 1:
-            kind = "columns are named" if len(set(taken)) == 1 else "columns could be the"
-            return Columns({}, f"{len(taken)} {kind} `{name}` ({listed(taken)}): {_rename(name, len(set(taken)))}")
+            if len(set(taken)) == 1:
+                return Columns({}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them")
+            cure = f"name the one that is meant `{name}`, and the other otherwise"
+            return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}")
         if taken:
             names[taken[0]] = name
         elif name in wanted:
@@ -88,7 +90,7 @@ def task_of_columns(found: Sequence[str]) -> Task | None:
 
 def listed(names: Iterable[str]) -> str:
     """For people; of many the first."""
-    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
+    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names if name.strip()]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more
 
@@ -111,12 +113,9 @@ def _missing(name: str, found: Sequence[str], task: Task) -> str:
             f"`{name}` is missing: the columns {listed(found)} are of the task {other}, not {task}. "
             f'Give --task {other} (over HTTP "task": "{other}")'
         )
-    cure = f"rename the one that is the {name}, or add it"
-    return f"`{name}` is missing: the columns are {listed(found) or 'none'}. Columns are known by name: {cure}"
-
-
-def _rename(name: str, different: int) -> str:
-    return f"name the one that is meant `{name}`, and the other otherwise" if different > 1 else "keep one of them"
+    return (
+        f"`{name}` is missing: the columns are {listed(found) or 'none'}. Rename the one that is the {name}, or add it"
+    )
 
 
 def _folded(name: str) -> str:

@@ -31,7 +31,7 @@ def open_corpus(
     if file.empty:
         raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
     head = list(file_lines(file, HEAD))
-    begin = next((line.strip() for line in head if line.strip()), "")
+    begin = file.beginning()
     if begin in ("{", "[") or begin.startswith(('{"', "[{")):
         return _json(file)
     width = conll_width(head)

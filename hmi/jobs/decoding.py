@@ -67,7 +67,7 @@ class TextFile:
         self._source, self.field, self._first, self._limit = source, field, first, limit
         self.whole = True
         with self._open() as file:
-            head = self._packed(file, 0, CHUNK)
+            head = self._packed(file, CHUNK)
         self._refuse_binary(head)
         self._codec, self.encoding = _encoding_of(head)
         self.empty = not head
@@ -86,6 +86,11 @@ class TextFile:
         if rest and self.whole:
             yield rest
 
+    def beginning(self) -> str:
+        """Its first line that is not blank, as far as it is near. Raises as `lines`."""
+        text = next((chunk.lstrip() for chunk in self.chunks() if chunk.strip()), "")
+        return text.splitlines()[0].strip() if text else ""
+
     def chunks(self) -> Iterator[str]:
         """Its text in pieces. Raises as `lines`."""
         decoder = codecs.getincrementaldecoder(self._codec)()
@@ -97,7 +102,9 @@ class TextFile:
                 raise self._undecodable(error, line) from error
             if "\0" in text:
                 at = line + text.count("\n", 0, text.index("\0"))
-                raise self._bad(at, "holds a zero byte: this is a binary file, not text")
+                raise self._bad(
+                    at, "holds a zero byte: this is a binary file, not text, or a damaged one. Save it as text again"
+                )
             line += text.count("\n")
             yield text
         try:
@@ -110,22 +117,23 @@ class TextFile:
     def _data(self) -> Iterator[bytes]:
         seen = 0
         with self._open() as file:
-            while data := self._packed(file, seen, CHUNK):
+            while data := self._packed(file, CHUNK):
                 seen += len(data)
                 if seen > self._limit:
                     raise TooLarge(f"{self.name} is over {self._limit} bytes when expanded: split it", field=self.field)
-                if self._first is not None and seen >= self._first and self._packed(file, seen, 1):
+                if self._first is not None and seen >= self._first and self._packed(file, 1):
                     self.whole = False
                     yield data
                     return
                 yield data
 
-    def _packed(self, file: BinaryIO, seen: int, count: int) -> bytes:
+    def _packed(self, file: BinaryIO, count: int) -> bytes:
         try:
             return file.read(count)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidData(
-                f"{self.name} breaks off after {seen} bytes ({error}): compress it again", field=self.field
+                f"{self.name} breaks off: the archive is damaged or cut off ({error}). Compress it again",
+                field=self.field,
             ) from error
 
     def _open(self) -> BinaryIO:

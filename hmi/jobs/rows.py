@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.jobs.columns import EXAMPLES, LISTS, Columns, listed, read_columns, second_text
+from hmi.jobs.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
 from hmi.jobs.decoding import Source, TextFile
 from hmi.jobs.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.jobs.fields import answer_of, input_of
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 4
 SHOWN = 5
+MOST_AT_FIRST = 40_000
+"""Rows that are looked at where only the beginning of a file is."""
 NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
 """What programs write where a value is missing."""
 
@@ -100,10 +102,11 @@ def settled(found: Rows, task: Task, field: str, skip: int) -> Rows:
     shown = "; ".join(problem.message for problem in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
+    few = len(bad) <= len(found.rows)
+    leave = "; up to N bad ones are left out with --skip-bad-rows N (over HTTP options.skip_bad_rows)" if few else ""
     raise InvalidData(
         f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
-        f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}; up to N bad ones are left out with "
-        "--skip-bad-rows N (over HTTP options.skip_bad_rows)",
+        f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
         field=field, line=bad[0].line,
     )  # fmt: skip
 
@@ -123,12 +126,17 @@ def collect(
     table = read_table(file, lambda names: not columns_of(names).problem, tagging=task == "tagging")
     columns = columns_of(table.columns)
     head = list(itertools.islice(table.records, HEAD))
-    problem = columns.problem or _wrong_form(table, columns.names, head, task, paired=paired)
+    problem = columns.problem + _headless(table, columns.problem, task)
+    problem = problem or _wrong_form(table, columns.names, head, task, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     read = _described(table, file.encoding, columns.names)
     found = Rows([], read, whole=True)
+    whole = True
     for record in itertools.chain(head, table.records):
+        if first is not None and len(found.rows) + len(found.left_out) >= MOST_AT_FIRST:
+            whole = False
+            break
         try:
             if record.problem:
                 raise ValueError(record.problem)
@@ -139,7 +147,7 @@ def collect(
             found.lines.append(record.line)
         except ValueError as error:
             found.left_out.append(Problem(record.line, f"{record.place}: {error}"))
-    return Rows(found.rows, read, found.left_out, label_notes(found.rows), file.whole, found.lines)
+    return Rows(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
 
 
 def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
@@ -187,6 +195,16 @@ def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
     unused = [name for name in table.columns if name not in names and name.strip()]
     told = [f"columns {listed(table.columns)}", *renamed, *([f"not used: {listed(unused)}"] if unused else [])]
     return f"{table.form}, {encoding}; {'; '.join(told)}"
+
+
+def _headless(table: Table, problem: str, task: Task) -> str:
+    """More of a CSV file's problem, where its first line looks like no header."""
+    names = ",".join(NEEDED[task])
+    if not problem or not table.form.startswith("CSV") or any(name in LISTS for name in NEEDED[task]):
+        return ""
+    if len(table.columns) == 1:
+        return f". If this is plain text, it has no labels: rows are lines of cells below the header {names}"
+    return f". If the first line is a row already, write the header {names} above it"
 
 
 def _wrong_form(table: Table, names: Mapping[str, str], head: list[Record], task: Task, *, paired: bool | None) -> str:

@@ -57,12 +57,14 @@ def read_table(file: TextFile, fits: Fits, *, tagging: bool) -> Table:
 
     tagging: lines of a token and a tag are rows. Raises InvalidData.
     """
-    head = list(itertools.islice(_numbered(file), HEAD))
-    if not head:
-        raise InvalidData(f"{file.name} holds only blank lines", field=file.field)
-    first = head[0][1].strip()
+    first = file.beginning()
     if first.startswith("["):
         return _json("a JSON list", _json_items(file))
+    head = list(itertools.islice(_numbered(file), HEAD))
+    if not head and first:
+        raise InvalidData(f"{file.name} begins with a line that is too long: write one row a line", field=file.field)
+    if not head:
+        raise InvalidData(f"{file.name} holds only blank lines: give rows", field=file.field)
     if first == "{" or (first.startswith("{") and len(head) > 1 and _goes_on(first, head[1][1])):
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
@@ -125,7 +127,7 @@ def _record(number: int, text: str, item: int | None) -> Record:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Record(number, {}, f"is not JSON ({error}): write one object a line", item)
+        return Record(number, {}, f"is not JSON ({_told(error)}): write one object a line", item)
     if not isinstance(value, dict):
         return Record(number, {}, f"is {kind_of(value)}, not a JSON object", item)
     return Record(number, value, item=item)
@@ -155,7 +157,7 @@ def _json_items(file: TextFile) -> Iterator[Record]:
                 line, at = line + buffer.count("\n", at, end), end
                 continue
             except (ValueError, RecursionError) as error:
-                problem = f"is not JSON ({error})"
+                problem = f"is not JSON ({_told(error)})"
         more = next(chunks, None) if len(buffer) - at <= LARGEST_RECORD else None
         if more is not None:
             buffer, at = buffer[at:] + more, 0
@@ -241,6 +243,11 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
+
+
+def _told(error: ValueError | RecursionError) -> str:
+    """Without the decoder's line, which counts from where it began."""
+    return f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def kind_of(value: Any) -> str:

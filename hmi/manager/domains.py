@@ -10,7 +10,7 @@ from typing import Any
 
 from hmi.core import DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.checks import refuse_bad_corpus
+from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
@@ -183,7 +183,7 @@ class Domains:
     ) -> JobRecord:
         checked = checked_options(BuildPlotOptions, options)
         alpha, checked["budget_bytes"] = _extent(alpha, checked["budget_bytes"], before)
-        refuse_bad_corpus(corpus)
+        checked_corpus(corpus)
         spec = {"domain": str(branch), "mode": mode, "alpha": alpha, "pretrain": pretrain, "options": checked}
         return self._parts.runner.submit("build_plot", spec, inputs={"corpus": corpus})
 

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
 from hmi.errors import Conflict, InvalidInput
-from hmi.jobs.checks import refuse_bad_files
+from hmi.jobs.checks import checked_files
 from hmi.jobs.options import FineTuneOptions
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
@@ -99,7 +99,9 @@ class Exchange:
         info = self._root(branch.root, plot.meta["root_version"])
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
-        refuse_bad_files(task, {n: f for n, f in files.items() if n in ("data", "dev")}, checked["skip_bad_rows"])
+        checked_files(
+            cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked["skip_bad_rows"]
+        )
         spec = {"model": str(wanted), "domain": str(branch), "task": task, "mode": "import", "options": checked}
         inputs = {name.replace("_", "-"): file for name, file in files.items()}
         return self._parts.runner.submit("fine_tune", spec, wanted.tenant, inputs, tenant_limit=job_limit)

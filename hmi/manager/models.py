@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.checks import refuse_bad_files
+from hmi.jobs.checks import checked_files
 from hmi.jobs.options import FineTuneOptions, Publish
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
@@ -47,7 +47,7 @@ class Models:
             raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
         self._domains.current(branch)
         options = self._with_sibling(wanted, branch, options)
-        return self._submit(wanted, str(branch), task, "create", files, options, job_limit)
+        return self._submit(wanted, str(branch), cast(Task, task), "create", files, options, job_limit)
 
     def update(
         self,
@@ -108,7 +108,7 @@ class Models:
         self,
         model: ModelId,
         domain: str,
-        task: str,
+        task: Task,
         mode: str,
         files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
@@ -116,7 +116,7 @@ class Models:
         more: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
-        refuse_bad_files(task, files, checked["skip_bad_rows"])
+        checked_files(task, files, checked["skip_bad_rows"])
         spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked, **(more or {})}
         return self._parts.runner.submit("fine_tune", spec, model.tenant, files, tenant_limit=job_limit)
 

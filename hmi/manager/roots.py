@@ -10,7 +10,7 @@ from typing import Any
 
 from hmi.core import DomainId, JobRecord, check_name
 from hmi.errors import Conflict, InvalidInput
-from hmi.jobs.checks import refuse_bad_corpus
+from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
@@ -48,7 +48,7 @@ class Roots:
             "options": checked,
         }
         for text in texts.values():
-            refuse_bad_corpus(text, field="text")
+            checked_corpus(text, field="text")
         self.drop_stray(name)
         return self._parts.runner.submit("import_root", spec, inputs=texts)
 

@@ -12,7 +12,7 @@ import plot_store
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput, NotFound, UnsupportedModel
 from hmi.manager import Manager
-from tests.hmi.manager_lab import ROWS, add_model, add_root, end, publish_plot
+from tests.hmi.manager_lab import PAIRS, ROWS, add_model, add_root, end, publish_plot
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_importing_a_root_is_checked_at_once(manager: Manager, tiny_source: Path
         with pytest.raises(InvalidInput):
             manager.import_root("tiny", str(tiny_source), **wrong)
     assert manager.jobs() == []
-    job = manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": b"some text"}, options={"steps": 7})
+    job = manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": b"some text\nmore"}, options={"steps": 7})
     assert job.spec["source"] == str(tiny_source.resolve())
     assert job.spec["options"]["steps"] == 7
-    assert (manager.settings.data / "jobs" / job.job / "input" / "text-0.txt").read_bytes() == b"some text"
+    assert (manager.settings.data / "jobs" / job.job / "input" / "text-0.txt").read_bytes() == b"some text\nmore"
     with pytest.raises(Conflict, match=job.job):
         manager.import_root("tiny", str(tiny_source))
     end(manager, job.job)
@@ -79,23 +79,23 @@ def test_the_plot_of_an_import_that_never_ended_is_cleared(manager: Manager, tin
 def test_domains_need_their_parent_and_a_free_name(manager: Manager) -> None:
     add_root(manager)
     with pytest.raises(InvalidInput):
-        manager.create_domain("tiny", b"text")
+        manager.create_domain("tiny", b"some text\nmore")
     with pytest.raises(NotFound, match="create other first"):
-        manager.create_domain("other/news", b"text")
+        manager.create_domain("other/news", b"some text\nmore")
     with pytest.raises(NotFound):
-        manager.update_domain("tiny/news", b"text")
+        manager.update_domain("tiny/news", b"some text\nmore")
     with pytest.raises(InvalidInput, match="alpha"):
-        manager.create_domain("tiny/news", b"text", alpha=-1)
-    job = manager.create_domain("tiny/news", b"text", alpha=40, options={"min_count": 2})
+        manager.create_domain("tiny/news", b"some text\nmore", alpha=-1)
+    job = manager.create_domain("tiny/news", b"some text\nmore", alpha=40, options={"min_count": 2})
     assert job.spec["mode"] == "create"
     assert job.spec["options"]["min_count"] == 2
     with pytest.raises(Conflict, match=job.job):
-        manager.create_domain("tiny/news", b"text")
+        manager.create_domain("tiny/news", b"some text\nmore")
     end(manager, job.job)
     publish_plot(manager, "tiny/news")
     with pytest.raises(Conflict, match="exists already"):
-        manager.create_domain("tiny/news", b"text")
-    assert manager.update_domain("tiny/news", b"text").spec["alpha"] == 30.0, "as the current version has it"
+        manager.create_domain("tiny/news", b"some text\nmore")
+    assert manager.update_domain("tiny/news", b"some text\nmore").spec["alpha"] == 30.0, "as the current version has it"
 
 
 def test_domains_are_shown_and_rolled_back(manager: Manager) -> None:
@@ -158,7 +158,7 @@ def test_a_pinned_plot_version_outlives_many_newer_ones(manager: Manager) -> Non
     add_model(manager, "acme.mood", first)
     for n in range(3, 13):
         newest = publish_plot(manager, "tiny/news", f"b{n}")
-    job = manager.create_model("acme.other", domain="tiny/news", task="pair", data=ROWS)
+    job = manager.create_model("acme.other", domain="tiny/news", task="pair", data=PAIRS)
     (manager.settings.data / "jobs" / job.job / "plan.json").write_text(f'{{"plot": "{training.id}"}}')
     manager.collect_garbage()
     for version in (first, training, newest):

@@ -15,7 +15,7 @@ from hmi.core import ModelId
 from hmi.errors import Conflict, Damaged, InvalidInput, NotFound
 from hmi.manager import Manager
 from hmi.stores.plots import as_hmi, plot_errors
-from tests.hmi.manager_lab import add_model, add_root
+from tests.hmi.manager_lab import PAIRS, add_model, add_root
 from tests.hmi.runner_bodies import version_by
 
 
@@ -81,7 +81,7 @@ def test_deleting_a_tenant_removes_all_that_is_its_own(manager: Manager, tmp_pat
         manager.create_tenant(name)
         add_model(manager, f"{name}.mood", plot, f"j-{name}", 1.0)
         add_model(manager, f"{name}.own", plot, f"k-{name}", float(len(name) + ord(name[0])))
-    secret = manager.create_model("acme.new", domain="tiny", task="pair", data=b"acme's secret rows")
+    secret = manager.create_model("acme.new", domain="tiny", task="pair", data=PAIRS)
     assert manager.delete_tenant("acme") == {"models": 2, "keys": 1, "jobs": 1, "artefacts": 1}
     assert not (tmp_path / "data" / "jobs" / secret.job).exists()
     assert manager.jobs() == []

@@ -1,0 +1,89 @@
+"""`hmi check`, and the same look at files before a command sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import click
+
+from hmi.cli.base import Command, as_json
+from hmi.cli.options import FILE
+from hmi.cli.output import notes, print_json
+from hmi.core import Task
+from hmi.errors import InvalidInput
+from hmi.jobs.checks import Checked, check_file, checked_corpus, checked_files
+
+SHOWN = 20
+
+
+@click.command(cls=Command)
+@click.argument("file", type=FILE)
+@click.option(
+    "--task", type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
+    help="Check it as rows of this task (default: as its columns tell).",
+)  # fmt: skip
+@click.option("--corpus", is_flag=True, help="Check it as a domain's corpus.")
+@click.option("--skip-bad-rows", "skip", type=click.IntRange(min=0), default=0, help="As 'hmi model create' has it.")
+@as_json
+def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) -> None:
+    """What FILE is read as, its rows and labels, and what is wrong with it, by line. Exit code 1: no job takes it.
+
+    Of a large file only the beginning is read (4 MiB, 40,000 rows); a job reads all.
+    """
+    if corpus and task is not None:
+        raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
+    found = check_file(file, cast(Task | None, task), skip, corpus=corpus)
+    print_json({"file": str(file), "usable": found.error is None, **asdict(found)}) if as_json else _show(file, found)
+    if found.error is not None:
+        raise click.exceptions.Exit(1)
+
+
+def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
+    """Say what each file is read as. Raises InvalidData for one that a job would refuse, before anything is sent."""
+    skip = options.get("skip_bad_rows", 0)
+    for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
+        _note(f"{name}: {rows.read}")
+        left = f"{len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}"
+        for note in [*([left] if rows.left_out else []), *rows.notes]:
+            _note(f"{name}: {note}")
+
+
+def look_at_corpus(corpus: Path) -> None:
+    """The same for a corpus."""
+    _note(f"corpus: {checked_corpus(corpus)}")
+
+
+def skipping(options: dict[str, Any], skip: int | None) -> dict[str, Any]:
+    """A job's options with --skip-bad-rows."""
+    return options if skip is None else {**options, "skip_bad_rows": skip}
+
+
+def _show(file: Path, found: Checked) -> None:
+    what = "documents of a corpus" if found.kind == "corpus" else f"rows of the task {found.task}"
+    part = "" if found.whole else " in its beginning"
+    if found.read is not None:
+        click.echo(f"{file}: {found.count:,} {what}{part}")
+        click.echo(f"  read as {found.read}")
+    if found.labels:
+        few = list(found.labels.items())[:SHOWN]
+        more = f" and {len(found.labels) - SHOWN} more" if len(found.labels) > SHOWN else ""
+        click.echo(f"  {len(found.labels)} labels: {', '.join(f'{name} {count:,}' for name, count in few)}{more}")
+    for note in found.notes:
+        click.echo(f"  note: {note}")
+    for problem in found.problems[:SHOWN] if found.read is not None else []:
+        click.echo(f"  {problem.message}")
+    if len(found.problems) > SHOWN:
+        click.echo(f"  and {len(found.problems) - SHOWN} more")
+    if found.error is not None:
+        click.secho(f"not usable: {found.error}", fg="red", err=True)
+    elif found.kind == "corpus":
+        click.echo(f"next: hmi domain create ROOT/BRANCH {file}")
+    else:
+        click.echo(f"next: hmi model create TENANT.MODEL {file} --domain ROOT/BRANCH --task {found.task}")
+
+
+def _note(text: str) -> None:
+    notes.print(text, markup=False, soft_wrap=True)
