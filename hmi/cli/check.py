@@ -46,8 +46,9 @@ def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) ->
     skip = options.get("skip_bad_rows", 0)
     for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
         _note(f"{name}: {rows.read}")
-        left = f"{len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}"
-        for note in [*([left] if rows.left_out else []), *rows.notes]:
+        if rows.left_out:
+            _note(f"{name}: {len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}")
+        for note in rows.notes:
             _note(f"{name}: {note}")
 
 

@@ -1,0 +1,155 @@
+"""An update that is worse than the live version on the same held-out rows is kept and does not answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hmi.core import ModelId
+from hmi.errors import InvalidInput
+from hmi.jobs import fine_tune
+from hmi.jobs.comparing import tolerance
+from hmi.jobs.rows import Row
+from hmi.jobs.splitting import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
+from hmi.manager import Manager
+from hmi.stores.model_table import KEPT_VERSIONS
+from tests.hmi.api_world import LABELS, hmi, rows
+from tests.hmi.build_lab import attempt, tiny_manager
+from tests.hmi.runner_bodies import version_by
+
+OPTIONS = {"epochs": 6, "module": {"rank": 2}, "max_length": 32, "lr": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    for opened in tiny_manager(tiny_source, tmp_path_factory.mktemp("held-back") / "data"):
+        opened.create_tenant("acme")
+        job = opened.create_model("acme.m", domain="tiny", task="classification", data=rows(200), options=OPTIONS)
+        made = attempt(opened, job, fine_tune.run)
+        assert made is not None
+        assert (made["published"], made["reason"]) == (True, None)
+        assert made["metrics"]["accuracy"] > 0.9
+        yield opened
+
+
+def noise() -> bytes:
+    """Rows whose labels are chance."""
+    rng = random.Random(1)
+    told = [json.loads(line) for line in rows(200).splitlines()]
+    return "\n".join(json.dumps({**row, "label": rng.choice(LABELS)}) for row in told).encode()
+
+
+def update(manager: Manager, data: bytes, **given: Any) -> dict[str, Any]:
+    made = attempt(manager, manager.update_model("acme.m", data=data, **given), fine_tune.run)
+    assert made is not None
+    return made
+
+
+def test_a_worse_update_is_held_back_and_can_be_published(manager: Manager, capsys: pytest.CaptureFixture[str]) -> None:
+    before = manager.model("acme.m").current
+    made = update(manager, noise(), dev=rows(60), options={"epochs": 4, "lr": 2e-2})
+    assert made["published"] is False
+    live = made["metrics"]["live"]
+    assert live["version"] == before
+    assert live["score"] < live["live_score"] - live["tolerance"]
+    assert f"version {before}" in made["reason"]
+    assert "worse by more than" in made["reason"]
+    record = manager.model("acme.m")
+    assert (record.current, record.versions[-1].version) == (before, made["version"])
+    shown = hmi(capsys, "model", "show", "acme.m", "--data", manager.settings.data)
+    assert "held back: it scores" in shown
+    assert "answers" in shown
+    hmi(capsys, "model", "publish", "acme.m", made["version"], "--data", manager.settings.data)
+    assert manager.model("acme.m").current == made["version"]
+    manager.rollback_model("acme.m", before)
+
+
+def test_who_asks_for_it_decides_otherwise(manager: Manager) -> None:
+    before = manager.model("acme.m").current
+    made = update(manager, rows(200), publish="never", options={"epochs": 1})
+    assert (made["published"], made["reason"]) == (False, "publish=never was asked for")
+    assert manager.model("acme.m").current == before
+    worse = {"dev": rows(60), "options": {"epochs": 4, "lr": 2e-2}}
+    made = update(manager, noise(), publish="always", **worse)
+    assert made["published"] is True
+    assert made["metrics"]["live"]["score"] < made["metrics"]["live"]["live_score"]
+    assert manager.model("acme.m").current == made["version"]
+    manager.rollback_model("acme.m", before)
+    with pytest.raises(InvalidInput, match="use one of if-better, always, never"):
+        manager.update_model("acme.m", data=rows(200), publish="maybe")
+
+
+def test_an_update_that_is_no_worse_answers(manager: Manager) -> None:
+    made = update(manager, rows(240))
+    assert made["published"] is True
+    live = made["metrics"]["live"]
+    assert live["rows"] >= 20
+    assert live["seen_rows"] == 0, "what was held out before is held out again"
+    assert live["live_score"] > 0.9, "the live version's own weights, rules and PLOT were read"
+    assert manager.model("acme.m").current == made["version"]
+
+
+def test_rows_that_the_live_version_was_trained_on_are_told(manager: Manager) -> None:
+    made = update(manager, rows(200), dev=rows(200))
+    live = made["metrics"]["live"]
+    assert 20 <= live["rows"] <= 50, "only rows that it was not trained on are compared"
+    few = b"\n".join(rows(200).splitlines()[:12])
+    trained = {json.loads(line)["text"] for line in few.splitlines()}
+    made = update(manager, rows(200), dev=few)
+    live = made["metrics"]["live"]
+    assert live["rows"] == len(trained) == 12
+    assert live["seen_rows"] > 0
+
+
+def numbered(start: int, stop: int) -> list[Row]:
+    return [Row(f"text {i}", "ab"[i % 2]) for i in range(start, stop)]
+
+
+def test_a_held_out_row_stays_held_out() -> None:
+    first, more = numbered(0, 400), numbered(400, 800)
+    train, dev = hold_out(first)
+    again, later = hold_out([*more, *first])
+    moved = {row.text for row in later} & {row.text for row in train}
+    assert len(moved) <= 0.15 * len(later)
+    assert len({row.text for row in dev} & {row.text for row in again}) <= 0.4 * len(dev)
+    shuffled = random.Random(3).sample(first, len(first))
+    assert {row.text for row in hold_out(shuffled)[1]} == {row.text for row in dev}
+
+
+def test_keys_tell_which_rows_were_trained_on() -> None:
+    keys = keys_from_text(keys_as_text(keys_of(numbered(0, 50))))
+    assert are_seen(numbered(40, 60), keys) == [True] * 10 + [False] * 10
+    both = keys_of(numbered(50, 60), keys)
+    assert all(are_seen(numbered(0, 60), both))
+    assert len(keys_of([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
+
+
+@pytest.mark.parametrize(
+    ("live", "new", "count", "published"),
+    [
+        (1.0, 0.95, 20, True),
+        (1.0, 0.90, 20, False),
+        (0.967, 0.70, 30, False),
+        (0.9, 0.89, 1000, False),
+        (0.9, 0.893, 1000, True),
+    ],
+)
+def test_not_worse_is_within_a_standard_error_and_a_row(live: float, new: float, count: int, published: bool) -> None:
+    assert (new >= live - tolerance(live, count, signed=False) - 1e-9) is published
+
+
+def test_the_version_that_answers_is_kept_however_many_were_held_back(manager: Manager) -> None:
+    model, plot = ModelId.parse("acme.kept"), manager.plots.version("tiny")
+    for n in range(12):
+        version = version_by(f"k{n}", artefact="0" * 64, domain="tiny", plot_version=plot.id, bytes=1)
+        back = None if n == 0 else "worse"
+        record = manager.registry.publish_model(model, version.model_copy(update={"held_back": back}))
+    assert record.current == 1
+    assert [v.version for v in record.versions] == [1, *range(13 - KEPT_VERSIONS + 1, 13)]
+    manager.registry.delete_model(model)
