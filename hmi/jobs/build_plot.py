@@ -12,7 +12,7 @@ from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
 from hmi.jobs.budget import Choice, check_budget, choose_within
 from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import check_corpus, read_documents
+from hmi.jobs.corpus import check_corpus, open_corpus, read_documents
 from hmi.jobs.differences import Differences
 from hmi.jobs.grow_plot import grow, grown
 from hmi.jobs.ngrams import choose, count_corpus
@@ -63,6 +63,7 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
 
         def meta(stored: Mapping[int, int]) -> dict[str, Any]:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
+            report["read"] = open_corpus(corpus).read
             report |= _left_out(schema, differences)
             told = {"root_version": root.info.version, "lower": lower_name, "alpha": choice.alpha, "report": report}
             return told if budget is None else {**told, "budget_bytes": budget}

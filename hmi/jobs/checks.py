@@ -68,13 +68,17 @@ def checked_corpus(corpus: Source, field: str = "corpus") -> str:
 def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
     """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises InvalidInput where it
     cannot be read."""
+    if corpus:
+        return _checked_corpus(source)
     try:
-        if task is None and not corpus:
-            task = _task_of(source)
-        if task is None:
-            return _checked_corpus(source)
+        task = task or _task_of(source)
     except InvalidData as error:
-        return _refused("corpus" if corpus else "rows", None, error)
+        return _refused("rows", None, error)
+    if task is None:
+        found_text = _checked_corpus(source)
+        if found_text.read is not None:
+            return found_text
+        task = "classification"  # a table of other columns: it says which
     try:
         found = collect(source, task, "the file", first=CHECKED_BYTES)
     except InvalidData as error:
@@ -93,7 +97,10 @@ def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool
 
 
 def _checked_corpus(source: Source) -> Checked:
-    corpus = open_corpus(source, first=CHECKED_BYTES)
+    try:
+        corpus = open_corpus(source, first=CHECKED_BYTES)
+    except InvalidData as error:
+        return _refused("corpus", None, error)
     try:
         count, why = count_documents(corpus), None
     except InvalidData as error:
@@ -112,7 +119,7 @@ def _task_of(source: Source) -> Task | None:
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
         raise InvalidData("the file is empty: give rows, or text")
-    table = read_table(file, lambda names: task_of_columns(names) is not None, tagging=True)
+    table = read_table(file, lambda names: task_of_columns(names) is not None, conll="maybe")
     return task_of_columns(table.columns)
 
 

@@ -78,7 +78,7 @@ def _documents(file: TextFile) -> Iterator[str]:
 
 
 def _json(file: TextFile) -> Corpus:
-    table = read_table(file, lambda _: True, tagging=False)
+    table = read_table(file, lambda _: True, conll="no")
     if "text" not in table.columns:
         raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {listed(table.columns)}. "
                              "Rename the one that holds the texts, or give text, one document a line")  # fmt: skip

@@ -123,10 +123,10 @@ def collect(
     def columns_of(names: Sequence[str]) -> Columns:
         return read_columns(names, task, answers=answers, paired=paired)
 
-    table = read_table(file, lambda names: not columns_of(names).problem, tagging=task == "tagging")
+    table = read_table(file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no")
     columns = columns_of(table.columns)
     head = list(itertools.islice(table.records, HEAD))
-    problem = columns.problem + _headless(table, columns.problem, task)
+    problem = columns.problem + _headless(table, columns.problem, task, answers=answers)
     problem = problem or _wrong_form(table, columns.names, head, task, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
@@ -197,11 +197,13 @@ def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
     return f"{table.form}, {encoding}; {'; '.join(told)}"
 
 
-def _headless(table: Table, problem: str, task: Task) -> str:
+def _headless(table: Table, problem: str, task: Task, *, answers: bool) -> str:
     """More of a CSV file's problem, where its first line looks like no header."""
     names = ",".join(NEEDED[task])
     if not problem or not table.form.startswith("CSV") or any(name in LISTS for name in NEEDED[task]):
         return ""
+    if not answers:
+        return f". If this is plain text, give JSON, one object a line: {_example(task, task == 'pair')}"
     if len(table.columns) == 1:
         return f". If this is plain text, it has no labels: rows are lines of cells below the header {names}"
     return f". If the first line is a row already, write the header {names} above it"

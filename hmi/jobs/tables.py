@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hmi.errors import InvalidData
 from hmi.jobs.decoding import TextFile
@@ -52,10 +52,10 @@ class Table:
 Fits = Callable[[Sequence[str]], bool]
 
 
-def read_table(file: TextFile, fits: Fits, *, tagging: bool) -> Table:
+def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"]) -> Table:
     """`fits`: whether these columns are what is looked for, by which the delimiter of a CSV file is chosen.
 
-    tagging: lines of a token and a tag are rows. Raises InvalidData.
+    conll: whether lines may be a token and its tag; "likely" where tags are asked for. Raises InvalidData.
     """
     first = file.beginning()
     if first.startswith("["):
@@ -69,7 +69,7 @@ def read_table(file: TextFile, fits: Fits, *, tagging: bool) -> Table:
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
         return _json("JSON, one object a line", _json_lines(file))
-    if tagging and conll_width(list(file_lines(file, HEAD))):
+    if conll != "no" and conll_width(list(file_lines(file, HEAD)), likely=conll == "likely"):
         return Table("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file))
     return _csv(file, head[0], fits)
 
@@ -78,10 +78,11 @@ def file_lines(file: TextFile, count: int) -> Iterator[str]:
     return itertools.islice(file.lines(), count)
 
 
-def conll_width(lines: Sequence[str]) -> int:
+def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     """How many columns these lines of a CoNLL file have; 0 where they are of none.
 
-    The first is the token and the last the tag: of two whatever it is, of more one such as B-PER or O.
+    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines between texts
+    whatever it is, if tabs are between them or such a file is `likely`.
     """
     rows = [line.split() for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# "))]
     widths = {len(row) for row in rows}
@@ -91,7 +92,7 @@ def conll_width(lines: Sequence[str]) -> int:
     entities = all(_TAG.fullmatch(row[-1]) for row in rows)
     blank = any(not line.strip() for line in lines[:-1])
     tabs = all("\t" in line for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# ")))
-    return width if width >= 2 and (entities or (width == 2 and blank and tabs)) else 0
+    return width if width >= 2 and (entities or (width == 2 and blank and (tabs or likely))) else 0
 
 
 def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:

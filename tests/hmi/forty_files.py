@@ -105,6 +105,9 @@ def _tables() -> Iterator[File]:
     yield File(
         "strange.csv", "columns foo, bar", table(header="foo,bar").encode(), c, "Rename the one that is the text"
     )
+    yield File(
+        "strange-too.csv", "the same, with no task given", table(header="foo,bar").encode(), None, "Rename the one"
+    )
     both = [(text, text, label) for text, label in ROWS]
     yield File("two-texts.csv", "columns review, comment, label",
                table(header="review,comment,label", rows=both).encode(), c, "could be the `text`")  # fmt: skip
@@ -172,6 +175,8 @@ def _others() -> Iterator[File]:
     yield File("conll.txt", "CoNLL, two columns", conll().encode(), "tagging", "CoNLL")
     yield File("conll.tsv", "CoNLL, tabs", conll("\t").encode(), None, "rows of the task tagging")
     yield File("conll2003.txt", "CoNLL 2003, four columns", conll(columns=4).encode(), "tagging", "CoNLL")
+    words = "".join(f"{w} {t}\n" for w, t in (("It", "PRP"), ("rains", "VBZ"), ("now", "RB"))) + "\n"
+    yield File("words.txt", "CoNLL, parts of speech", (words * 5).encode(), "tagging", "CoNLL")
     yield File("book.xlsx", "Excel: a workbook", xlsx(), "classification", "save the sheet as “CSV UTF-8”")
     yield File("book.xls", "Excel: an old workbook", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "classification",
                "an old Office file")  # fmt: skip

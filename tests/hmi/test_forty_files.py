@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hmi.core import Task
+from hmi.jobs.checks import check_file
+from hmi.jobs.rows import read_rows
 from tests.hmi.forty_files import File, files, page, told
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", list(files()), ids=lambda file: file.name)
 def test_each_file_gets_what_it_should(file: File) -> None:
     said = told(file)
     assert file.expected in said
@@ -21,3 +30,46 @@ def test_each_file_gets_what_it_should(file: File) -> None:
 def test_there_are_forty_and_the_page_has_them() -> None:
     assert len({file.name for file in files()}) == len(list(files())) >= 40
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.hmi.forty_files > that page"
+
+
+TASKS: tuple[Task | None, ...] = (None, "classification", "pair", "multilabel", "regression", "tagging")
+PIECES = st.sampled_from(
+    ['{"text": "a", "label": "b"}', "[", "]", "{", "}", '"', ",", ";", "\t", "\n", "\r\n", "text,label", "a,b", "O",
+     "B-X", " ", "\ufeff", "\0", "sep=;", "-DOCSTART-", "é", "[1]", "null", "\ud7ff", "1e999"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=30).map("".join), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]))
+def test_whatever_a_file_holds_gets_an_answer(text: str, encoding: str) -> None:
+    data = text.encode(encoding, "replace")
+    for task in TASKS:
+        found = check_file(data, task)
+        assert found.error or found.count >= (2 if found.kind == "corpus" else 4)
+    check_file(data, None, corpus=True)
+    check_file(gzip.compress(data)[: len(text)], None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_whatever_bytes_a_file_has_it_gets_an_answer(data: bytes) -> None:
+    for task in TASKS:
+        check_file(data, task)
+    check_file(data, None, corpus=True)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1).filter(str.strip), st.sampled_from("ab")), min_size=4, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_rows_come_back_from_every_form_as_they_went(rows: list[tuple[str, str]]) -> None:
+    rows = [(text.replace("\0", "0").replace("\r", " ").strip() or "x", label) for text, label in rows]
+    told = [{"text": text, "label": label} for text, label in rows]
+    forms = {"lines": "\n".join(map(json.dumps, told)), "list": json.dumps(told), "pretty": json.dumps(told, indent=1)}
+    for delimiter in ",;\t":
+        out = io.StringIO()
+        writer = csv.writer(out, delimiter=delimiter)
+        writer.writerows([("text", "label"), *rows])
+        forms[f"csv {delimiter}"] = out.getvalue()
+    for form, text in forms.items():
+        for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+            found = read_rows(text.encode(encoding), "classification")
+            assert [(row.text, row.label) for row in found] == rows, (form, encoding)
