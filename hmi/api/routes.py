@@ -137,7 +137,7 @@ MODELS = (
         kinds=("conflict", "invalid_data", "quota_exceeded"),
     ),
     Route(
-        "POST", f"{MODEL}/rollback", models.rollback_model, "Let an older version answer.",
+        "POST", f"{MODEL}/rollback", models.rollback_model, "Let another version answer.",
         ModelView, "manage", body=RollbackModel, kinds=("conflict",),
     ),
     Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
