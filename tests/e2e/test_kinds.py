@@ -265,6 +265,8 @@ def test_the_module_follows_the_rows_unless_it_is_named(tmp_path: Path) -> None:
 async def test_an_update_goes_on_from_the_live_version(home: Home, kinds: dict[str, JobRecord], module: object) -> None:
     before = metrics_of(kinds["values"])
     again = {**QUICK, "epochs": 1, "lr": 1e-6, "module": module}
-    done = home.run(home.manager.update_model("kinds.values", data=value_rows(3, pairs=False), options=again))
+    done = home.run(
+        home.manager.update_model("kinds.values", data=value_rows(3, pairs=False), options=again, publish="always")
+    )
     after = metrics_of(done)
     assert float(str(after["spearman"])) == pytest.approx(float(str(before["spearman"])), abs=0.05)

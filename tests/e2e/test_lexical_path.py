@@ -73,12 +73,12 @@ def test_without_them_case_cannot_be_learnt(home: Home) -> None:
 def test_an_update_keeps_the_choice_unless_told_another(home: Home) -> None:
     made(home, max_length=32)
     update, live = home.manager.update_model, lambda: home.manager.registry.model(MODEL).live
-    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}))
+    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}, publish="always"))
     assert (live().lexical, live().max_length) == (True, 32)
-    job = home.run(update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}))
+    job = home.run(update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}, publish="always"))
     assert f1(job) < 0.6
     assert not live().lexical
-    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}))
+    home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}, publish="always"))
     assert not live().lexical
 
 

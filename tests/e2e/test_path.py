@@ -140,7 +140,9 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
     manager = home.manager
     requests = [InferRequest(OTHER, t, scores=True) for t in home.covered[:5]]
     before = await ask(home, requests)
-    home.run(manager.update_model("globex.mood", data=mood_rows(21), options={"epochs": 2, "lr": 0.05}))
+    home.run(
+        manager.update_model("globex.mood", data=mood_rows(21), options={"epochs": 2, "lr": 0.05}, publish="always")
+    )
     changed = await ask(home, requests)
     assert [r.version for r in changed] == [2] * 5
     assert [figures(r) for r in changed] != [figures(r) for r in before]

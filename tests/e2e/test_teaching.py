@@ -18,10 +18,11 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.rows import Row
 from hmi.jobs.teaching import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
 from hmi.jobs.varying import similar_words
+from hmi.model.golds import Odds
 from hmi.model.root import Root, load_root
 from hmi.model.source import Source, load_encoder
 from hmi.model.tasks import learn_task
-from hmi.model.tasks.base import Answer, Odds
+from hmi.model.tasks.base import Answer
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
 

@@ -124,10 +124,10 @@ def test_an_update_spends_what_is_left_of_the_budget(manager: Manager) -> None:
 
 def test_alpha_and_a_budget_exclude_each_other(manager: Manager) -> None:
     with pytest.raises(InvalidInput, match="give one of them"):
-        manager.create_domain("tiny/both", b"text", alpha=50, options={"budget_bytes": 10**6})
+        manager.create_domain("tiny/both", b"some\ntext", alpha=50, options={"budget_bytes": 10**6})
     with pytest.raises(InvalidInput, match=r"options\.budget_bytes"):
-        manager.create_domain("tiny/both", b"text", options={"budget_bytes": 0})
-    job = manager.create_domain("tiny/both", b"text")
+        manager.create_domain("tiny/both", b"some\ntext", options={"budget_bytes": 0})
+    job = manager.create_domain("tiny/both", b"some\ntext")
     assert (job.spec["alpha"], job.spec["options"]["budget_bytes"]) == (50.0, None)
     manager.cancel_job(job.job)
 
