@@ -107,6 +107,25 @@ def test_rows_that_the_live_version_was_trained_on_are_told(manager: Manager) ->
     assert live["seen_rows"] > 0
 
 
+def test_an_update_of_another_form_is_held_back_and_a_lost_live_version_is_replaced(manager: Manager) -> None:
+    singles = "".join(json.dumps({"text": f"cell {i}", "value": i}) + "\n" for i in range(30)).encode()
+    pairs = singles.replace(b'", "value"', b'", "text_pair": "gene", "value"')
+    few = {**OPTIONS, "epochs": 1}
+    job = manager.create_model("acme.v", domain="tiny", task="regression", data=singles, options=few)
+    assert attempt(manager, job, fine_tune.run)
+    module = {"kind": "houlsby", "rank": 2}  # another one: nothing of the live version is gone on from
+    job = manager.update_model("acme.v", data=pairs, options={"epochs": 1, "module": module})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    assert made["reason"] == "an input is text and text_pair now and a text in version 1"
+    live = manager.model("acme.v").live
+    (manager.settings.data / "adapters" / f"{live.artefact}.safetensors").unlink()
+    job = manager.update_model("acme.v", data=singles, options={"epochs": 1, "module": module})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    assert (made["published"], manager.model("acme.v").current) == (True, 3)
+
+
 def numbered(start: int, stop: int) -> list[Row]:
     return [Row(f"text {i}", "ab"[i % 2]) for i in range(start, stop)]
 
