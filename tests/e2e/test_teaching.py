@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hmi.core import JobRecord
-from hmi.errors import Conflict, UnsupportedModel
+from hmi.errors import Conflict, InvalidData, UnsupportedModel
 from hmi.jobs import teaching
 from hmi.jobs.held_out import Split
 from hmi.jobs.options import FineTuneOptions
@@ -169,11 +169,9 @@ def test_what_the_teacher_said_is_asked_once(home: Home) -> None:
 
 
 def test_texts_that_cannot_be_read_are_named(home: Home) -> None:
-    job = made(home, "acme.broken", "tagging", tag_rows, unlabelled=b'{"text": "a"}\n')
-    failed = home.manager.runner.run_one(job.job, lambda progress: None)
-    assert failed.error is not None
-    assert failed.error["field"] == "unlabelled"
-    assert "tokens" in failed.error["message"]
+    with pytest.raises(InvalidData, match="`tokens` is missing") as error:
+        made(home, "acme.broken", "tagging", tag_rows, unlabelled=b'{"text": "a"}\n')
+    assert error.value.details["field"] == "unlabelled"
 
 
 def test_labelled_and_held_out_texts_are_not_taught() -> None:
