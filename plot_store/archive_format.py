@@ -25,7 +25,7 @@ from plot_store.nouns import SegmentInfo, VersionInfo
 from plot_store.version_tree import MAX_DEPTH
 
 MAGIC: Final = b"PLOTARC\0"
-FORMAT: Final = 2  # 2: segments and schemas of format 2; the frame is that of 1
+FORMAT: Final = 3  # as the segments' and schemas'; the frame is that of 1
 CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27

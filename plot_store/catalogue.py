@@ -27,7 +27,7 @@ from plot_store import files, records
 from plot_store.errors import Closed, Damaged, Forked, FormatTooNew, NotFound, ReadOnly, StoreIO
 from plot_store.lmdb_errors import Grow, translated
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 FIRST_MAP: Final = 1 << 26
 _LONGEST_PAUSE_S: Final = 30.0
 _SUM: Final = 8

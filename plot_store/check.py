@@ -162,7 +162,7 @@ def _check_rows(segment: Segment, schema: Schema) -> None:
         scales = layout.row_scales(rows, schema.n, order)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise Damaged(f"rows from {start} on hold impossible scales")
-        if segment.layout.format > 1 and not (sound := ops.check_rows(rows, schema.n, order)).all():
+        if not (sound := segment.sound(rows)).all():
             raise Damaged(f"rows {_few(start + np.flatnonzero(~sound))} do not match their checks")
 
 

@@ -8,7 +8,8 @@
 Little-endian throughout. `parse` accepts exactly the files that `layout_of` would write: every size and offset is
 derived again from the few independent fields and must agree, since kernels follow raw pointers into the file.
 
-Format 2 added: windows of any width n, a check in every row, the direct index. Format 1 is still read.
+Format 2 added: windows of any width n, a check in every row, the direct index. Format 3 added: a check that knows
+damage in several words, the salt of an index and the bound of its probes. Formats 1 and 2 are still read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from plot_store.errors import Damaged, FormatTooNew
 from plot_store.nouns import MAX_DIM, Schema
 
 MAGIC: Final = b"PLOTSEG\0"
-FORMAT: Final = 2
+FORMAT: Final = 3
 ROWS: Final = 1
 INDEX: Final = 2
 DIRECT: Final = 3  # an index of unigrams with a slot for each token of the vocabulary
@@ -34,7 +35,7 @@ PAGE: Final = 4096
 HEADER_BYTES: Final = 256
 COVER_BYTES: Final = 24
 MAX_COVERS: Final = 1 << 20
-_HEADER: Final = struct.Struct("<8sHBBBBBxIIIIQQQQQQIIQ")
+_HEADER: Final = struct.Struct("<8sHBBBBBxIIIIQQQQQQIIQQ")
 _SUM: Final = struct.Struct("<Q")
 _KINDS: Final = {ROWS: "rows", INDEX: "index", DIRECT: "index"}
 _CURE: Final = "restore it with an import of an export, or build the version again"
@@ -55,6 +56,7 @@ class Layout:
     covers: int = 0  # index: rows segments covered
     n: int = 3
     format: int = FORMAT
+    salt: int = 0  # hash index, since format 3: odd
     stride: int = 0
     data_at: int = 0
     data_bytes: int = 0
@@ -99,7 +101,7 @@ def header(layout: Layout) -> bytes:
     fields = _HEADER.pack(
         MAGIC, layout.format, layout.kind, layout.order, roles(layout.n, layout.order), layout.dtype, layout.n,
         layout.dim, layout.stride, layout.vocab, layout.shift, layout.count, layout.cap, layout.covers, layout.data_at,
-        layout.data_bytes, layout.checks_at, BLOCK, 0, layout.file_bytes,
+        layout.data_bytes, layout.checks_at, BLOCK, 0, layout.file_bytes, layout.salt,
     )  # fmt: skip
     body = fields.ljust(HEADER_BYTES - _SUM.size, b"\0")
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
@@ -110,14 +112,14 @@ def parse(raw: bytes, name: str) -> Layout:
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
         raise Damaged(f"segment {name} does not begin like one: {_CURE}")
     (_, version, kind, order, vectors, dtype, n, dim, row, vocab, shift, count, cap, covers, data_at, data_bytes,
-     checks_at, block, _, file_bytes) = _HEADER.unpack_from(raw)  # fmt: skip
+     checks_at, block, _, file_bytes, salt) = _HEADER.unpack_from(raw)  # fmt: skip
     if version > FORMAT:
         raise FormatTooNew(
             f"segment {name} has format {version}, this release reads up to {FORMAT}: upgrade the release"
         )
     if _SUM.unpack_from(raw, HEADER_BYTES - _SUM.size)[0] != xxhash.xxh3_64_intdigest(raw[: HEADER_BYTES - _SUM.size]):
         raise Damaged(f"segment {name} has a damaged header: {_CURE}")
-    base = Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version)
+    base = Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
     if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
         raise Damaged(f"segment {name} has an impossible header: {_CURE}")
     layout = layout_of(base)
@@ -133,14 +135,17 @@ def _possible(base: Layout) -> bool:
     if base.format == 1:
         known = base.kind in (ROWS, INDEX) and base.n == 3
     else:
-        known = base.format == FORMAT and base.kind in _KINDS and 1 <= base.n <= MAX_N
+        known = base.format in (2, FORMAT) and base.kind in _KINDS and 1 <= base.n <= MAX_N
     if not known or not 1 <= base.order <= base.n or base.dtype not in DTYPES.values():
         return False
     if not 0 < base.dim <= MAX_DIM or base.covers > MAX_COVERS or base.count >= 1 << 40 or base.shift > 32:
         return False
+    salted = base.kind == INDEX and base.format > 2
+    if base.salt & 1 != salted or (base.salt and not salted):
+        return False
     if base.kind == ROWS:
         return base.cap == base.shift == base.covers == 0
-    slots = base.cap == base.vocab and base.order == 1 if base.kind == DIRECT else 0 < base.cap < 1 << 33
+    slots = base.cap == base.vocab and base.order == 1 if base.kind == DIRECT else base.cap <= 1 << 32
     return slots and base.cap > 0 and base.count <= base.cap
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 
 from hmi_kernels import ops
@@ -17,8 +18,19 @@ from plot_store.promote import discard
 from plot_store.records import BuildRecord
 from plot_store.segment import Draft, write_segment
 
+MAX_SALTS: Final = 64
 MAX_RUNS: Final = 4  # indexes of one order in one version; a further one takes the newest of them in
 DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token in so many has an entry
+
+
+@dataclass(frozen=True)
+class _Built:
+    """An index in memory: slots uint64 [cap], the shift of its row ids, how many n-grams, the salt (0: none)."""
+
+    slots: Keys
+    shift: int
+    distinct: int
+    salt: int
 
 
 @dataclass(frozen=True)
@@ -85,15 +97,30 @@ def _write_index(
     environment: Environment, schema: Schema, order: int, covered: list[SegmentInfo], known: Mapping[str, Keys]
 ) -> Draft:
     keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
+    covers = [(segment.digest, segment.count) for segment in covered]
     direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
     try:
-        slots, shift, distinct = ops.build_direct(keys, schema.vocab) if direct else ops.build_index(keys)
+        built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
     except ValueError as error:
         raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
-    assert direct or slots.size > distinct  # a free slot ends every probe of a hash index
     base = fmt.Layout(
-        fmt.DIRECT if direct else fmt.INDEX, order, schema.code, schema.dim, schema.vocab, distinct, shift, slots.size,
-        len(covered), schema.n,
+        fmt.DIRECT if direct else fmt.INDEX, order, schema.code, schema.dim, schema.vocab, built.distinct, built.shift,
+        built.slots.size, len(covered), schema.n, salt=built.salt,
     )  # fmt: skip
-    covers = [(segment.digest, segment.count) for segment in covered]
-    return write_segment(environment.folder, base, slots.data, covers)
+    return write_segment(environment.folder, base, built.slots.data, covers)
+
+
+def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:
+    """Under the first salt that leaves no n-gram far from its home: nearly always the first. Raises ValueError.
+
+    A salt is known only when the rows are, so that nobody can choose n-grams that crowd together under it; and it is
+    the same for the same rows, so that building a version again gives the same files.
+    """
+    for attempt in range(MAX_SALTS):
+        text = fmt.pack_covers(covers) + attempt.to_bytes(1, "little")
+        salt = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") | 1
+        try:
+            return _Built(*ops.build_index(keys, salt), salt)
+        except ops.Crowded:
+            continue
+    raise ValueError("the n-grams crowd together in the index under every salt tried")

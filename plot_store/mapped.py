@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hmi_kernels import ops
+from hmi_kernels.layout import PLAIN_SALT, REACH
 
 from plot_store import format as fmt
 from plot_store.backoff import Step
@@ -69,7 +70,8 @@ def index_run(opened: dict[str, Segment], info: SegmentInfo, version: VersionInf
         assert segment.view is not None
         views.append(segment.view)
     direct = index.layout.kind == fmt.DIRECT
-    return ops.IndexRun(info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views))
+    salt, reach = (index.layout.salt, REACH) if index.layout.salt else (PLAIN_SALT, index.layout.cap)
+    return ops.IndexRun(info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views), salt, reach)
 
 
 def _unfit(index: SegmentInfo) -> Damaged:

@@ -11,6 +11,7 @@ from hmi_kernels import layout, ops
 from hmi_kernels.layout import Bytes
 from numpy.typing import NDArray
 
+from plot_store import format as fmt
 from plot_store.environment import Environment
 from plot_store.errors import Damaged
 from plot_store.mapped import index_run
@@ -58,7 +59,7 @@ class Own:
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
         """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
 
-        Each row's check has been looked at; rows of format 1 get theirs. Raises Damaged.
+        Each row's check has been looked at; rows of older formats get one of this format. Raises Damaged.
         """
         for name in names:
             segment = self.opened[name]
@@ -83,9 +84,9 @@ class Own:
         return rows
 
     def _with_checks(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
-        """Sound rows, a copy, as format 2 has them: those of format 1 get their checks."""
+        """Sound rows, a copy, with the checks of the format that is written today."""
         n = self.schema.n
-        if segment.layout.format == 1:
+        if segment.layout.format < fmt.FORMAT:
             end = layout.header_bytes(n, order)
             rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
         return rows

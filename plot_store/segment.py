@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from hmi_kernels.layout import Bytes, Keys, row_keys
 from hmi_kernels.ops import RowsView, check_rows
+from numpy.typing import NDArray
 
 from plot_store import format as fmt
 from plot_store.errors import Damaged
@@ -116,11 +117,17 @@ class Segment:
 
         Those of format 1 carry no check, and pass.
         """
-        if self.layout.format > 1 and not check_rows(rows, self.layout.n, self.layout.order).all():
+        if not self.sound(rows).all():
             raise Damaged(
                 f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or build "
                 "the version again; `verify` lists everything that is damaged"
             )
+
+    def sound(self, rows: Bytes) -> NDArray[np.bool_]:
+        """Which of these rows of the segment, uint8 [m, stride], pass the check of its format, bool [m]."""
+        if self.layout.format == 1:
+            return np.ones(len(rows), np.bool_)
+        return check_rows(rows, self.layout.n, self.layout.order, old=self.layout.format == 2)
 
     @property
     def slots(self) -> Keys:

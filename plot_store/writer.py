@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from hmi_kernels import ops
-from hmi_kernels.layout import NUMPY_TYPES, Bytes, Keys, row_keys
+from hmi_kernels.layout import TOO_LARGE, Bytes, Keys, row_keys
 from numpy.typing import NDArray
 
 from plot_store import builds, indexing, promote, publication, records, version_tree
@@ -264,9 +264,8 @@ def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
 
 
 def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
-    """Raises Invalid when a number is not finite in its storage type: the extremes tell, and NaN is one of them."""
-    with np.errstate(over="ignore"):
-        extremes = np.array([vectors.min(), vectors.max()]).astype(NUMPY_TYPES[code] if code else np.float32)
-    if not np.isfinite(extremes).all():
+    """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of them."""
+    limit = TOO_LARGE[code]
+    if not -limit < vectors.min() <= vectors.max() < limit:
         raise Invalid("a representation is infinite, NaN or too large for its storage type: look at the model "
                       "that computed it, or use a wider dtype")  # fmt: skip

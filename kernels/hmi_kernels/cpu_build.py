@@ -13,8 +13,9 @@ BATCH = 128  # keys whose slots are asked for together
 
 
 @compiled
-def build(keys: Any, starts: Any, shift: Any, slots: Any) -> Any:
-    """Fill `slots` (all EMPTY) with every key; of equal keys the last wins. Returns the number of distinct keys.
+def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any) -> Any:
+    """Fill `slots` (all EMPTY) with every key; of equal keys the last wins. Returns the number of distinct keys, or -1
+    when one of them would lie `reach` slots or more after its home.
 
     keys uint64 [n, words]: the keys of the segments one after another; starts int64 [segments + 1]: where each begins.
     """
@@ -26,17 +27,22 @@ def build(keys: Any, starts: Any, shift: Any, slots: Any) -> Any:
             count = min(BATCH, starts[s + 1] - begin)
             for j in range(count):
                 hashes[j] = hash_of(keys[begin + j, 0], keys[begin + j, words - 1], words)
-                homes[j] = home_of(hashes[j], cap)
+                homes[j] = home_of(hashes[j], cap, salt)
                 prefetch(base + 8 * homes[j])
             for j in range(count):
                 row_id = (np.int64(s) << shift) | (begin + j - starts[s])
-                distinct += insert(slots, homes[j], hashes[j] & LOW32, row_id, keys, starts, shift, begin + j)
+                new = insert(slots, homes[j], reach, hashes[j] & LOW32, row_id, keys, starts, shift, begin + j)
+                if new < 0:
+                    return -1
+                distinct += new
     return distinct
 
 
 @compiled
-def insert(slots: Any, p: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any) -> Any:
-    """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new n-gram."""
+def insert(slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any,
+           i: Any) -> Any:  # fmt: skip
+    """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new n-gram, -1
+    when it would lie `left` slots or more after p."""
     words, new = keys.shape[1], 1
     while slots[p] != EMPTY:
         if (slots[p] >> HALF) == mark:
@@ -46,6 +52,9 @@ def insert(slots: Any, p: Any, mark: Any, row_id: Any, keys: Any, starts: Any, s
                 new = 0
                 break
         p = p + 1 if p + 1 < slots.size else 0
+        left -= 1
+        if left == 0:
+            return -1
     slots[p] = (mark << HALF) | np.uint64(row_id)
     return new
 

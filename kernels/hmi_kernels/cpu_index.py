@@ -1,7 +1,9 @@
 """numba bodies of the index: probe and resolve along a chain. Integers and addresses only.
 
 A hash index is uint64 [cap] slots: high 32 bits a fingerprint, low 32 bits a row id, `EMPTY_SLOT` when free.
-Collisions go to the next slot, wrapping round. A direct index (unigrams) has a slot for each token: a row id or
+Collisions go to the next slot, wrapping round. Where an n-gram is at home depends on the index's salt, which nobody
+knows before the rows are there, and a search ends after `REACH` slots: no text can be written to make it long.
+A direct index (unigrams) has a slot for each token: a row id or
 `EMPTY_SLOT`. A row id is (ordinal of the segment << shift) | row.
 Before an n-gram's nearer levels are probed a filter in memory is asked which of them may have it: `lanes` words stand
 together for `lanes` levels, and an n-gram of a level has set three bits in that level's word.
@@ -28,7 +30,7 @@ MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 # fields of a table's head: addresses, numbers of a vector, whether rows of other types than int8 occur
 LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, HEAD_FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # fields of a level (one index; the columns of the level table) and of a segment
-IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, LEVEL_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, SALT, FAR, LEVEL_COLUMNS = range(13)
 BASE, COUNT, SEEN, SEGMENT_COLUMNS = 0, 1, 2, 3
 # fields of an order: its levels (first, end); the filter over the first `LANES` of them, how many groups of words it
 # has (0: no filter) and a word with the bits of levels that it does not know; the filter of the last level alone, which
@@ -70,8 +72,10 @@ def hash_of(low: Any, high: Any, words: Any) -> Any:
 
 
 @inlined
-def home_of(hashed: Any, cap: Any) -> Any:
-    return np.int64(((hashed >> HALF) * np.uint64(cap)) >> HALF)
+def home_of(hashed: Any, cap: Any, salt: Any) -> Any:
+    """Salts are odd; `PLAIN_SALT` leaves the hash as it is."""
+    factor = np.uint64(salt)
+    return np.int64(((((hashed ^ (factor >> ONE)) * factor) >> HALF) * np.uint64(cap)) >> HALF)
 
 
 @inlined
@@ -80,17 +84,19 @@ def level_at(levels: Any, level: Any) -> Any:
 
 
 @inlined
-def next_match(base: Any, cap: Any, hashed: Any, step: Any) -> Any:
-    """Steps from the home slot to the first with this fingerprint, `step` or more; -1 if a free slot comes before.
+def next_match(level: Any, hashed: Any, step: Any) -> Any:
+    """Steps from the home slot to the first with this fingerprint, `step` or more; -1 if a free slot or the end of the
+    search comes before.
 
     Whole cache lines are compared; what lies in one before or after the slots is left out of the answer.
     """
-    p = home_of(hashed, cap) + step
+    base, cap, far = get(level, IDX), get(level, CAP), get(level, FAR)
+    p = home_of(hashed, cap, get(level, SALT)) + step
     p = p - cap if p >= cap else p
-    while step < cap:
+    while step < far:
         at = base + p * 8
         lane = (at >> 3) & 7
-        width = min(8 - lane, cap - p)
+        width = min(8 - lane, cap - p, far - step)
         both = match8(at & ~63, hashed & LOW32) >> np.uint64(lane)
         mine = (ONE << np.uint64(width)) - ONE
         free = (both >> EIGHT) & mine
@@ -104,10 +110,11 @@ def next_match(base: Any, cap: Any, hashed: Any, step: Any) -> Any:
 
 
 @inlined
-def row_id_at(base: Any, cap: Any, hashed: Any, step: Any) -> Any:
+def row_id_at(level: Any, hashed: Any, step: Any) -> Any:
     """The row id in the slot `step` after the home."""
-    p = home_of(hashed, cap) + step
-    return np.int64(load_u64(base + (p - cap if p >= cap else p) * 8) & LOW32)
+    cap = get(level, CAP)
+    p = home_of(hashed, cap, get(level, SALT)) + step
+    return np.int64(load_u64(get(level, IDX) + (p - cap if p >= cap else p) * 8) & LOW32)
 
 
 @inlined
@@ -132,6 +139,15 @@ def same_key(addr: Any, low: Any, high: Any, words: Any) -> Any:
 
 
 @inlined
+def is_meant(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
+    """Whether a row that has another key than what led to it may be what the index means here: an n-gram of the same
+    fingerprint. Else a sound row, perhaps, though in another one's place."""
+    if get(level, DIRECT):
+        return False
+    return (hash_of(load_u64(addr), load_u64(addr + 8), words) ^ hashed) & LOW32 == 0
+
+
+@inlined
 def seek_direct(level: Any, segs: Any, low: Any, found: Any) -> Any:
     """Fill `found` from a direct index; whether there is anything."""
     token = np.int64(low & LAST_ID)
@@ -144,13 +160,12 @@ def seek_direct(level: Any, segs: Any, low: Any, found: Any) -> Any:
 @inlined
 def seek_hashed(level: Any, segs: Any, hashed: Any, found: Any) -> Any:
     """Fill `found` from the first slot with this fingerprint; whether there is one. Touches no row."""
-    base, cap = get(level, IDX), get(level, CAP)
     step = np.int64(0)
     while True:
-        step = next_match(base, cap, hashed, step)
+        step = next_match(level, hashed, step)
         if step < 0:
             return False
-        if place_of(level, segs, row_id_at(base, cap, hashed, step), found):
+        if place_of(level, segs, row_id_at(level, hashed, step), found):
             return True
         step += 1
 
@@ -158,7 +173,8 @@ def seek_hashed(level: Any, segs: Any, hashed: Any, found: Any) -> Any:
 @inlined
 def ask_level(level: Any, low: Any, hashed: Any) -> Any:
     """Ask for the slot where a level would have an n-gram."""
-    slot = get(level, IDX) + 8 * (np.int64(low & LAST_ID) if get(level, DIRECT) else home_of(hashed, get(level, CAP)))
+    place = np.int64(low & LAST_ID) if get(level, DIRECT) else home_of(hashed, get(level, CAP), get(level, SALT))
+    slot = get(level, IDX) + 8 * place
     prefetch(slot)
     prefetch(slot + 56)  # a probe from the end of a cache line often goes on to the next
 

@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from hmi_kernels.jit import as_bits, as_float, carray, compiled, inlined, pointer
-from hmi_kernels.layout import CHECK_FACTOR
+from hmi_kernels.jit import as_bits, as_float, carray, compiled, folded, inlined, pointer
+from hmi_kernels.layout import CHECK_FACTOR, CHECK_KEYS, CHECK_STEPS, DTYPES, TOO_LARGE
 
 HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
 INT8_MAX = np.float32(127)
 ROUNDER = np.float32(3 << 22)  # adding and taking it away rounds half to even, as long as the size is below 2**22
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-INFINITE = np.uint32(0x7F800000)
-HALF_OVERFLOW = np.uint32(0x477FF000)  # 65520, the smallest number that rounds to an infinite half
+OVERFLOW, HALF_OVERFLOW = (np.float32(TOO_LARGE[DTYPES[kind]]).view(np.uint32) for kind in ("fp32", "fp16"))
+LEAST_SCALE = np.float32(2.0**-126)  # smaller ones have too few bits to divide by
 HALF_NORMAL = np.uint32(0x38800000)  # 2**-14
 HALF_BIAS = np.uint32(112 << 23)  # what separates the exponents of a single and of a half
 FACTOR = np.uint64(CHECK_FACTOR)
+KEY_A, KEY_B = (np.uint64(key) for key in CHECK_KEYS)
+STEP_A, STEP_B = (np.uint64(step) for step in CHECK_STEPS)
 BELOW_HALF = np.uint32(0x7FFF)
 
 
@@ -32,6 +34,20 @@ def from_half(bits: Any) -> Any:
 @inlined
 def check_of(words: Any, header: Any) -> Any:
     """What the check of a row must be (`hmi_kernels.layout.row_checks`); words: the row as uint64 [stride / 8]."""
+    total, a, b = np.uint64(8 * words.size), KEY_A, KEY_B
+    for j in range(0, words.size, 2):
+        total += folded(words[j] ^ a, words[j + 1] ^ b)
+        a += STEP_A
+        b += STEP_B
+    at = header // 16 - 1  # the pair that the check is the second word of
+    a, b = KEY_A + np.uint64(at) * STEP_A, KEY_B + np.uint64(at) * STEP_B
+    beside = words[2 * at] ^ a
+    return total - folded(beside, words[2 * at + 1] ^ b) + folded(beside, b)
+
+
+@inlined
+def sum_of(words: Any, header: Any) -> Any:
+    """The same of a row of format 2 (`hmi_kernels.layout.sum_checks`)."""
     at = header // 8 - 1
     total = np.uint64(0)
     for j in range(words.size):
@@ -41,15 +57,19 @@ def check_of(words: Any, header: Any) -> Any:
 
 @compiled
 def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
+    """Whether a row passes its check, be it of format 2: indexes span both, and what a row of one format holds passes
+    the other's check once in 2**64."""
     words = carray(pointer(addr), (stride // 8,), np.uint64)
-    return check_of(words, header) == words[header // 8 - 1]
+    check = words[header // 8 - 1]
+    return check_of(words, header) == check or sum_of(words, header) == check
 
 
 @compiled
-def check_rows(words: Any, header: Any, sound: Any) -> Any:
-    """words uint64 [m, stride / 8] -> sound bool [m]."""
+def check_rows(words: Any, header: Any, old: Any, sound: Any) -> Any:
+    """words uint64 [m, stride / 8] -> sound bool [m]; old: of format 2."""
     for i in range(words.shape[0]):
-        sound[i] = check_of(words[i], header) == words[i, header // 8 - 1]
+        check = words[i, header // 8 - 1]
+        sound[i] = (sum_of(words[i], header) if old else check_of(words[i], header)) == check
 
 
 @inlined
@@ -88,14 +108,15 @@ def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> A
     """One vector, float32 [dim], and where it goes, uint8; its scale, float32 [1]. False: a number is too large."""
     top = peak(bits)
     if dtype == 0:
-        scale[0] = as_float(top) / INT8_MAX
-        if top < INFINITE:
+        whole = as_float(top) / INT8_MAX
+        scale[0] = whole if whole >= LEAST_SCALE else np.float32(0)
+        if top < OVERFLOW:
             quantise(vector, scale[0], body.view(np.int8))
-        return top < INFINITE
+        return top < OVERFLOW
     scale[0] = 1
     if dtype == 2:
         body.view(np.uint32)[:] = bits
-        return top < INFINITE
+        return top < OVERFLOW
     halves = body.view(np.uint16)
     for j in range(halves.size):
         halves[j] = np.uint16(to_half(bits[j]))

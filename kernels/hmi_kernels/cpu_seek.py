@@ -11,10 +11,13 @@ from hmi_kernels.cpu_index import (
     CAP,
     DAMAGED,
     DIRECT,
+    EMPTY,
     FOUND_BYTES,
+    HALF,
     IDX,
     LEVEL,
     LIES,
+    LOW32,
     ORDER,
     ROW,
     STRIDE,
@@ -22,6 +25,7 @@ from hmi_kernels.cpu_index import (
     ask_level,
     ask_row,
     hash_of,
+    is_meant,
     level_at,
     next_match,
     place_of,
@@ -31,9 +35,11 @@ from hmi_kernels.cpu_index import (
     seek_level,
 )
 from hmi_kernels.cpu_rows import row_is_sound
-from hmi_kernels.jit import compiled, get, inlined, load_u8, put, store_u8
+from hmi_kernels.jit import compiled, get, inlined, load_u8, load_u64, put, store_u8
+from hmi_kernels.layout import TAG_SHIFT
 
 CHUNK = 64  # rows asked for together
+ONE_TAG = np.uint64(1 << TAG_SHIFT)
 
 
 @compiled
@@ -46,13 +52,12 @@ def seek_exactly(levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, 
             if seek_direct(level, segs, low, found) and same_key(get(found, ROW), low, high, words):
                 return
             continue
-        base, cap = get(level, IDX), get(level, CAP)
-        step = next_match(base, cap, hashed, np.int64(0))
+        step = next_match(level, hashed, np.int64(0))
         while step >= 0:
-            inside = place_of(level, segs, row_id_at(base, cap, hashed, step), found)
+            inside = place_of(level, segs, row_id_at(level, hashed, step), found)
             if inside and same_key(get(found, ROW), low, high, words):
                 return
-            step = next_match(base, cap, hashed, step + 1)
+            step = next_match(level, hashed, step + 1)
     put(found, ROW, np.int64(0))
 
 
@@ -96,11 +101,17 @@ def first_use(headers: Any, found: Any) -> Any:
 
 @inlined
 def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
-    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first use."""
+    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first use.
+
+    A row that is neither is DAMAGED: the index, which was read whole, does not mean it.
+    """
     bit = get(found, BIT)
     if not (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) and not first_use(headers, found):
         return DAMAGED
-    return TRUE if same_key(get(found, ROW), low, high, words) else LIES
+    row = get(found, ROW)
+    if same_key(row, low, high, words):
+        return TRUE
+    return LIES if is_meant(get(found, LEVEL), row, hash_of(low, high, words), words) else DAMAGED
 
 
 @compiled
@@ -126,3 +137,22 @@ def confirm(
         if state == DAMAGED:
             return i
     return -1
+
+
+@compiled
+def misplaced(level: Any, segs: Any, words: Any, found: Any) -> Any:
+    """Whether a row under an index has another key than the index means: the first such into `found` int64 [..]."""
+    at = found.ctypes.data
+    for p in range(get(level, CAP)):
+        slot = load_u64(get(level, IDX) + 8 * p)
+        if slot == EMPTY or not place_of(level, segs, np.int64(slot & LOW32), at):
+            continue
+        row = get(at, ROW)
+        low, high = load_u64(row), load_u64(row + 8)
+        if get(level, DIRECT):
+            right = low == ONE_TAG | np.uint64(p)
+        else:
+            right = hash_of(low, high, words) & LOW32 == slot >> HALF
+        if not right:
+            return True
+    return False

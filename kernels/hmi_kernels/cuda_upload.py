@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from hmi_kernels import ops
 from hmi_kernels.cuda import Array, Device, DeviceTable
 from hmi_kernels.layout import MAX_N, Bytes, header_bytes, scales_at, stride
-from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView
+from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, salt_word
 
 ALIGN: Final = 256  # of every array in device memory: whole transactions, and any vector load
 CHUNK_BYTES: Final = 64 << 20  # rows checked and uploaded together
 TABLE_WORDS: Final = 6 + MAX_N  # the structs of lookup.cu, in fields of 8 bytes
-STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 3, 11, 2
+STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 3, 13, 2
 
 
 class DeviceFull(MemoryError):
@@ -65,6 +65,7 @@ def upload(table: LevelTable, device: Device, soon: Callable[[Bytes], None] = la
         head = _structs(table, plan, address)
         _write(device, memory, 0, head)
         _fill(table, plan, device, memory, soon)
+        ops.check_places(table)
         device.read(memory[:1])  # the copies are done, whatever stream comes next
         return DeviceTable(device, table.n, table.dim, plan.size, memory, address)
 
@@ -107,6 +108,7 @@ def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int
     return [
         slots, run.slots.size, first, len(run.segments), run.shift, run.direct, run.dtype, run.depth,
         stride(table.n, run.order, table.dim, run.dtype), scales_at(run.order), header_bytes(table.n, run.order),
+        salt_word(run), min(run.reach, run.slots.size),
     ]  # fmt: skip
 
 
@@ -137,7 +139,7 @@ def _checked(
         words = view.verified[start // 64 : (start + step) // 64]
         seen = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(rows)].astype(np.bool_)
         if not seen.all():
-            bad = ~seen & ~ops.check_rows(rows, n, order)
+            bad = ~seen & ~ops.check_rows(rows, n, order) & ~ops.check_rows(rows, n, order, old=True)
             if bad.any():
                 raise DamagedRow(segment, start + int(bad.argmax()))
         yield start, rows

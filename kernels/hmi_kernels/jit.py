@@ -134,6 +134,16 @@ def _sieve4(typingctx: Any, addr: Any, bits: Any) -> Any:
     return types.uint64(types.int64, types.uint64), codegen
 
 
+def _folded(typingctx: Any, a: Any, b: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, wide = ir.IntType(64), ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        high = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), word)
+        return builder.xor(high, builder.trunc(product, word))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
 def _lowest_bit(typingctx: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(0))
@@ -184,6 +194,7 @@ store_f32: Any = _store(types.float32, ir.FloatType())
 # the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it is free
 match8: Any = intrinsic(_match8)
 sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i = word i has all these bits
+folded: Any = intrinsic(_folded)  # the high half of a product of two words xor the low one
 lowest_bit: Any = intrinsic(_lowest_bit)  # the place of the lowest bit set, 64 for none
 # (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left to right;
 # of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop would be compiled

@@ -5,7 +5,7 @@ the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s
 
     0           u64 * words   packed key (see `pack_keys`); beside the scales, so that comparing it costs no cache miss
     8 * words   f32 * roles   one scale per vector (1.0 for the float types)
-    header - 8  u64           the row's check (see `row_checks`); 0 in rows of format 1
+    header - 8  u64           the row's check (see `row_checks`; of format 2 `sum_checks`); 0 in rows of format 1
     header      the vectors, one after another, int8 | fp16 | fp32
 
 Header and row are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian.
@@ -26,10 +26,16 @@ ID_LIMIT: Final = 1 << 20  # token ids are below this
 FIELD_BITS: Final = 21
 WORD_IDS: Final = 3  # ids in one word of a key
 TAG_SHIFT: Final = 62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
-CHECK_FACTOR: Final = 0x9E3779B97F4A7C15
+CHECK_FACTOR: Final = 0x9E3779B97F4A7C15  # of format 2
+CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of a row's first pair of words
+CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)  # what a pair's keys are above those of the one before
 DTYPES: Final = {"int8": 0, "fp16": 1, "fp32": 2}
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("i1"), 1: np.dtype("<f2"), 2: np.dtype("<f4")}
 EMPTY_SLOT: Final = 0xFFFFFFFFFFFFFFFF
+PLAIN_SALT: Final = 1  # the salt of an index that has none: it changes nothing
+REACH: Final = 1024  # an n-gram lies less than so many slots after its home; random keys come to some 500
+MAX_INDEXED: Final = 3 << 30  # rows under one index: its slots, 4/3 as many, are still numbered by 32 bits
+TOO_LARGE: Final = {0: 2.0**124, 1: 65520.0, 2: 2.0**124}  # by storage type: sums of five stay finite, halves too
 
 Keys = NDArray[np.uint64]  # [m, words]
 Bytes = NDArray[np.uint8]
@@ -104,17 +110,45 @@ def row_scales(rows: Bytes, n: int, order: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows[:, start : start + 4 * roles(n, order)]).view("<f4").astype(np.float32)
 
 
+def folded(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The high half of a * b xor the low one, uint64."""
+    half, low = np.uint64(32), np.uint64((1 << 32) - 1)
+    a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
+    middle = (a0 * b0 >> half) + (a1 * b0 & low) + (a0 * b1 & low)
+    high = a1 * b1 + (a1 * b0 >> half) + (a0 * b1 >> half) + (middle >> half)
+    return np.asarray(high ^ (a * b), np.uint64)
+
+
 def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     """What the check of uint8 [m, stride] rows must be, uint64 [m]: the slow, plain meaning.
 
-    stride + the sum over the row's u64 words w_j of w_j * CHECK_FACTOR * (2 j + 1), the check itself taken as 0, modulo
-    2**64. Every factor is odd, so damage inside one word always shows.
+    stride + the sum over the row's pairs of u64 words (v_i, w_i) of folded(v_i ^ a_i, w_i ^ b_i), where (a_0, b_0) are
+    `CHECK_KEYS` and each further pair's are `CHECK_STEPS` higher; modulo 2**64, the check itself taken as 0. All 128
+    bits of a product count and each pair has keys of its own, so that no damage is the negative of another.
     """
-    row_words = np.ascontiguousarray(rows).view("<u8").astype(np.uint64)
-    row_words[:, header_bytes(n, order) // 8 - 1] = 0
+    row_words = _without_checks(rows, n, order)
+    i = np.arange(row_words.shape[1] // 2, dtype=np.uint64)
+    a, b = (np.uint64(key) + i * np.uint64(step) for key, step in zip(CHECK_KEYS, CHECK_STEPS, strict=True))
+    total = folded(row_words[:, 0::2] ^ a, row_words[:, 1::2] ^ b).sum(axis=1, dtype=np.uint64)
+    return np.asarray(total + np.uint64(rows.shape[1]), np.uint64)
+
+
+def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
+    """The same of rows of format 2: stride + the sum of w_j * CHECK_FACTOR * (2 j + 1) over the words w_j.
+
+    Damage inside one word always shows; in two words it may cancel out, as it does when both lose their highest bit.
+    """
+    row_words = _without_checks(rows, n, order)
     odd = np.arange(row_words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     total = (row_words * (odd * np.uint64(CHECK_FACTOR))).sum(axis=1, dtype=np.uint64)
     return np.asarray(total + np.uint64(rows.shape[1]), np.uint64)
+
+
+def _without_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
+    """The words of uint8 [m, stride] rows, a copy, their checks 0."""
+    row_words = np.ascontiguousarray(rows).view("<u8").astype(np.uint64)
+    row_words[:, header_bytes(n, order) // 8 - 1] = 0
+    return row_words
 
 
 def decode(rows: Bytes, n: int, order: int, dim: int, dtype: int) -> NDArray[np.float32]:

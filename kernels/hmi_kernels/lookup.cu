@@ -36,6 +36,8 @@ struct Level {  // one index
     i64 shift, direct;         // a row id is (ordinal of the segment << shift) | row
     i64 kind, depth;           // storage type 0 int8, 1 fp16, 2 fp32; which version of the chain, 0 = nearest
     i64 stride, scales, header;  // bytes of a row; where its scales and its vectors begin
+    u64 salt;                    // odd: where an n-gram's home is
+    i64 reach;                   // slots to search from there on
 };
 struct Step {
     i64 order, lo, hi;  // try level[lo : hi]
@@ -180,8 +182,9 @@ __device__ const u8* seek_direct(const Table& table, const Level& level, const K
 }
 
 __device__ const u8* seek_hashed(const Table& table, const Level& level, const Key& key, u64 hashed) {
-    i64 p = (i64)(((hashed >> 32) * (u64)level.cap) >> 32);
-    for (i64 step = 0; step < level.cap; step++) {
+    const u64 salted = (hashed ^ (level.salt >> 1)) * level.salt;
+    i64 p = (i64)(((salted >> 32) * (u64)level.cap) >> 32);
+    for (i64 step = 0; step < level.reach; step++) {
         const u64 slot = level.slots[p];
         if (slot == EMPTY_SLOT) return nullptr;
         if ((slot >> 32) == (hashed & LOW_HALF)) {

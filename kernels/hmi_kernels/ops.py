@@ -12,6 +12,9 @@ from hmi_kernels.layout import (
     DTYPES,
     EMPTY_SLOT,
     ID_LIMIT,
+    MAX_INDEXED,
+    PLAIN_SALT,
+    REACH,
     Bytes,
     Keys,
     header_bytes,
@@ -24,6 +27,7 @@ from hmi_kernels.layout import (
 from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
 
 __all__ = [
+    "Crowded",
     "DamagedRow",
     "IndexRun",
     "LevelTable",
@@ -31,6 +35,7 @@ __all__ = [
     "build_direct",
     "build_index",
     "candidates",
+    "check_places",
     "check_rows",
     "encode",
     "find",
@@ -41,6 +46,10 @@ __all__ = [
 
 LOAD = 0.75
 Floats = NDArray[np.float32]
+
+
+class Crowded(Exception):
+    """Too many keys lie together under this salt: take another."""
 
 
 def lookup(
@@ -120,6 +129,16 @@ def places(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> Ints:
     return np.compress(addresses != 0, addresses)
 
 
+def check_places(table: LevelTable) -> None:
+    """Raises DamagedRow unless each row under a table's indexes is of the n-gram that the index means, as far as the
+    index tells. Reads every slot and the first line of every row that one leads to."""
+    found = np.zeros(cpu_index.FOUND_COLUMNS, np.int64)
+    levels, segs = table.head[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
+    for number, run in enumerate(table.runs):
+        if cpu_seek.misplaced(levels + number * table.levels.strides[0], segs, words(run.order), found):
+            raise _damaged(table, found)
+
+
 def _sought(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> tuple[Keys, Ints, int, int]:
     """(keys uint64 [m, 2], what their fingerprints find, the first and the end level of the order)."""
     keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
@@ -145,15 +164,19 @@ def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np
     return rows
 
 
-def build_index(segment_keys: Sequence[Keys]) -> tuple[Keys, int, int]:
+def build_index(segment_keys: Sequence[Keys], salt: int = PLAIN_SALT) -> tuple[Keys, int, int]:
     """(slots uint64 [cap], shift, distinct keys) over segments' keys uint64 [m, words], oldest segment first.
 
-    Of equal keys the newest wins. Raises ValueError when the rows do not fit in the 32 bits of a row id.
+    Of equal keys the newest wins. salt: odd, below 2**64. Raises ValueError when there are more rows than an index can
+    number, Crowded when an n-gram would lie `REACH` slots or more after its home.
     """
     shift, starts = _numbering(segment_keys)
     keys = np.concatenate(segment_keys) if segment_keys else np.zeros((0, 1), np.uint64)
     slots = np.full(max(8, int(len(keys) / LOAD) + 1), EMPTY_SLOT, np.uint64)
-    distinct = int(cpu_build.build(keys, starts, np.int64(shift), slots))
+    reach = min(REACH, slots.size)
+    distinct = int(cpu_build.build(keys, starts, np.int64(shift), np.uint64(salt), np.int64(reach), slots))
+    if distinct < 0:
+        raise Crowded(f"under the salt {salt} an n-gram lies {reach} slots or more after its home")
     return slots, shift, distinct
 
 
@@ -174,15 +197,16 @@ def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
     """(shift of a row id's ordinal, where each segment begins)."""
     counts = [len(keys) for keys in segment_keys]
     shift = max(max(counts, default=1) - 1, 1).bit_length()
-    if len(counts) << shift >= 1 << 32:
-        raise ValueError("more rows than one index can number: use larger segments or several indexes")
+    if len(counts) << shift >= 1 << 32 or sum(counts) > MAX_INDEXED:
+        raise ValueError(f"more rows than one index can number, {MAX_INDEXED}: use larger segments or several indexes")
     return shift, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None) -> Bytes:
     """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with checks.
 
-    The rows are written to `out` if it is given. Raises ValueError when a number is not finite in the storage type.
+    The rows are written to `out` if it is given. Raises ValueError for a number that is not below
+    `hmi_kernels.layout.TOO_LARGE`.
     """
     m, order = ngrams.shape
     dim = vectors.shape[2]
@@ -198,8 +222,8 @@ def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, o
     return rows
 
 
-def check_rows(rows: Bytes, n: int, order: int) -> NDArray[np.bool_]:
-    """Which of uint8 [m, stride] rows (of format 2) pass their check, bool [m]."""
+def check_rows(rows: Bytes, n: int, order: int, *, old: bool = False) -> NDArray[np.bool_]:
+    """Which of uint8 [m, stride] rows pass their check, bool [m]; old: the check of format 2."""
     sound = np.empty(len(rows), np.bool_)
-    cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), sound)
+    cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), old, sound)
     return sound

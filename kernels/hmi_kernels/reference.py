@@ -24,9 +24,13 @@ def default_steps(n: int) -> list[tuple[int, int | None]]:
 
 
 def stored(vectors: Vectors, dtype: int) -> Vectors:
-    """What comes back after storing float32 [..., dim] as int8 (one scale per vector), fp16 or fp32."""
+    """What comes back after storing float32 [..., dim] as int8 (one scale per vector), fp16 or fp32.
+
+    Of int8 a vector all below 2**-119 comes back as zeros.
+    """
     if dtype == 0:
         scale = (np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
+        scale = np.where(scale >= np.float32(2.0**-126), scale, np.float32(0))  # too few bits below
         safe = np.where(scale > 0, scale, np.float32(1))
         codes = np.where(scale > 0, np.clip(np.rint(vectors / safe), -127, 127), 0)
         return np.asarray(codes.astype(np.float32) * scale)

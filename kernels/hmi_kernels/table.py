@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels import cpu_build, cpu_index
-from hmi_kernels.layout import MAX_N, Bytes, Keys, header_bytes, stride
+from hmi_kernels.layout import MAX_N, PLAIN_SALT, REACH, Bytes, Keys, header_bytes, stride
 from hmi_kernels.reference import default_steps, positions
 
 Ints = NDArray[np.int64]
@@ -37,6 +37,8 @@ class IndexRun:
     shift: int  # a row id is (ordinal << shift) | row
     direct: bool  # slots[token] is a row id or EMPTY_SLOT (order 1 only); else a hash index
     segments: tuple[RowsView, ...]  # by ordinal
+    salt: int = PLAIN_SALT  # of a hash index: odd, below 2**64
+    reach: int = REACH  # slots of a hash index that are searched from an n-gram's home on
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def level_table(
         _check_run(run, n, dim)
         levels[i] = (
             run.slots.ctypes.data, run.slots.size, len(segs), len(run.segments), run.shift, run.dtype, run.depth,
-            run.direct, run.order, stride(n, run.order, dim, run.dtype),
+            run.direct, run.order, stride(n, run.order, dim, run.dtype), salt_word(run), min(run.reach, run.slots.size),
         )  # fmt: skip
         for view in run.segments:
             segs.append((view.rows.ctypes.data, view.rows.shape[0], view.verified.ctypes.data))
@@ -110,6 +112,11 @@ def level_table(
         head=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
         plain=n == 3 and list(asked) == default_steps(n),
     )
+
+
+def salt_word(run: IndexRun) -> int:
+    """The salt as the signed number of the same bits."""
+    return run.salt - (run.salt >> 63 << 64)
 
 
 def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tuple[Keys, ...]]:
@@ -160,6 +167,7 @@ def _check_run(run: IndexRun, n: int, dim: int) -> None:
     assert run.slots.dtype == np.uint64
     assert run.slots.flags.c_contiguous
     assert run.slots.size > 0
+    assert run.salt & 1
     for view in run.segments:
         assert view.rows.dtype == np.uint8
         assert view.rows.flags.c_contiguous
