@@ -22,8 +22,9 @@ def index_run(
 ) -> ops.IndexRun:
     """An index over rows segments, oldest first; direct when a vocabulary is given."""
     keys = [layout.row_keys(part, order) for part in parts]
-    slots, shift, _ = ops.build_index(keys) if vocab is None else ops.build_direct(keys, vocab)
-    return ops.IndexRun(order, depth, dtype, slots, shift, vocab is not None, tuple(map(view, parts)))
+    salt = 0x9D39247E33776D41 + 2 * depth
+    slots, shift, _ = ops.build_index(keys, salt) if vocab is None else ops.build_direct(keys, vocab)
+    return ops.IndexRun(order, depth, dtype, slots, shift, vocab is not None, tuple(map(view, parts)), salt)
 
 
 def random_rows(

@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import cuda_twin
@@ -68,9 +70,10 @@ def make_run(
     parts = [np.ascontiguousarray(p) for p in np.array_split(rows, int(rng.integers(1, 4))) if len(p)]
     keys = [layout.row_keys(part, order) for part in parts]
     direct = order == 1 and bool(rng.integers(0, 2))
-    slots, shift, _ = ops.build_direct(keys, VOCAB) if direct else ops.build_index(keys)
+    salt = int(rng.integers(1 << 63)) * 2 + 1
+    slots, shift, _ = ops.build_direct(keys, VOCAB) if direct else ops.build_index(keys, salt)
     views = tuple(ops.RowsView(part, np.zeros((len(part) + 63) // 64, np.uint64)) for part in parts)
-    return ops.IndexRun(order, depth, dtype, slots, shift, direct, views)
+    return ops.IndexRun(order, depth, dtype, slots, shift, direct, views, salt)
 
 
 def random_texts(rng: np.random.Generator, lengths: Sequence[int]) -> list[list[int]]:
@@ -261,8 +264,10 @@ def test_arrays_that_do_not_fit_are_refused(device: cuda.Device) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_damaged_index_leads_to_no_foreign_row(device: cuda.Device, seed: int) -> None:
-    """Random slots: the process survives, and the answer is that of the CPU's kernel, which takes only true keys."""
+def test_a_damaged_index_leads_to_no_foreign_row(
+    device: cuda.Device, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random slots, were they uploaded: the process survives, and only rows of true keys are used."""
     rng = np.random.default_rng(seed)
     n = seed % 5 + 1
     _, runs = random_chain(rng, n, [0, 2], 4)
@@ -273,16 +278,38 @@ def test_a_damaged_index_leads_to_no_foreign_row(device: cuda.Device, seed: int)
             slots[hit] ^= np.uint64(1) << rng.integers(0, 64, hit.size).astype(np.uint64)
         else:  # no slot is free: a probe must still end; small numbers are row ids of a direct index
             slots[:] = rng.integers(0, 1 << int(rng.integers(2, 63)), slots.size)
-        runs[i] = ops.IndexRun(one.order, one.depth, one.dtype, slots, one.shift, one.direct, one.segments)
+        runs[i] = replace(one, slots=slots)
     table = ops.level_table(runs, n, 4)
     tokens, offsets = texts = ragged(random_texts(rng, (60, 3)))
+    parts = [tokens[:60].tolist(), tokens[60:].tolist()]
     out, order, depth = np.empty((63, 4), np.float32), np.empty(63, np.int8), np.empty(63, np.int16)
-    ops.lookup(table, tokens, offsets, VOCAB, out, order, depth)
-    bits, orders, depths = run(cuda_upload.upload(table, device), [tokens[:60].tolist(), tokens[60:].tolist()])
+    with suppress(ops.DamagedRow):
+        ops.lookup(table, tokens, offsets, VOCAB, out, order, depth)
+    with suppress(ops.DamagedRow):
+        cuda_upload.upload(table, device)
+    monkeypatch.setattr(ops, "check_places", lambda table: None)
+    bits, orders, depths = run(cuda_upload.upload(table, device), parts)
+    meant = reference.lookup(truly_found(table, parts), parts, 4, n)
     assert texts[1].tolist() == [0, 60, 63]
-    assert np.array_equal(bits, out.view(np.uint32))
-    assert np.array_equal(orders, order)
-    assert np.array_equal(depths, depth)
+    assert np.array_equal(bits, meant[0].view(np.uint32))
+    assert orders.tolist() == meant[1]
+    assert depths.tolist() == meant[2]
+
+
+def truly_found(table: ops.LevelTable, texts: list[list[int]]) -> Chain:
+    """What an index that lies still leads to, by key: a chain for the reference."""
+    chain: Chain = [{} for _ in range(1 + max((run.depth for run in table.runs), default=0))]
+    for order in range(1, table.n + 1):
+        padded = [[0] * table.n + text + [0] * table.n for text in texts]
+        grams = np.array([p[i : i + order] for p in padded for i in range(len(p) - order + 1)], np.uint32)
+        addresses, levels = ops.find(table, order, grams, check=False)
+        for gram, address, level in zip(grams.tolist(), addresses.tolist(), levels.tolist(), strict=True):
+            if address:
+                run_ = table.runs[level]
+                rows = next(v.rows for v in run_.segments if 0 <= address - v.rows.ctypes.data < v.rows.nbytes)
+                row = rows[(address - rows.ctypes.data) // rows.shape[1]]
+                chain[run_.depth][tuple(gram)] = layout.decode(row[None], table.n, order, table.dim, run_.dtype)[0]
+    return chain
 
 
 def direct_run(parts: list[np.ndarray], slots: list[int], depth: int = 0, shift: int = 3) -> ops.IndexRun:
@@ -301,9 +328,10 @@ def test_a_row_id_past_its_segment_is_a_miss(device: cuda.Device) -> None:
     assert run(table, [[1, 2, 3, 5, 6]])[1].tolist() == [1, 1, 1, 0, 0]
 
 
-def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device) -> None:
+def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two indexes of 32 slots lie side by side: what would be slot 37 of the first is slot 5 of the second."""
     rows = unigrams([37])
+    monkeypatch.setattr(ops, "check_places", lambda table: None)
     near, far = direct_run([rows], [layout.EMPTY_SLOT] * 32), direct_run([rows], [0] * 32, depth=1)
     table = cuda_upload.upload(ops.level_table([near, far], 1, 224), device)
     out, order, depth = device.empty((1, 224), np.float32), device.empty((1,), np.int8), device.empty((1,), np.int16)
@@ -312,15 +340,37 @@ def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device) -> None:
     assert device.read(order).tolist() == [0]
 
 
-def test_keys_of_two_words_are_compared_whole(device: cuda.Device) -> None:
+def test_keys_of_two_words_are_compared_whole(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """An index whose every slot has the fingerprint of (2, 3, 4, 5), over a row of (1, 3, 4, 5)."""
     there, asked = np.array([[1, 3, 4, 5]], np.uint32), np.array([[2, 3, 4, 5]], np.uint32)
     rows = ops.encode(there, np.ones((1, 4, 4), np.float32), 2, 4)
     low, high = (int(word) for word in layout.pack_keys(asked)[0])
     slots = np.full(8, mix(low ^ mix(high)) << 32 & (1 << 64) - 1, np.uint64)
     one = ops.IndexRun(4, 0, 2, slots, 1, False, (ops.RowsView(rows, np.zeros(1, np.uint64)),))
+    with pytest.raises(ops.DamagedRow):
+        cuda_upload.upload(ops.level_table([one], 4, 4), device)
+    monkeypatch.setattr(ops, "check_places", lambda table: None)
     table = cuda_upload.upload(ops.level_table([one], 4, 4), device)
     assert run(table, [[2, 3, 4, 5]])[1].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("salt", [layout.PLAIN_SALT, 0x9D39247E33776D41])
+def test_a_search_ends_at_the_reach(device: cuda.Device, salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last slot that is searched holds the n-gram, or the first one that is not, as on the CPU."""
+    monkeypatch.setattr(ops, "check_places", lambda table: None)  # every other slot means an n-gram that is nowhere
+    gram, cap = np.array([[1, 2, 3]], np.uint32), 3000
+    rows = ops.encode(gram, np.ones((1, 3, 4), np.float32), 2, 3)
+    hashed = mix(int(layout.pack_keys(gram)[0, 0]))
+    mask = (1 << 64) - 1
+    home = ((((hashed ^ salt >> 1) * salt) & mask) >> 32) * cap >> 32
+    for reach in (layout.REACH, 1, 7, cap):
+        for away in (reach - 1, reach):
+            slots = np.full(cap, (~hashed & 0xFFFFFFFF) << 32, np.uint64)
+            slots[(home + away) % cap] = (hashed & 0xFFFFFFFF) << 32
+            one = ops.IndexRun(3, 0, 2, slots, 1, False, (ops.RowsView(rows, np.zeros(1, np.uint64)),), salt, reach)
+            table = cuda_upload.upload(ops.level_table([one], 3, 4), device)
+            served = 3 if away < reach or reach == cap else 0
+            assert run(table, [[1, 2, 3]])[1].tolist() == [0, served, 0], (reach, away)
 
 
 def mix(key: int) -> int:
@@ -365,7 +415,7 @@ def test_a_table_that_does_not_fit_is_refused_and_says_so(twin: cuda_twin.Twin) 
 def test_what_versions_share_is_uploaded_once(twin: cuda_twin.Twin) -> None:
     rng = np.random.default_rng(9)
     _, runs = random_chain(rng, 3, [0], 64)
-    again = [ops.IndexRun(r.order, 1, r.dtype, r.slots, r.shift, r.direct, r.segments) for r in runs]
+    again = [replace(r, depth=1) for r in runs]
     once, twice = (cuda_upload.upload(ops.level_table(which, 3, 64), twin) for which in (runs, runs + again))
     assert (
         twice.bytes - once.bytes

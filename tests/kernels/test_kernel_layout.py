@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import kernellab as lab
 import numpy as np
 import pytest
 from hmi_kernels import layout, ops, reference
@@ -123,6 +124,42 @@ def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
     vectors[1, 2, 4] = bad
     with pytest.raises(ValueError, match="infinite"):
         ops.encode(np.ones((2, 3), np.uint32), vectors, dtype, 3)
+
+
+@pytest.mark.parametrize("dtype", [0, 2])
+def test_what_a_look_up_could_not_add_up_is_refused(dtype: int) -> None:
+    """int8 of 3.4e38 came back as infinity; a sum of three of 2e38 is infinite whatever the type."""
+    one = np.ones((1, 3), np.uint32)
+    for large in (np.finfo(np.float32).max, -3e38, 2.0**124, -(2.0**124)):
+        vectors = np.zeros((1, 3, 4), np.float32)
+        vectors[0, 2, 1] = large
+        with pytest.raises(ValueError, match="too large"):
+            ops.encode(one, vectors, dtype, 3)
+    nearly = np.nextafter(np.float32(2.0**124), np.float32(0))
+    for n in range(1, layout.MAX_N + 1):  # the largest sum there is
+        inside = [[int(0 <= i + p - layout.before(n) < 9) for p in range(n)] for i in range(9)]
+        whole = np.unique(np.array(inside, np.uint32), axis=0)
+        rows = ops.encode(whole, np.full((len(whole), n, 8), nearly), dtype, n)
+        table = ops.level_table([lab.index_run([rows], n, dtype)], n, 8)
+        out, order, _ = lab.lookup(table, [[1] * 9], 5)
+        assert (order == n).all()
+        assert np.isfinite(out).all()
+        halves = lab.lookup(table, [[1] * 9], 5, np.uint16)[0]
+        assert np.isfinite((halves.astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_vectors_too_small_for_a_scale_are_zeros() -> None:
+    """A scale below the smallest normal number has too few bits: what it gave was off by up to a third."""
+    rng = np.random.default_rng(0)
+    for exponent in range(-149, -100):
+        vectors = (rng.uniform(-1, 1, (50, 3, 8)) * 2.0**exponent).astype(np.float32)
+        back = layout.decode(ops.encode(np.ones((50, 3), np.uint32), vectors, 0, 3), 3, 3, 8, 0)
+        assert np.array_equal(back, reference.stored(vectors, 0))
+        peak = np.abs(vectors).max(axis=-1, keepdims=True)
+        stored = np.abs(back).max(axis=-1, keepdims=True) > 0
+        assert (stored == (peak / np.float32(127) >= 2.0**-126)).all()
+        assert (np.abs(back - vectors)[np.broadcast_to(stored, back.shape)] <= np.broadcast_to(
+            peak / 254 * 1.001, back.shape)[np.broadcast_to(stored, back.shape)]).all()  # fmt: skip
 
 
 def test_too_large_for_a_half_is_refused() -> None:

@@ -12,7 +12,7 @@ import plotlab as lab
 import pytest
 import xxhash
 from hmi_kernels import layout
-from hmi_kernels.layout import DTYPES
+from hmi_kernels.layout import DTYPES, header_bytes
 
 from plot_store import Damaged, FormatTooNew, Store, StoreIO, check
 from plot_store import format as fmt
@@ -152,7 +152,7 @@ def test_a_rebuild_heals_a_damaged_segment_even_while_it_is_read(store: Store) -
 def resealed(raw: bytes, **fields: int) -> bytes:
     """A header with some fields changed and its checksum made right again: a hostile one."""
     names = ("magic", "format", "kind", "order", "roles", "dtype", "n", "dim", "stride", "vocab", "shift", "count",
-             "cap", "covers", "data_at", "data_bytes", "checks_at", "block", "pad", "file_bytes")  # fmt: skip
+             "cap", "covers", "data_at", "data_bytes", "checks_at", "block", "pad", "file_bytes", "salt")  # fmt: skip
     values = dict(zip(names, fmt._HEADER.unpack_from(raw), strict=True)) | fields
     body = fmt._HEADER.pack(*values.values()).ljust(248, b"\0")
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + raw[256:]
@@ -164,7 +164,7 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
         {"count": 1 << 39}, {"count": 1}, {"stride": 16}, {"dim": 1}, {"data_at": 0}, {"data_bytes": 1 << 60},
         {"checks_at": 0}, {"file_bytes": 1 << 62}, {"kind": 2}, {"kind": 3}, {"kind": 4}, {"order": 9}, {"order": 0},
         {"roles": 9}, {"dtype": 7}, {"n": 5}, {"n": 0}, {"covers": 1 << 30}, {"cap": 5}, {"block": 1}, {"shift": 60},
-        {"vocab": 7}, {"format": 0},
+        {"vocab": 7}, {"format": 0}, {"salt": 2}, {"salt": 1 << 63},
     ]  # fmt: skip
     for info in (version.segments[0], version.segments[-1]):
         path = store.path / "segments" / info.name
@@ -178,10 +178,29 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
                     store.reader("r")
                 refused += 1
         assert refused >= len(lies) - 2
-        replace(path, resealed(good, format=3))
-        with pytest.raises(FormatTooNew, match="format 3, this release reads up to 2: upgrade"):
+        replace(path, resealed(good, format=4))
+        with pytest.raises(FormatTooNew, match="format 4, this release reads up to 3: upgrade"):
             store.reader("r")
         replace(path, good)
+
+
+def test_only_a_hash_index_of_format_3_has_a_salt(store: Store) -> None:
+    version = lab.put(store, "r", lab.content(1, (60, 20, 5)))
+    salts = {}
+    for info in version.segments:
+        layout = fmt.parse((store.path / "segments" / info.name).read_bytes(), info.name)
+        salts[layout.kind, layout.order] = layout.salt
+        for lie in ({"format": 2}, {"salt": 0}) if layout.salt else ({"salt": 1},):
+            raw = resealed((store.path / "segments" / info.name).read_bytes(), **lie)
+            with pytest.raises(Damaged, match="impossible header"):
+                fmt.parse(raw, info.name)
+    assert {key for key, salt in salts.items() if salt & 1} == {(fmt.INDEX, 3), (fmt.INDEX, 2)}
+    assert (len(set(salts.values())), salts[fmt.DIRECT, 1]) == (3, 0)
+    cap = {"cap": (1 << 32) + 1, "data_bytes": ((1 << 32) + 1) * 8}  # past what 32 bits of a hash can number
+    index = next(s for s in version.segments if s.kind == "index")
+    raw = resealed((store.path / "segments" / index.name).read_bytes(), **cap)
+    with pytest.raises(Damaged, match="impossible header"):
+        fmt.parse(raw, index.name)
 
 
 def test_any_bytes_can_be_opened(store: Store, tmp_path: Path) -> None:
@@ -270,6 +289,25 @@ def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:
         raw[4096 + 2 * sound.layout.stride + 40] ^= 1
         with pytest.raises(Damaged, match="rows 2 do not match their checks"):
             check._check_rows(Segment(info, sound.layout, raw, sound.inode), version.schema)
+
+
+def test_the_highest_bits_of_two_words_are_damage(store: Store) -> None:
+    """What the check of format 2 did not see: look-ups gave other numbers, and no word of it."""
+    made = lab.content(1, (60, 20, 5))
+    version = lab.put(store, "r", made)
+    for info in [s for s in version.segments if s.kind == "rows"]:
+        path = store.path / "segments" / info.name
+        good = path.read_bytes()
+        layout = fmt.parse(good, info.name)
+        vectors = layout.data_at + header_bytes(layout.n, layout.order)
+        bad = bytearray(good)
+        for word in (0, 1):
+            bad[vectors + 8 * word + 7] ^= 0x80
+        replace(path, bytes(bad))
+        with store.reader("r") as reader, pytest.raises(Damaged, match=f"row 0 of segment {info.name}"):
+            reader.get(info.order, made[info.order][0][:1])
+        replace(path, good)
+    lab.check(store)
 
 
 def test_verify_can_be_watched(store: Store) -> None:

@@ -12,7 +12,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
-from plot_store.catalogue import Txn
+from plot_store.catalogue import FORMAT, Txn
 
 
 def files(store: Store) -> set[str]:
@@ -252,7 +252,7 @@ def test_collecting_beside_publishing_and_reading(store: Store) -> None:
 def test_info_counts(store: Store, tmp_path: Path) -> None:
     version = lab.put(store, "r", lab.content(1))
     info = store.info()
-    assert (info.format, info.refs, info.versions, info.segments) == (2, 1, 1, len(version.segments))
+    assert (info.format, info.refs, info.versions, info.segments) == (FORMAT, 1, 1, len(version.segments))
     assert info.entries == version.entries == {k: len(v[0]) for k, v in lab.content(1).items()}
     assert info.bytes > version.bytes
     assert info.path == str(tmp_path / "plots")

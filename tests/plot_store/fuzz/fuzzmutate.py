@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import xxhash
-from hmi_kernels.layout import header_bytes, row_checks
+from hmi_kernels.layout import header_bytes, row_checks, sum_checks
 
 from plot_store import records
 from plot_store.archive_format import Packer, Unpacker
@@ -98,7 +98,8 @@ def forged_rows(data: bytes, layout: Layout) -> bytes:
     raw = np.frombuffer(data, np.uint8).copy()
     rows = raw[layout.data_at : layout.data_at + layout.data_bytes].reshape(layout.count, layout.stride)
     at = header_bytes(layout.n, layout.order) - 8
-    rows[:, at : at + 8] = row_checks(rows, layout.n, layout.order)[:, None].view(np.uint8)
+    checks = sum_checks if layout.format == 2 else row_checks
+    rows[:, at : at + 8] = checks(rows, layout.n, layout.order)[:, None].view(np.uint8)
     return raw.tobytes()
 
 
