@@ -59,11 +59,14 @@ class Own:
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
         """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
 
-        Each row's check has been looked at; rows of older formats get one of this format. Raises Damaged.
+        Each row's check has been looked at; rows of older formats get one of this format, once every byte of their file
+        has been compared with its name, for their own check knows less. Raises Damaged.
         """
         for name in names:
             segment = self.opened[name]
             read_ahead(segment.raw)
+            if segment.layout.format < fmt.FORMAT:
+                segment.check_whole()
             step = max(1, PIECE_BYTES // segment.layout.stride)
             for start in range(0, segment.info.count, step):
                 rows = segment.rows[start : start + step]
@@ -95,7 +98,7 @@ class Own:
 def newest(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
     """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
 
-    Raises Damaged for a row whose n-gram is not there at all: of format 1, only that tells a damaged key.
+    Raises Damaged for a row whose n-gram is not there at all.
     """
     order = segment.info.order
     ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)

@@ -123,6 +123,11 @@ class Segment:
                 "the version again; `verify` lists everything that is damaged"
             )
 
+    def check_whole(self) -> None:
+        """Raises Damaged unless every byte is as the name says."""
+        if xxhash.xxh3_128_hexdigest(self.raw.data) != self.info.digest:
+            raise _damaged(self.info)
+
     def sound(self, rows: Bytes) -> NDArray[np.bool_]:
         """Which of these rows of the segment, uint8 [m, stride], pass the check of its format, bool [m]."""
         if self.layout.format == 1:
@@ -206,7 +211,11 @@ def _check_content(fd: int, info: SegmentInfo) -> None:
         whole.update(block[:read])
         at += read
     if whole.hexdigest() != info.digest:
-        raise Damaged(f"segment {info.name} is damaged: restore it from an export or build the version again")
+        raise _damaged(info)
+
+
+def _damaged(info: SegmentInfo) -> Damaged:
+    return Damaged(f"segment {info.name} is damaged: restore it from an export or build the version again")
 
 
 class _Gone(Exception):

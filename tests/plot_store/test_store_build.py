@@ -228,10 +228,12 @@ def test_after_a_failure_in_the_background_nothing_later_is_kept(store: Store, m
 def test_nothing_of_a_refused_call_is_added(store: Store) -> None:
     """Even when its first rows would have filled segments."""
     ngrams, rows = MADE[3]
-    for dtype, worst in (("int8", np.nan), ("fp16", 1e6), ("fp32", -np.inf)):
+    far = -(2.0**124)
+    refused = [("int8", np.nan), ("fp16", 1e6), ("fp32", -np.inf), ("int8", 3.4e38), ("fp32", far), ("fp16", -65520)]
+    for number, (dtype, worst) in enumerate(refused):
         bad = rows.copy()
         bad[-1, -1, -1] = worst
-        options = {**OPTIONS, "schema": lab.schema(dtype), "build": dtype}
+        options = {**OPTIONS, "schema": lab.schema(dtype), "build": f"b{number}"}
         with store.writer("r", **options) as writer:
             writer.add(3, ngrams[:10], rows[:10])
             with pytest.raises(Invalid, match="infinite"):

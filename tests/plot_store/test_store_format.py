@@ -89,7 +89,7 @@ def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
 
 @pytest.mark.parametrize("words", [(1,), (0, 1)], ids=["one word", "two words"])
 def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(store: Store, words: tuple[int, ...]) -> None:
-    """A flipped highest bit is; in two words at once only verify finds it, and a compaction copies what it is given."""
+    """A flipped highest bit is; in two words at once verify finds it, and whatever would give the rows new checks."""
     version = store.import_archive(OLD / "format-2-n5.plot")
     info = next(s for s in version.segments if s.kind == "rows" and s.order == 5)
     path = store.path / "segments" / info.name
@@ -106,6 +106,26 @@ def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(store: S
         else:
             reader.get(5, gram)
     assert {d.segment for d in store.verify().damages} >= {info.name}
+    with pytest.raises(Damaged, match=info.name):
+        store.diff("r/a", "r/a")
+    for seed in range(3):
+        store.append("r/a", lab.content(seed, (9, 3, 3, 2, 1), dim=5))
+    with pytest.raises(Damaged, match=info.name):
+        store.compact("r/a", max_segments=1)
+
+
+def test_a_damaged_vector_of_format_1_is_not_given_a_check(store: Store) -> None:
+    version = store.import_archive(OLD / "format-1.plot")
+    info = next(s for s in version.segments if s.kind == "rows" and s.order == 3)
+    path = store.path / "segments" / info.name
+    raw = bytearray(path.read_bytes())
+    raw[fmt.PAGE + header_bytes(3, 3)] ^= 1
+    (store.path / "beside").write_bytes(raw)
+    (store.path / "beside").replace(path)
+    for seed in range(3):
+        store.append("r/a", lab.content(seed, (9, 3, 3), dim=5))
+    with pytest.raises(Damaged, match=info.name):
+        store.compact("r/a", max_segments=1)
 
 
 @pytest.mark.parametrize(("n", "dtype"), WRITTEN, ids=str)
