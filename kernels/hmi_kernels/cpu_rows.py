@@ -17,6 +17,7 @@ OVERFLOW, HALF_OVERFLOW = (np.float32(TOO_LARGE[DTYPES[kind]]).view(np.uint32) f
 LEAST_SCALE = np.float32(2.0**-126)  # smaller ones have too few bits to divide by
 HALF_NORMAL = np.uint32(0x38800000)  # 2**-14
 HALF_BIAS = np.uint32(112 << 23)  # what separates the exponents of a single and of a half
+LOW_HALF, HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 FACTOR = np.uint64(CHECK_FACTOR)
 KEY_A, KEY_B = (np.uint64(key) for key in CHECK_KEYS)
 STEP_A, STEP_B = (np.uint64(step) for step in CHECK_STEPS)
@@ -32,17 +33,25 @@ def from_half(bits: Any) -> Any:
 
 
 @inlined
+def halves(word: Any) -> Any:
+    """The product of a word's halves."""
+    return (word & LOW_HALF) * (word >> HALF_BITS)
+
+
+@inlined
 def check_of(words: Any, header: Any) -> Any:
     """What the check of a row must be (`hmi_kernels.layout.row_checks`); words: the row as uint64 [stride / 8]."""
-    total, a, b = np.uint64(8 * words.size), KEY_A, KEY_B
-    for j in range(0, words.size, 2):
-        total += folded(words[j] ^ a, words[j + 1] ^ b)
+    a, b, total_a, total_b = KEY_A, KEY_B, np.uint64(0), np.uint64(0)
+    for j in range(words.size):
+        total_a += halves(words[j] + a)
+        total_b += halves(words[j] ^ b)
         a += STEP_A
         b += STEP_B
-    at = header // 16 - 1  # the pair that the check is the second word of
+    at = header // 8 - 1
     a, b = KEY_A + np.uint64(at) * STEP_A, KEY_B + np.uint64(at) * STEP_B
-    beside = words[2 * at] ^ a
-    return total - folded(beside, words[2 * at + 1] ^ b) + folded(beside, b)
+    total_a -= halves(words[at] + a) - halves(a)
+    total_b -= halves(words[at] ^ b) - halves(b)
+    return folded(total_a ^ KEY_A, total_b ^ KEY_B) + np.uint64(8 * words.size)
 
 
 @inlined

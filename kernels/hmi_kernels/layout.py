@@ -27,8 +27,8 @@ FIELD_BITS: Final = 21
 WORD_IDS: Final = 3  # ids in one word of a key
 TAG_SHIFT: Final = 62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
 CHECK_FACTOR: Final = 0x9E3779B97F4A7C15  # of format 2
-CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of a row's first pair of words
-CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)  # what a pair's keys are above those of the one before
+CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of a row's first word, and of the end
+CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)  # what a word's keys are above those of the one before
 DTYPES: Final = {"int8": 0, "fp16": 1, "fp32": 2}
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("i1"), 1: np.dtype("<f2"), 2: np.dtype("<f4")}
 EMPTY_SLOT: Final = 0xFFFFFFFFFFFFFFFF
@@ -119,18 +119,28 @@ def folded(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.asarray(high ^ (a * b), np.uint64)
 
 
+def halves(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The product of a word's halves, uint64."""
+    return np.asarray((words & np.uint64((1 << 32) - 1)) * (words >> np.uint64(32)), np.uint64)
+
+
 def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     """What the check of uint8 [m, stride] rows must be, uint64 [m]: the slow, plain meaning.
 
-    stride + the sum over the row's pairs of u64 words (v_i, w_i) of folded(v_i ^ a_i, w_i ^ b_i), where (a_0, b_0) are
-    `CHECK_KEYS` and each further pair's are `CHECK_STEPS` higher; modulo 2**64, the check itself taken as 0. All 128
-    bits of a product count and each pair has keys of its own, so that no damage is the negative of another.
+    Two sums over the row's u64 words w_j, the check itself taken as 0: of halves(w_j + a_j) and of halves(w_j ^ b_j),
+    where (a_0, b_0) are `CHECK_KEYS` and each further word's are `CHECK_STEPS` higher; stride + their product, folded,
+    after another xor with `CHECK_KEYS`. All modulo 2**64. A product of halves changes by what the other half is, so
+    that damage in one place is the negative of damage in another once in 2**32, and in both sums once in 2**64.
     """
     row_words = _without_checks(rows, n, order)
-    i = np.arange(row_words.shape[1] // 2, dtype=np.uint64)
-    a, b = (np.uint64(key) + i * np.uint64(step) for key, step in zip(CHECK_KEYS, CHECK_STEPS, strict=True))
-    total = folded(row_words[:, 0::2] ^ a, row_words[:, 1::2] ^ b).sum(axis=1, dtype=np.uint64)
-    return np.asarray(total + np.uint64(rows.shape[1]), np.uint64)
+    j = np.arange(row_words.shape[1], dtype=np.uint64)
+    (key_a, a), (key_b, b) = (
+        (np.uint64(key), np.uint64(key) + j * np.uint64(step))
+        for key, step in zip(CHECK_KEYS, CHECK_STEPS, strict=True)
+    )
+    total_a = halves(row_words + a).sum(axis=1, dtype=np.uint64)
+    total_b = halves(row_words ^ b).sum(axis=1, dtype=np.uint64)
+    return np.asarray(folded(total_a ^ key_a, total_b ^ key_b) + np.uint64(rows.shape[1]), np.uint64)
 
 
 def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
