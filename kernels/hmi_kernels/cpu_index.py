@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hmi_kernels.jit import get, inlined, load_u64, lowest_bit, match8, prefetch, put, sieve4
+from hmi_kernels.jit import compiled, get, inlined, load_u8, load_u64, lowest_bit, match8, prefetch, put, sieve4
 from hmi_kernels.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
@@ -49,6 +49,7 @@ FIRST, END, FILTER, GROUPS, LANES, UNKNOWN, LAST_FILTER, LAST_WORDS, LAST_BIT, O
 )
 # fields of a found n-gram: address of its row (0 = absent), level, its `verified` bit (address in bits)
 ROW, LEVEL, BIT, FOUND_COLUMNS = 0, 1, 2, 3
+AT_ONCE = 4096  # bytes of a row that are asked for before it is checked
 FOUND_BYTES = 8 * FOUND_COLUMNS
 TRUE, LIES, DAMAGED = 1, 0, -3
 
@@ -254,8 +255,21 @@ def seek_levels(levels: Any, segs: Any, order: Any, low: Any, hashed: Any, left:
 
 
 @inlined
+def is_checked(bit: Any) -> Any:
+    """Whether the row of a `verified` bit has been checked since it was mapped."""
+    return (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) != 0
+
+
+@compiled
+def ask_whole(row: Any, size: Any) -> Any:
+    """Ask for a row that will be checked: its check is too slow to run from one cache miss into the next."""
+    for at in range(0, min(size, AT_ONCE), 64):
+        prefetch(row + at)
+
+
+@inlined
 def ask_row(found: Any) -> Any:
-    """Ask for a row's first line, and for the first of its next page if it has one.
+    """Ask for a row's first line, and for the first of its next page if it has one; for all of one not checked yet.
 
     In a loop of nothing else: the processor waits for the page of what it is asked for, and can wait for many at once.
     """
@@ -263,4 +277,5 @@ def ask_row(found: Any) -> Any:
     if row != 0:
         prefetch(row)
         prefetch(max(row, (row + get(get(found, LEVEL), STRIDE) - 1) & ~4095))
-        prefetch(get(found, BIT) >> 3)
+        if not is_checked(get(found, BIT)):
+            ask_whole(row, get(get(found, LEVEL), STRIDE))

@@ -25,6 +25,7 @@ from hmi_kernels.cpu_index import (
     ask_level,
     ask_row,
     hash_of,
+    is_checked,
     is_meant,
     level_at,
     next_match,
@@ -106,7 +107,7 @@ def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
     A row that is neither is DAMAGED: the index, which was read whole, does not mean it.
     """
     bit = get(found, BIT)
-    if not (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) and not first_use(headers, found):
+    if not is_checked(bit) and not first_use(headers, found):
         return DAMAGED
     row = get(found, ROW)
     if same_key(row, low, high, words):
