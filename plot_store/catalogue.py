@@ -7,15 +7,10 @@ Writers are serialised across processes by LMDB's lock, which the store also use
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
-import re
-import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,15 +18,16 @@ from typing import Any, Final, TypeVar
 import lmdb
 import xxhash
 
-from plot_store import files, records
+from plot_store import records
 from plot_store.errors import Closed, Damaged, Forked, FormatTooNew, NotFound, ReadOnly, StoreIO
-from plot_store.lmdb_errors import Grow, translated
+from plot_store.lmdb_errors import Grow, TableFull, translated
+from plot_store.writer_lock import WriterLock
 
 FORMAT: Final = 3
 FIRST_MAP: Final = 1 << 26
+READERS: Final = 4096  # places in the table of transactions that read; a process keeps one, and more for threads
 _LONGEST_PAUSE_S: Final = 30.0
 _SUM: Final = 8
-_DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORARY)}")
 T = TypeVar("T")
 
 
@@ -92,52 +88,6 @@ def _open_value(key: bytes, value: bytes) -> Any:
         ) from error
 
 
-def make(folder: Path) -> None:
-    """Make an empty catalogue where there is none, all at once: whatever fails, no half of one stays in its place.
-
-    Raises OSError, StoreFull, StoreIO.
-    """
-    if (folder / "data.mdb").exists():
-        return
-    draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{files.TEMPORARY}")
-    try:
-        draft.mkdir()
-        Catalogue(draft, create=True, read_only=False).close()
-        files.sync_folder(draft)
-        _rename_folder(draft, folder)
-        files.sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def drafts(store: Path, oldest: float) -> dict[str, int]:
-    """Unfinished catalogues that a killed `make` left in a store's folder before this time: bytes by name."""
-    found: dict[str, int] = {}
-    for path in store.glob(f"*.*{files.TEMPORARY}"):
-        if _DRAFT.fullmatch(path.name):
-            with contextlib.suppress(FileNotFoundError):  # whoever makes it has just ended
-                if path.stat().st_mtime < oldest:
-                    found[path.name] = files.tree_bytes(path)
-    return found
-
-
-def remove_draft(path: Path) -> bool:
-    """Whether it has gone."""
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
-
-
-def _rename_folder(draft: Path, folder: Path) -> None:
-    """Nothing happens where another process was first. Raises OSError, StoreIO."""
-    try:
-        os.replace(draft, folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not (folder / "data.mdb").exists():
-            raise StoreIO(f"{folder} holds something that is no catalogue: move it away, then open again") from error
-
-
 class Catalogue:
     """The environment of one store in this process. Raises Forked when used after a fork."""
 
@@ -148,13 +98,19 @@ class Catalogue:
         self._resizing = False
         self._read_only = read_only
         self._folder = folder
+        self._writer = WriterLock(folder, f"the store at {folder.parent}")
         if not create and not (folder / "data.mdb").exists():
             raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
-        with translated("opening the catalogue", folder):
-            self._env: Any = lmdb.open(
-                str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only, **open_options()
-            )
         try:
+            with translated("opening the catalogue", folder):
+                self._env: Any = lmdb.open(
+                    str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only,
+                    **open_options(),
+                )  # fmt: skip
+        except TableFull as full:
+            raise self._too_many() from full
+        try:
+            self._env.reader_check()  # who died in a transaction since the last opening or change gives up its slot
             self._check_format(create and not read_only)
         except BaseException:
             self._env.close()
@@ -183,23 +139,44 @@ class Catalogue:
         """
         if self._read_only:
             raise ReadOnly("the store was opened read-only: open it with read_only=False to change it")
-        return self._run(body, write=True)
+        self._check_process()
+        with self._writer.held():  # before `_enter`, so that who waits for another process holds up nothing in this one
+            return self._run(body, write=True)
 
     def _run(self, body: Callable[[Txn], T], *, write: bool) -> T:
+        checked = False
         while True:
             self._enter()
             try:
-                with translated("using the catalogue", self._folder), self._env.begin(write=write) as raw:
-                    return body(Txn(raw))
+                with translated("using the catalogue", self._folder):
+                    if write:
+                        self._env.reader_check()  # readers that died keep pages from being used again
+                    with self._env.begin(write=write) as raw:
+                        return body(Txn(raw))
             except Grow as grow:
                 ours = grow.ours
+            except TableFull as full:
+                if checked:
+                    raise self._too_many() from full
+                self._env.reader_check()
+                checked = True
+                continue
             finally:
                 self._leave()
             self._resize(ours)
 
-    def _enter(self) -> None:
+    def _too_many(self) -> StoreIO:
+        return StoreIO(
+            f"all places for transactions at {self._folder.parent} are taken: run fewer processes; where many were "
+            "killed at once, any change by one that has the store open frees their places"
+        )
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise Forked("this store was opened before a fork: open it again in the child process")
+
+    def _enter(self) -> None:
+        self._check_process()
         with self._gate:
             while self._resizing:
                 self._gate.wait()
@@ -275,7 +252,7 @@ class Catalogue:
 
 def open_options() -> dict[str, Any]:
     """How LMDB is opened: every commit is synced, nothing is written through the map."""
-    return {"sync": True, "metasync": True, "writemap": False, "readahead": False, "max_readers": 512}
+    return {"sync": True, "metasync": True, "writemap": False, "readahead": False, "max_readers": READERS}
 
 
 def _stamp(txn: Txn) -> dict[str, Any]:

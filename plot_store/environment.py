@@ -8,9 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from plot_store import files, limits
+from plot_store import drafts, files, limits
 from plot_store.catalogue import Catalogue
-from plot_store.catalogue import make as make_catalogue
 from plot_store.errors import Damaged, Forked, InUse, StoreIO
 from plot_store.files import guarded
 from plot_store.limits import Limits
@@ -39,7 +38,7 @@ class Environment:
         if create and not read_only:
             with guarded(f"creating the store at {path}"):
                 files.make_folder(self.folder)
-                make_catalogue(path / CATALOGUE)
+                drafts.make(path / CATALOGUE)
                 for folder in (path, path.parent):  # a process that made ours may have been killed before its sync
                     files.sync_folder(folder)
         self.catalogue = Catalogue(path / CATALOGUE, create=False, read_only=read_only)

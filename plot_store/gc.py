@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from plot_store import builds, catalogue, names, pins, promote, tags, version_tree
+from plot_store import builds, drafts, names, pins, promote, tags, version_tree
 from plot_store.catalogue import Txn
 from plot_store.environment import Environment
 from plot_store.files import TEMPORARY
@@ -73,12 +73,12 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     dead = environment.catalogue.read(find) if dry_run else environment.catalogue.write(drop)
     oldest = now - policy.orphan_age_s
     sizes = {**_orphans(environment, dead, oldest), **{name: info.bytes for name, info in dead.segments.items()}}
-    drafts = catalogue.drafts(environment.path, oldest)
-    gone = sorted({**sizes, **drafts})
+    unfinished = drafts.unfinished(environment.path, oldest)
+    gone = sorted({**sizes, **unfinished})
     if not dry_run:
         gone = unlink_files(environment, sorted(sizes))
-        gone += [name for name in sorted(drafts) if catalogue.remove_draft(environment.path / name)]
-    sizes.update(drafts)
+        gone += [name for name in sorted(unfinished) if drafts.remove(environment.path / name)]
+    sizes.update(unfinished)
     return GcReport(
         dry_run,
         dead.versions,

@@ -16,6 +16,10 @@ _NO_ROOM: Final = 1 << 20  # with less free than this, LMDB's "I/O error" or "co
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
+class TableFull(Exception):
+    """LMDB's table of readers has no free slot; perhaps only because processes died in a read transaction."""
+
+
 class Grow(Exception):
     """The map must change size; ours = it is full, else another process has grown it."""
 
@@ -35,6 +39,8 @@ def translated(doing: str, folder: Path) -> Iterator[None]:
         raise Grow(True) from error
     except lmdb.MapResizedError as error:
         raise Grow(False) from error
+    except lmdb.ReadersFullError as error:
+        raise TableFull from error
     except lmdb.Error as error:
         raise _as_ours(error, doing, folder) from error
     except OSError as error:  # py-lmdb makes the folder itself

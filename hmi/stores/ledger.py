@@ -6,15 +6,18 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
 
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
+from hmi.stores.plots import plot_errors
+from plot_store.writer_lock import WriterLock
 
 FIRST_MAP = 16 << 20
+READERS = 4096
 NEARLY_FULL = 1 << 20
 T = TypeVar("T")
 
@@ -61,11 +64,16 @@ class Ledger:
         self._folder, self._pid, self._users = folder, os.getpid(), 0
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
-        with _translated("opening the registry", folder):
-            self._env: Any = lmdb.open(
-                str(folder), map_size=max(first_map, _size(folder)), max_readers=512, writemap=False, readahead=False
-            )
-            self._env.reader_check()
+        self._writer = WriterLock(folder, "the registry")
+        try:
+            with _translated("opening the registry", folder):
+                self._env: Any = lmdb.open(
+                    str(folder), map_size=max(first_map, _size(folder)), max_readers=READERS, writemap=False,
+                    readahead=False,
+                )  # fmt: skip
+                self._env.reader_check()
+        except lmdb.ReadersFullError as error:
+            raise _too_many() from error
 
     @classmethod
     def open(cls, folder: Path, first_map: int = FIRST_MAP) -> Ledger:
@@ -102,26 +110,49 @@ class Ledger:
         """Run `body` alone among all processes and commit durably; an exception undoes it.
 
         It runs again after the map has grown, so what it does elsewhere must be idempotent. It must not call
-        this ledger in another way than by its Txn.
+        this ledger in another way than by its Txn. Raises Unavailable where another process holds the registry for
+        a minute.
         """
-        return self._run(body, write=True)
+        self._check_process()
+        with self._alone():  # before `_entered`, so that who waits for another process holds up no reader in this one
+            return self._run(body, write=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            with plot_errors():
+                stack.enter_context(self._writer.held())
+            yield
 
     def _run(self, body: Callable[[Txn], T], *, write: bool) -> T:
+        checked = False
         while True:
             with self._entered():
                 try:
-                    with _translated("using the registry", self._folder), self._env.begin(write=write) as raw:
-                        return body(Txn(raw))
+                    with _translated("using the registry", self._folder):
+                        if write:
+                            self._env.reader_check()  # readers that died keep pages from being used again
+                        with self._env.begin(write=write) as raw:
+                            return body(Txn(raw))
                 except lmdb.MapFullError:
                     size = 2 * self._env.info()["map_size"]
                 except lmdb.MapResizedError:
                     size = 0  # another process has made it larger: take its size
+                except lmdb.ReadersFullError as error:
+                    if checked:
+                        raise _too_many() from error
+                    self._env.reader_check()  # perhaps only because processes died in a transaction
+                    checked = True
+                    continue
             self._resize(size)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise AssertionError("a registry was used in a forked child: open it there")
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        if os.getpid() != self._pid:
-            raise AssertionError("a registry was used in a forked child: open it there")
+        self._check_process()
         with self._gate:
             self._gate.wait_for(lambda: not self._resizing)
             if self._env is None:
@@ -149,6 +180,13 @@ class Ledger:
                 self._gate.notify_all()
 
 
+def _too_many() -> Unavailable:
+    return Unavailable(
+        "all places for transactions of the registry are taken: run fewer commands at once; where many were "
+        "killed, the server's next change frees their places"
+    )
+
+
 def _size(folder: Path) -> int:
     data = folder / "data.mdb"
     return data.stat().st_size if data.exists() else 0
@@ -156,10 +194,10 @@ def _size(folder: Path) -> int:
 
 @contextmanager
 def _translated(doing: str, folder: Path) -> Iterator[None]:
-    """LMDB's errors as ours; the two about the map's size pass."""
+    """LMDB's errors as ours; those about the map's size and the table of readers pass."""
     try:
         yield
-    except (HmiError, lmdb.MapFullError, lmdb.MapResizedError):
+    except (HmiError, lmdb.MapFullError, lmdb.MapResizedError, lmdb.ReadersFullError):
         raise
     except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
         raise Damaged(f"the registry is damaged ({error}): restore <data>/registry from a backup") from error

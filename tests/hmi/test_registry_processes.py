@@ -93,6 +93,50 @@ def test_a_writer_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(regis
     assert registry.remember("after", "s") == {"n": 1}
 
 
+@pytest.mark.parametrize("ending", [signal.SIGCONT, signal.SIGKILL])
+def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
+) -> None:
+    monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 0.3)
+    script = (
+        "import os, signal, sys; from pathlib import Path; from hmi.stores.ledger import Ledger\n"
+        "l = Ledger.open(Path(sys.argv[1]))\n"
+        "def body(t):\n"
+        "    print('in', flush=True); os.kill(os.getpid(), signal.SIGSTOP); t.put('gone/late', b'{}')\n"
+        "l.write(body)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "registry")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        try:
+            assert stopped.stdout is not None
+            assert stopped.stdout.readline() == "in\n"
+            with pytest.raises(Unavailable, match=f"process {stopped.pid} has held the write lock of the registry"):
+                add_tenant(registry, "late")
+            assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers wait for nobody
+        finally:
+            stopped.send_signal(ending)
+    monkeypatch.undo()
+    add_tenant(registry, "late")
+    assert registry._ledger.read(lambda t: t.keys("gone/")) == ["late"] * (ending == signal.SIGCONT)
+
+
+def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Path) -> None:
+    """While this process has the registry open, nothing but a check of the readers empties LMDB's table of them."""
+    script = (
+        "import os, sys, lmdb; env, found = lmdb.open(sys.argv[1], readonly=True), []\n"
+        "try:\n"
+        "    while True: found.append(env.begin())\n"
+        "except lmdb.ReadersFullError:\n"
+        "    print(len(found), flush=True); os._exit(9)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "registry")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert int(done.stdout) > 4000, done.stderr
+    read = registry._ledger.read
+    assert read(lambda t: read(lambda inner: inner.keys("tenant/"))) == ["acme"]  # the second needs a place of its own
+    assert registry._ledger._env.reader_check() == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""

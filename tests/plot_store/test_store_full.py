@@ -186,21 +186,21 @@ def test_a_creation_that_fails_leaves_a_place_for_the_next(
 
 
 def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
-    from plot_store import catalogue
+    from plot_store import drafts
 
     other = tmp_path / "other" / "catalogue"
     other.parent.mkdir()
-    catalogue.make(other)
+    drafts.make(other)
     before = (other / "data.mdb").stat().st_ino
     draft = tmp_path / "draft"
-    catalogue.make(draft)
-    catalogue._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
-    catalogue.make(other)
+    drafts.make(draft)
+    drafts._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
+    drafts.make(other)
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").touch()
     with pytest.raises(StoreIO, match="no catalogue"):
-        catalogue.make(tmp_path / "stray")
+        drafts.make(tmp_path / "stray")
 
 
 GROW = """

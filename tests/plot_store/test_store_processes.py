@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Conflict, Store
+from plot_store import Conflict, Store, StoreIO
 from plot_store.catalogue import Txn
 
 RACE = """
@@ -172,3 +173,99 @@ def test_processes_that_are_spawned_work_side_by_side(store: Store) -> None:
         assert set(map(tuple, reader.own(3).tolist())) == {g for g in known if len(g) == 3}
     assert len(store.pins()) == 2
     lab.check(store)
+
+
+DEAD_READERS = """
+import os, sys, lmdb
+env = lmdb.open(sys.argv[1] + "/catalogue", readonly=True)
+found = []
+try:
+    while True:
+        found.append(env.begin())
+except lmdb.ReadersFullError:
+    print(len(found), flush=True)
+    os._exit(9)
+"""
+
+
+def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> None:
+    """While this process has the store open, nothing but a check of the readers empties LMDB's table of them."""
+    lab.put(store, "r", {})
+    read = store._env().catalogue.read
+    assert int(lab.child(DEAD_READERS, store.path).stdout) > 4000
+    with pytest.raises(StoreIO, match="any change by one"):  # LMDB cannot be opened, so nobody new can check
+        _open_anew(store.path)
+    assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]  # the second one needs a place of its own
+    assert store._env().catalogue.forget_dead_readers() == 0
+    for change in (lambda: store.tag("r", "x"), lambda: _open_anew(store.path)):
+        lab.child("import os, sys, lmdb; t = lmdb.open(sys.argv[1]).begin(); os._exit(9)", store.path / "catalogue")
+        change()
+        assert store._env().catalogue.forget_dead_readers() == 0
+
+
+def _open_anew(path: Path) -> None:
+    """Open the store in another process. Raises what it says."""
+    done = lab.child("import sys; from plot_store import Store; Store.open(sys.argv[1]).close()", path)
+    if done.returncode:
+        raise StoreIO(done.stderr)
+
+
+STOPPED = """
+import os, signal, sys
+from plot_store import Store
+with Store.open(sys.argv[1]) as store:
+    def body(txn):
+        print("inside", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        txn.put("pin/late", {})
+    store._env().catalogue.write(body)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGCONT, signal.SIGKILL])
+def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
+) -> None:
+    version = lab.put(store, "r", {})
+    monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 0.3)
+    stopped = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(store.path)], stdout=subprocess.PIPE, text=True, env=lab.child_env()
+    )
+    try:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "inside\n"
+        with pytest.raises(StoreIO, match=f"process {stopped.pid} has held the write lock.*kill -CONT"):
+            store.tag("r", "new")
+        assert store.version("r") == version  # readers wait for nobody
+        assert store.tags("r") == {}
+    finally:
+        stopped.send_signal(ending)
+        stopped.wait(60)
+        stopped.stdout.close()
+    monkeypatch.undo()
+    store.tag("r", "new")
+    assert store._env().catalogue.read(lambda txn: txn.has("pin/late")) == (ending == signal.SIGCONT)
+    store._env().catalogue.write(lambda txn: txn.delete("pin/late"))
+    lab.check(store)
+
+
+def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.put(store, "r", {})
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(txn: Txn) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
+    thread.start()
+    assert inside.wait(60)
+    monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 0.1)
+    with pytest.raises(StoreIO, match="another thread of this process"):
+        store.tag("r", "new")
+    monkeypatch.undo()
+    go_on.set()
+    thread.join(60)
+    store.tag("r", "new")

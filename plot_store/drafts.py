@@ -1,0 +1,64 @@
+"""Making a catalogue under another name first, so that a store has a whole one or none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import Final
+
+from plot_store import files
+from plot_store.catalogue import Catalogue
+from plot_store.errors import StoreIO
+
+_DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORARY)}")
+
+
+def make(folder: Path) -> None:
+    """Make an empty catalogue where there is none, all at once: whatever fails, no half of one stays in its place.
+
+    Raises OSError, StoreFull, StoreIO.
+    """
+    if (folder / "data.mdb").exists():
+        return
+    draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{files.TEMPORARY}")
+    try:
+        draft.mkdir()
+        Catalogue(draft, create=True, read_only=False).close()
+        files.sync_folder(draft)
+        _rename_folder(draft, folder)
+        files.sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def unfinished(store: Path, oldest: float) -> dict[str, int]:
+    """Unfinished catalogues that a killed `make` left in a store's folder before this time: bytes by name."""
+    found: dict[str, int] = {}
+    for path in store.glob(f"*.*{files.TEMPORARY}"):
+        if _DRAFT.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):  # whoever makes it has just ended
+                if path.stat().st_mtime < oldest:
+                    found[path.name] = files.tree_bytes(path)
+    return found
+
+
+def remove(path: Path) -> bool:
+    """Whether it has gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def _rename_folder(draft: Path, folder: Path) -> None:
+    """Nothing happens where another process was first. Raises OSError, StoreIO."""
+    try:
+        os.replace(draft, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not (folder / "data.mdb").exists():
+            raise StoreIO(f"{folder} holds something that is no catalogue: move it away, then open again") from error

@@ -1,0 +1,99 @@
+"""A lock in front of LMDB's own, which waits without a limit while a process that is stopped or hangs holds it.
+
+It bounds the wait and names the holder, nothing else: that writers exclude each other is LMDB's doing, so where this
+lock is missing or lost (an older release, another thread that closes the file), nothing breaks but the time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from plot_store.errors import StoreIO
+
+LONGEST_WAIT_S: Final = 60.0  # many times what a transaction takes, its sync on a busy disk included
+_FIRST_PAUSE_S: Final = 0.0005
+_LONGEST_PAUSE_S: Final = 0.005
+_FLOCK: Final = "hhqqi"  # struct flock of Linux: type, whence, start, length, pid
+
+
+class WriterLock:
+    """One for each LMDB environment of a process; the lock file lies beside its data. Not re-entrant."""
+
+    def __init__(self, folder: Path, of: str) -> None:
+        """of: what the folder holds, for the message: "the store at …"."""
+        self._path = folder / "write.lock"
+        self._of = of
+        self._ours = threading.Lock()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other writers waiting. Raises StoreIO when the lock is not to be had in LONGEST_WAIT_S."""
+        end = time.monotonic() + LONGEST_WAIT_S
+        if not self._ours.acquire(timeout=LONGEST_WAIT_S):
+            raise self._held_by(f"another thread of this process ({os.getpid()})")
+        try:
+            with _opened(self._path) as fd:  # closing it gives the lock back
+                if fd is not None:
+                    self._wait(fd, end)
+                yield
+        finally:
+            self._ours.release()
+
+    def _wait(self, fd: int, end: float) -> None:
+        """Polls: a call that waits can be bounded by a signal only, and those belong to the main thread."""
+        pause = _FIRST_PAUSE_S
+        while not _taken(fd):
+            if time.monotonic() > end:
+                holder = _holder(fd)
+                raise self._held_by(f"process {holder}" if holder else "a process (lsof names it)")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _held_by(self, holder: str) -> StoreIO:
+        return StoreIO(
+            f"{holder} has held the write lock of {self._of} for {LONGEST_WAIT_S:g} s, so nothing was changed: it is "
+            "stopped (kill -CONT lets it go on), waits for the disk, or hangs (kill -KILL ends it, and LMDB undoes "
+            "what it had in hand); then try again"
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """The lock file's descriptor; None where there is no room for it, or no right to make it: LMDB says so better."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _holder(fd: int) -> int:
+    """The id of the process that has the lock; 0 where that cannot be told (gone by now, of another container)."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else max(0, int(pid))
