@@ -200,32 +200,54 @@ def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(store: Store, monk
 
 DIES = """
 import os, sys
-from plot_store import Store
+from plot_store import Store, promote
+from plot_store.outbox import Outbox
+moment, name, register = sys.argv[2], promote.promote, Outbox.register
+
+def dying(folder, drafts):
+    if moment != "written":
+        name(folder, drafts)
+    if moment != "registered":
+        os._exit(9)
+
+def registering(*given):
+    register(*given)
+    os._exit(9)
+
+promote.promote, Outbox.register = dying, registering
 with Store.open(sys.argv[1]) as store:
-    store.compact("r", max_segments=1, target_bytes=1 << 16, progress=lambda d, t: d > t // 2 and os._exit(9))
+    store.compact("r", max_segments=1, target_bytes=1 << 16)
 """
+MOMENTS = {"written": ".tmp", "named": ".rows", "registered": None}  # the kind of file that only gc takes, if any
 
 
-def test_a_compaction_that_died_is_begun_again(store: Store) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_compaction_that_died_is_begun_again(store: Store, moment: str) -> None:
     known = grow(store, 3, counts=(300, 60, 4))
-    assert lab.child(DIES, store.path).returncode == 9
+    assert lab.child(DIES, store.path, moment).returncode == 9
     assert leftovers(store)[0] == [f"compact-{store.version('r').id}"]
     assert store.gc(keep_versions=1).builds == ()
     new = store.compact("r", max_segments=1, target_bytes=1 << 16)
     assert new is not None
-    assert leftovers(store) == ([], set())
+    assert leftovers(store)[0] == []
+    assert len(store.gc(orphan_age_s=-60).orphans) == (moment == "written")  # a named one is made anew, with its name
     with store.reader("r") as reader:
         lab.same_as(reader, [known], lab.texts(4, (300,)))
     lab.check(store)
 
 
-def test_a_compaction_that_died_and_was_overtaken_goes(store: Store) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_compaction_that_died_and_was_overtaken_goes(store: Store, moment: str) -> None:
+    """Its build and registered segments go with the next compaction; a file that it had not registered, with gc."""
     grow(store, 3, counts=(300, 60, 4))
-    assert lab.child(DIES, store.path).returncode == 9
+    assert lab.child(DIES, store.path, moment).returncode == 9
     store.append("r", lab.content(50))
     assert len(leftovers(store)[0]) == 1
     assert store.compact("r", max_segments=1, target_bytes=1 << 16) is not None
-    assert leftovers(store) == ([], set())
+    builds, files = leftovers(store)
+    assert builds == []
+    assert [Path(name).suffix for name in files] == [kind for kind in [MOMENTS[moment]] if kind]
+    assert set(store.gc(orphan_age_s=-60).orphans) == files
     lab.check(store)
 
 
