@@ -14,6 +14,7 @@ from hmi.modulespec import ModuleSpec as ModuleSpec
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 _NAME = re.compile(NAME_PATTERN)
+MAX_DOMAIN_PARTS = 7  # as many as a ref of the PLOT store has
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot"]
@@ -65,8 +66,12 @@ class DomainId:
     def parse(cls, text: str, field: str = "domain") -> DomainId:
         """Accepts `root/branch/sub` (JSON, command line) and `root.branch.sub` (URLs)."""
         parts = text.replace(".", "/").split("/")
-        if len(parts) > 8:
-            raise InvalidInput(f"{field} is more than 8 levels deep", field=field)
+        if len(parts) > MAX_DOMAIN_PARTS:
+            raise InvalidInput(
+                f"{field} {text[:130]!r} has {len(parts)} parts: use at most {MAX_DOMAIN_PARTS}, the root and up to "
+                f"{MAX_DOMAIN_PARTS - 1} names below it",
+                field=field,
+            )
         return cls(tuple(check_name(p, field) for p in parts))
 
     @property

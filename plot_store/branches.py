@@ -91,7 +91,7 @@ class Branches(ABC):
                 raise InUse(f"{ref} has the tags {', '.join(tagged)}: untag those first")
             txn.delete(version_tree.REF + ref)
 
-        self._env().catalogue.write(body)
+        self._env().write_freeing(body)
 
     def tag(self, ref: str, name: str, version: str | None = None) -> str:
         """Call a version of the ref (its current one by default) "ref@name", and keep it; the version's id.
@@ -102,7 +102,7 @@ class Branches(ABC):
 
     def untag(self, ref: str, name: str) -> bool:
         """Take a tag away. Whether there was one."""
-        return self._env().catalogue.write(lambda txn: tags.remove(txn, ref, name))
+        return self._env().write_freeing(lambda txn: tags.remove(txn, ref, name))
 
     def tags(self, ref: str | None = None) -> dict[str, str]:
         """{"ref@name": version id}, of one ref or of all."""
@@ -117,7 +117,7 @@ class Branches(ABC):
 
     def unpin(self, version: str, owner: str) -> bool:
         """Give a pin back. Whether there was one."""
-        return self._env().catalogue.write(lambda txn: pins.unpin(txn, version, owner))
+        return self._env().write_freeing(lambda txn: pins.unpin(txn, version, owner))
 
     def pins(self) -> list[Pin]:
         """Every pin."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from plot_store import drafts, files, limits
-from plot_store.catalogue import Catalogue
+from plot_store import drafts, files, limits, reserve
+from plot_store.catalogue import Catalogue, Txn
 from plot_store.errors import Damaged, Forked, InUse, StoreIO
 from plot_store.files import guarded
+from plot_store.host import check_host
 from plot_store.limits import Limits
 from plot_store.nouns import Schema, SegmentInfo
 from plot_store.probe import has_segments
@@ -19,6 +21,7 @@ from plot_store.segment import Segment, SegmentCache
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
+T = TypeVar("T")
 _PINS: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
 _PIN_LOCK = threading.RLock()  # re-entrant: a dropped reader unpins from wherever the garbage collector runs
 
@@ -34,6 +37,7 @@ class Environment:
         self.folder = path / SEGMENTS
         self.limits = Limits()
         self.fork_refused: StoreIO | None = None  # why children forked from here may not open this store
+        check_host(path, f"the store at {path}")
         _refuse_bereft(path)
         if create and not read_only:
             with guarded(f"creating the store at {path}"):
@@ -42,8 +46,18 @@ class Environment:
                 for folder in (path, path.parent):  # a process that made ours may have been killed before its sync
                     files.sync_folder(folder)
         self.catalogue = Catalogue(path / CATALOGUE, create=False, read_only=read_only)
+        if not read_only:
+            self.keep_reserve()
         self.segments = SegmentCache(self.folder)
         self._pins = _PINS.setdefault(str(path), Counter())
+
+    def keep_reserve(self) -> None:
+        """Room for `write_freeing`; without it where the disk is full."""
+        reserve.keep(self.path / CATALOGUE)
+
+    def write_freeing(self, body: Callable[[Txn], T]) -> T:
+        """`Catalogue.write` for what makes room: it works on a full disk."""
+        return reserve.write_freeing(self.catalogue, self.path / CATALOGUE, body)
 
     def check_room(self, need: int, doing: str) -> None:
         """StoreFull when `need` further bytes would pass a limit or do not fit. Raises StoreIO too."""

@@ -70,7 +70,7 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
         drop_records(txn, dead, now)
         return dead
 
-    dead = environment.catalogue.read(find) if dry_run else environment.catalogue.write(drop)
+    dead = environment.catalogue.read(find) if dry_run else environment.write_freeing(drop)
     oldest = now - policy.orphan_age_s
     sizes = {**_orphans(environment, dead, oldest), **{name: info.bytes for name, info in dead.segments.items()}}
     unfinished = drafts.unfinished(environment.path, oldest)
@@ -78,6 +78,7 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     if not dry_run:
         gone = unlink_files(environment, sorted(sizes))
         gone += [name for name in sorted(unfinished) if drafts.remove(environment.path / name)]
+        environment.keep_reserve()
     sizes.update(unfinished)
     return GcReport(
         dry_run,

@@ -55,6 +55,12 @@ def _as_ours(error: lmdb.Error, doing: str, folder: Path) -> PlotStoreError:
         return StoreFull(f"no space left while {doing} ({text}): free disk space, then run it again")
     if isinstance(error, _DAMAGE):
         return Damaged(f"the catalogue is damaged ({text}): restore the store from an export or a backup")
+    if "Permission denied" in text:
+        return StoreIO(
+            f"this user may not open the catalogue in {folder} ({text}): whoever opens a store, also to read, enters "
+            "itself in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read the "
+            "others, or hand over an export"
+        )
     if isinstance(error, lmdb.PanicError):
         return StoreIO(f"LMDB gave up while {doing} ({text}): check the disk, then close the store and open it again")
     return StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits")

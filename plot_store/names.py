@@ -8,7 +8,8 @@ from typing import Any, Final
 from plot_store.errors import Invalid
 
 _PART: Final = r"[a-z0-9][a-z0-9-]{0,62}"
-_REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,6}}")
+_PARTS: Final = 7
+_REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,{_PARTS - 1}}}")
 _ID: Final = re.compile(r"v[0-9a-f]{32}")
 _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -33,11 +34,23 @@ def is_segment(text: Any) -> bool:
 def check_ref(ref: str) -> str:
     """The ref itself; Invalid if it is not one."""
     if not is_ref(ref):
-        raise Invalid(
-            f"{ref!r} is not a ref: use parts of a-z, 0-9 and '-' (at most 63 characters, 7 parts) joined by '/', "
-            "and not the form of a version id"
-        )
+        raise Invalid(f"{_shortened(ref)} is no ref{_flaw(ref)}: use 1 to {_PARTS} parts, joined by '/', of 1 to 63 "
+                      "characters a-z, 0-9 and '-', not first a '-', and not the form of a version id")  # fmt: skip
     return ref
+
+
+def _flaw(ref: Any) -> str:
+    """What is wrong with a ref, where one thing is; else nothing."""
+    parts = ref.split("/") if isinstance(ref, str) else []
+    if len(parts) > _PARTS and all(re.fullmatch(_PART, part) for part in parts):
+        return f", for it has {len(parts)} parts"
+    bad = [part for part in parts if not re.fullmatch(_PART, part)]
+    return f", for the part {_shortened(bad[0])}" if len(parts) > 1 and bad else ""
+
+
+def _shortened(text: Any) -> str:
+    said = repr(text)
+    return said if len(said) <= 200 else f"{said[:200]}…"
 
 
 def check_build(build: str) -> str:

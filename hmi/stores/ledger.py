@@ -14,6 +14,7 @@ import lmdb
 
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 from hmi.stores.plots import plot_errors
+from plot_store.host import check_host
 from plot_store.writer_lock import WriterLock
 
 FIRST_MAP = 16 << 20
@@ -65,6 +66,8 @@ class Ledger:
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
         self._writer = WriterLock(folder, "the registry")
+        with plot_errors():
+            check_host(folder, "the registry")
         try:
             with _translated("opening the registry", folder):
                 self._env: Any = lmdb.open(

@@ -15,6 +15,7 @@ import plot_store
 from hmi import errors
 from hmi.api.errors import known, status_of
 from hmi.config import Settings
+from hmi.core import DomainId
 from hmi.manager import Manager
 from hmi.stores import ledger
 from hmi.stores.adapter_store import AdapterStore
@@ -22,6 +23,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import as_hmi, open_plots, plot_errors
 from plot_store import PlotStoreError, Schema
+from plot_store.names import is_ref
 from tests.hmi.test_misses import LAW, NEWS, kept, look, version
 
 HMI = Path(errors.__file__).parent
@@ -160,3 +162,12 @@ def test_only_public_names_of_the_store_are_used() -> None:
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found |= {module for module in modules if module.split(".")[0] == "plot_store"}
     assert found <= {"plot_store", "plot_store.scrub"}
+
+
+def test_a_domain_is_as_deep_as_the_store_takes_it() -> None:
+    deepest = "/".join("abcdefg")
+    assert str(DomainId.parse(deepest)) == deepest
+    assert is_ref(deepest)
+    assert not is_ref(f"{deepest}/h")
+    with pytest.raises(errors.InvalidInput, match="has 8 parts: use at most 7"):
+        DomainId.parse(f"{deepest}/h")

@@ -91,8 +91,9 @@ void iolog_mark(const char *text) {
 
 /* ---- which calls concern us ---- */
 
-static int inside(const char *path) { /* LMDB's lock file is no data */
-    return !strncmp(path, folder, folder_len) && (path[folder_len] == '/' || !path[folder_len]) && !strstr(path, "lock.mdb");
+static int inside(const char *path) { /* LMDB's lock file and the reserve of a full disk are no data */
+    return !strncmp(path, folder, folder_len) && (path[folder_len] == '/' || !path[folder_len])
+        && !strstr(path, "lock.mdb") && !strstr(path, "catalogue/reserve");
 }
 static int absolute(int dir, const char *path, char *out) {
     if (!active) return 0;

@@ -219,7 +219,7 @@ def read_tree(folder: Path) -> Tree:
     """The files below a folder as they are, by absolute path."""
     found: Tree = {}
     for path in sorted(folder.rglob("*")):
-        if path.name != "lock.mdb":
+        if path.name not in ("lock.mdb", "reserve"):
             found[str(path)] = None if path.is_dir() else path.read_bytes()
     return found
 
