@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from hmi_kernels.layout import Bytes
 from numpy.typing import NDArray
+
+from plot_store.errors import StoreIO
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
@@ -24,6 +27,9 @@ _MOST_RANGES: Final = 1024  # that one system call takes
 _PIDFD_OPEN: Final = 434  # the numbers are the same on every architecture of Linux that numpy runs on
 _PROCESS_MADVISE: Final = 440
 _FAILED: Final = ctypes.c_void_p(-1).value
+_LIMIT: Final = Path("/proc/sys/vm/max_map_count")
+_SPARE: Final = 1 << 13  # mappings left to the rest of the process: without one, no thread starts and arrays fail
+_MAPPED: Final[set[int]] = set()  # where this process has files mapped
 
 
 def _libc() -> Any:
@@ -40,17 +46,39 @@ _LIBC: Final = _libc()
 
 
 def map_read_only(fd: int, size: int) -> Bytes:
-    """uint8 [size], read-only; unmapped when the last view of it is gone. Raises OSError."""
+    """uint8 [size], read-only; unmapped when the last view of it is gone. Raises OSError, StoreIO (too many)."""
+    if len(_MAPPED) >= _MOST_MAPPED:
+        raise StoreIO(
+            f"this process has {len(_MAPPED)} segments mapped, and may have {_MOST_MAPPED + _SPARE} mappings "
+            "in all: compact the refs (fewer, larger segments), close readers, or raise vm.max_map_count (sysctl)"
+        )
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     _LIBC.madvise(address, size, _MADV_RANDOM)  # a hint: whether it is taken changes no result
     memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
+    _MAPPED.add(address)
+    weakref.finalize(memory, _unmap, address, size).atexit = False
     raw: Bytes = np.frombuffer(memory, np.uint8)
     raw.flags.writeable = False
     return raw
+
+
+def _unmap(address: int, size: int) -> None:
+    _MAPPED.discard(address)  # first: once it is unmapped, another thread may map there
+    _LIBC.munmap(address, size)
+
+
+def _most_mapped() -> int:
+    """How many mappings of files one process may have, so that the rest of it works."""
+    try:
+        return max(1, int(_LIMIT.read_text()) - _SPARE)
+    except (OSError, ValueError):  # no Linux
+        return 1 << 40
+
+
+_MOST_MAPPED: Final = _most_mapped()
 
 
 def fault_in(raw: Bytes) -> None:

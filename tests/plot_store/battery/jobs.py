@@ -11,6 +11,7 @@ import play
 from job_catalogue import catalogue
 from job_crash import judge, record
 from job_damage import archives, records, segments
+from job_edges import dead, ground, growing, lost, mappings
 from job_faults import creation, fault, full_disk, prepare
 from job_history import history, victims
 from job_kill import live
@@ -20,8 +21,8 @@ from plain import Op
 from plot_store import Store
 
 __all__ = [
-    "archives", "catalogue", "creation", "fault", "full_disk", "history", "judge", "live", "prepare", "record",
-    "records", "segments", "victims", "walk", "warm_up",
+    "archives", "catalogue", "creation", "dead", "fault", "full_disk", "ground", "growing", "history", "judge", "live",
+    "lost", "mappings", "prepare", "record", "records", "segments", "victims", "walk", "warm_up",
 ]  # fmt: skip
 
 

@@ -221,6 +221,7 @@ def draw(rng: random.Random, number: int) -> Op:
 # Every kind of operation at least once, in an order in which none is refused.
 SCRIPT = [
     Op("publish", "r", 1), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("publish", "r", 4), Op("tag", "r", 0, 1),
+    Op("publish", "r", 4),  # the same segments again, under names that are there
     Op("begin", "s", 5), Op("finish", "s", 5), Op("append", "r/a", 6), Op("compact", "r/a"), Op("import", "i1", 1),
     Op("pin", "r/a", 0, 1), Op("publish", "q", 8), Op("delete", "s"), Op("rollback", "r", 0, 1), Op("gc", arg=1),
     Op("extend", "q", 9), Op("unpin", "r/a", 0, 1), Op("compact", "q"), Op("delete", "q"), Op("sealed", "r", 10),

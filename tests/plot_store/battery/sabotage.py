@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import lmdb
 
-from plot_store import catalogue, gc, version_tree
+from plot_store import builds, catalogue, files, gc, version_tree
 from plot_store.catalogue import Catalogue, Txn
 
 
@@ -105,17 +105,70 @@ def ref_before_manifest() -> None:
     Catalogue.write = write  # type: ignore[method-assign]
 
 
+def name_before_sync() -> None:
+    """A segment gets its name, and its bytes are made durable after that, though before any record names it."""
+    files.sync_file = lambda fd: None
+    real = os.replace
+
+    def replace(old: Any, new: Any) -> None:
+        real(old, new)
+        if os.path.isfile(new):
+            fd = os.open(new, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+    os.replace = replace  # type: ignore[assignment]
+
+
+def after_a_lost_one() -> None:
+    """A resumed build keeps segments that came after a lost one."""
+    builds._present = lambda environment, segments: tuple(s for s in segments if environment.holds(s))
+
+
+def resize_at_once() -> None:
+    """The map changes its size under running transactions."""
+
+    def resize(self: Catalogue, ours: bool) -> None:
+        self._env.set_mapsize(self._env.info()["map_size"] * 2 if ours else 0)
+
+    Catalogue._resize = resize  # type: ignore[method-assign]
+
+
+def base_unheld() -> None:
+    """The collector keeps the parent of a build, but not what an extending one adds to."""
+    real = gc._builds
+
+    def call(txn: Txn, reasons: Any, policy: Any, now: float) -> Any:
+        before = {version_id: list(why) for version_id, why in reasons.items()}
+        found = real(txn, reasons, policy, now)
+        for build in txn.keys(version_tree.BUILD):
+            record = version_tree.get_build(txn, build)
+            if record is not None and record.base is not None and record.base not in before:
+                del reasons[record.base]
+        return found
+
+    gc._builds = call
+
+
 BUGS: Final = {
     "no segment fsync": no_segment_sync,
     "no folder fsync": no_folder_sync,
     "sync off": sync_off,
     "collection reversed": collection_reversed,
     "ref before manifest": ref_before_manifest,
+    "named before its fsync": name_before_sync,
+}
+EDGES: Final = {  # and the job that sees them
+    "segments after a lost one": (after_a_lost_one, "lost"),
+    "resize at once": (resize_at_once, "growing"),
+    "base unheld": (base_unheld, "ground"),
 }
 assert catalogue.lmdb is lmdb  # or `sync_off` would change another module's
 
 
 def plant(name: str) -> None:
     """In this process, for good. "" plants nothing."""
-    if name:
+    if name in EDGES:
+        EDGES[name][0]()
+    elif name:
         BUGS[name]()
