@@ -38,6 +38,16 @@ def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
     return (f"{kind} at {at} of {len(good)}", bad) if bad != good else spoil(rng, good)
 
 
+def spoil_words(rng: random.Random, good: bytes) -> tuple[str, bytes]:
+    """One bit of several 8-byte words near each other, the highest more often: where a sum of words may not show it."""
+    bad, bit = bytearray(good), rng.choice((63, rng.randrange(64)))
+    near = range(rng.randrange(max(1, len(good) // 8 - 32)), len(good) // 8)[:32]
+    words = rng.sample(near, rng.choice((2, 2, 2, 4, 8)))
+    for word in words:
+        bad[8 * word + bit // 8] ^= 1 << bit % 8
+    return f"bit {bit} of words {sorted(words)} of {len(good) // 8}", bytes(bad)
+
+
 def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: int, count: int) -> Any:
     """Damage one segment file after another. Emits {"found", "answers"}."""
     path, model = Path(folder) / "store", plain.after([Op(*op) for op in ops], changed)
@@ -49,7 +59,7 @@ def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: i
         name = rng.choice(names)
         file = path / "segments" / name
         good = file.read_bytes()
-        how, bad = spoil(rng, good)
+        how, bad = (spoil_words if rng.random() < 0.4 else spoil)(rng, good)
         file.write_bytes(bad)
         with Store.open(path) as store:
             if name not in {damage.segment for damage in store.verify().damages}:

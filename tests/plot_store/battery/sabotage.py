@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import lmdb
 
-from plot_store import builds, catalogue, files, gc, version_tree
+from plot_store import builds, catalogue, files, gc, promote, publication, version_tree
 from plot_store.catalogue import Catalogue, Txn
 
 
@@ -106,18 +106,19 @@ def ref_before_manifest() -> None:
 
 
 def name_before_sync() -> None:
-    """A segment gets its name, and its bytes are made durable after that, though before any record names it."""
+    """Segments get their names, and their bytes are made durable after that, though before any record names them."""
     files.sync_file = lambda fd: None
-    real = os.replace
+    real = promote.promote
 
-    def replace(old: Any, new: Any) -> None:
-        real(old, new)
-        if os.path.isfile(new):
-            fd = os.open(new, os.O_RDONLY)
+    def call(folder: Any, drafts: Any) -> None:
+        real(folder, drafts)
+        for draft in drafts:
+            fd = os.open(folder / draft.info.name, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
 
-    os.replace = replace  # type: ignore[assignment]
+    for module in (promote, publication):
+        module.promote = call  # type: ignore[attr-defined]
 
 
 def after_a_lost_one() -> None:

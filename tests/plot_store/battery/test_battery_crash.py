@@ -15,9 +15,10 @@ import plotlab as lab
 import pytest
 import sabotage
 from nursery import Nurseries, Nursery
-from plain import SCRIPT
+from plain import SCRIPT, Op
 from powercut import MARK, Disk, Tree, read_log, read_tree, write_tree
 
+TWICE = [Op("publish", "r", 4), Op("publish", "r", 4)]  # the second names files whose names are there
 RECIPES = ("none", "all", "random", "random", "random", "random")
 
 
@@ -37,18 +38,19 @@ class State:
 
 
 class Recording:
-    """The log of a run of SCRIPT."""
+    """The log of a run of a script."""
 
-    def __init__(self, nursery: Nursery, side: Path, bug: str = "") -> None:
+    def __init__(self, nursery: Nursery, side: Path, bug: str = "", script: list[Op] = SCRIPT) -> None:
+        self.script = script
         with lab.scratch() as folder:
             self.root = str(folder / "disk")
             Path(self.root).mkdir()
-            outcome = nursery.run("record", folder=self.root, log=folder / "log", side=side, ops=SCRIPT, bug=bug)
+            outcome = nursery.run("record", folder=self.root, log=folder / "log", side=side, ops=script, bug=bug)
             assert outcome.well, outcome
             self.changed: list[bool] = outcome.lines
             self.ops = list(read_log(folder / "log"))
             self._seen: set[bytes] = set()
-            assert len(self.changed) == len(SCRIPT)
+            assert len(self.changed) == len(script)
             self._is_complete(read_tree(Path(self.root)))
 
     def _is_complete(self, there: Tree) -> None:
@@ -85,7 +87,7 @@ def judge(nursery: Nursery, recording: Recording, side: Path, state: State) -> t
     """(what was acknowledged, the verdict on the store in this state)."""
     with lab.scratch() as folder:
         write_tree(state.tree, recording.root, folder)
-        outcome = nursery.run("judge", folder=folder / "deep" / "store", side=side, ops=SCRIPT,
+        outcome = nursery.run("judge", folder=folder / "deep" / "store", side=side, ops=recording.script,
                               changed=recording.changed, done=state.done)  # fmt: skip
     if not outcome.well:
         return state.done, {"found": [outcome.trouble]}
@@ -118,11 +120,12 @@ def test_no_power_cut_loses_anything(
 def test_a_planted_bug_is_caught(
     nurseries: Nurseries, side: Path, bug: str, counts: Callable[[int, int], int], tell: Callable[[str], None]
 ) -> None:
-    recording = nurseries.lend(lambda nursery: Recording(nursery, side, bug))
+    script, share = (TWICE, 40) if bug == "named before its fsync" else (SCRIPT, 2)
+    recording = nurseries.lend(lambda nursery: Recording(nursery, side, bug, script))
     judged, caught = 0, 0
     example: list[str] = []
     for _, verdict in nurseries.map(
-        lambda n, s: judge(n, recording, side, s), recording.states(1, counts(2, 20) / 100)
+        lambda n, s: judge(n, recording, side, s), recording.states(1, min(100, counts(share, 10 * share)) / 100)
     ):
         judged += 1
         if verdict["found"]:
