@@ -149,15 +149,13 @@ def test_scrub_finds_what_verify_finds(made: Path) -> None:
 
 def test_progress_and_rate(made: Path) -> None:
     seen: list[ScrubProgress] = []
-    began = time.monotonic()
     size = scrub(made, progress=seen.append).bytes
-    free_running = time.monotonic() - began
     assert seen
     assert 0.9 * size < seen[-1].done <= seen[-1].total
     assert [s.done for s in seen] == sorted(s.done for s in seen)
     began = time.monotonic()
     assert scrub(made, bytes_per_second=size / 2).ok
-    assert time.monotonic() - began > max(1.5, free_running)
+    assert time.monotonic() - began > 1.5  # at least: a busy machine takes longer
 
 
 def test_a_child_that_dies_is_a_damage(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +183,14 @@ def test_a_child_that_hangs_is_killed(made: Path, monkeypatch: pytest.MonkeyPatc
     real = subprocess.Popen
 
     def instead(command: list[str], **options: object) -> subprocess.Popen[str]:
-        return real([sys.executable, "-c", "import time; time.sleep(60)"], **options)  # type: ignore[call-overload,no-any-return]
+        return real([sys.executable, "-c", "import time; time.sleep(900)"], **options)  # type: ignore[call-overload,no-any-return]
 
     monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
     monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
     began = time.monotonic()
     with pytest.raises(StoreIO, match="stopped answering"):
         scrub(made, silence_s=0.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300
 
 
 def test_a_child_that_is_killed_from_outside_tells_nothing_of_the_store(
