@@ -20,6 +20,9 @@ from typing import Final
 from plot_store.errors import StoreIO
 
 LONGEST_WAIT_S: Final = 60.0  # many times what a transaction takes, its sync on a busy disk included
+AGAIN_S: Final = (
+    1.0  # once somebody waited in vain, until the lock is had again: a server's threads are not all tied up
+)
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.005
 _FLOCK: Final = "hhqqi"  # struct flock of Linux: type, whence, start, length, pid
@@ -33,36 +36,40 @@ class WriterLock:
         self._path = folder / "write.lock"
         self._of = of
         self._ours = threading.Lock()
+        self._hung = False
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other writers waiting. Raises StoreIO when the lock is not to be had in LONGEST_WAIT_S."""
-        end = time.monotonic() + LONGEST_WAIT_S
-        if not self._ours.acquire(timeout=LONGEST_WAIT_S):
-            raise self._held_by(f"another thread of this process ({os.getpid()})")
+        """Keep other writers waiting. Raises StoreIO when the lock is not to be had in LONGEST_WAIT_S (AGAIN_S)."""
+        wait_s = min(AGAIN_S, LONGEST_WAIT_S) if self._hung else LONGEST_WAIT_S
+        end = time.monotonic() + wait_s
+        if not self._ours.acquire(timeout=wait_s):
+            raise self._held_by(f"another thread of this process ({os.getpid()})", wait_s)
         try:
             with _opened(self._path) as fd:  # closing it gives the lock back
                 if fd is not None:
-                    self._wait(fd, end)
+                    self._wait(fd, end, wait_s)
+                self._hung = False
                 yield
         finally:
             self._ours.release()
 
-    def _wait(self, fd: int, end: float) -> None:
+    def _wait(self, fd: int, end: float, wait_s: float) -> None:
         """Polls: a call that waits can be bounded by a signal only, and those belong to the main thread."""
         pause = _FIRST_PAUSE_S
         while not _taken(fd):
             if time.monotonic() > end:
                 holder = _holder(fd)
-                raise self._held_by(f"process {holder}" if holder else "a process (lsof names it)")
+                raise self._held_by(f"process {holder}" if holder else "a process (lsof names it)", wait_s)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _held_by(self, holder: str) -> StoreIO:
+    def _held_by(self, holder: str, wait_s: float) -> StoreIO:
+        self._hung = True
         return StoreIO(
-            f"{holder} has held the write lock of {self._of} for {LONGEST_WAIT_S:g} s, so nothing was changed: it is "
-            "stopped (kill -CONT lets it go on), waits for the disk, or hangs (kill -KILL ends it, and LMDB undoes "
-            "what it had in hand); then try again"
+            f"{holder} holds the write lock of {self._of} and did not give it back in {wait_s:g} s, so nothing was "
+            "changed: it is stopped (kill -CONT lets it go on), waits for the disk, or hangs (kill -KILL ends it, and "
+            "LMDB undoes what it had in hand); then try again"
         )
 
 

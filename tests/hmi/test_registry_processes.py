@@ -110,7 +110,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         try:
             assert stopped.stdout is not None
             assert stopped.stdout.readline() == "in\n"
-            with pytest.raises(Unavailable, match=f"process {stopped.pid} has held the write lock of the registry"):
+            with pytest.raises(Unavailable, match=f"process {stopped.pid} holds the write lock of the registry"):
                 add_tenant(registry, "late")
             assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers wait for nobody
         finally:
