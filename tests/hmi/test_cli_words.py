@@ -202,5 +202,5 @@ def test_an_upload_that_is_refused_early_says_why(tmp_path: Path, capsys: pytest
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         told = hmi(capsys, "domain", "create", "tiny/a", tmp_path / "text", "--url", url, code=1)
         thread.join()
-    assert told == "error: this key is not known\n"
+    assert told.endswith("error: this key is not known\n")
     assert b"content-length: 4194" in heads[0].lower(), "its size is told, not sent in chunks"
