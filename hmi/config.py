@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.errors import InvalidInput
+from hmi.sizes import FORMS, parse_bytes
 
 MIB = 1 << 20
 PREFIX = "HMI_"
@@ -21,22 +22,32 @@ _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server or a command runs. Sizes in bytes. Raises InvalidInput naming the impossible value."""
+    """How a server or a command runs. Sizes in bytes. Raises InvalidInput naming the impossible value.
+
+    The text under each field is what `hmi settings` and docs/settings.md say of it: write one for a new field, and
+    `python -m hmi settings --markdown --out docs/settings.md`.
+    """
 
     data: Path = Path("hmi-data")
+    """The data folder. All that is kept lies below it."""
     host: str = "127.0.0.1"
+    """The address to listen on. Any but this machine's own needs an administrator's key first."""
     port: int = 8080
+    """The port to listen on; 0 = any that is free."""
     job_workers: int = 1
     """Jobs at once; 0 starts none (they wait for another process)."""
     streams: int = 1
-    """Compute threads of the engine."""
+    """Compute threads of the engine: batches that compute at once."""
     max_batch_tokens: int = 2048
+    """Of the texts that are computed together. More is a little quicker, and a longer turn for those who wait."""
     queue_tokens: int = 65536
     """More tokens waiting than this: new requests get `unavailable`."""
     pool_bytes: int = 256 * MIB
-    """Memory for tenants' modules."""
+    """Memory for the modules of tenants that were asked lately; others are read from the disk when they are asked."""
     max_text_bytes: int = 100_000
+    """Of one text of a request, in UTF-8."""
     max_inputs: int = 1024
+    """Texts in one request."""
     max_upload_bytes: int = 256 * MIB
     """Of one uploaded file, after it is expanded."""
     plot_max_bytes: int = 0
@@ -80,13 +91,20 @@ class Settings:
 def _parsed(name: str, default: Any, text: str) -> Any:
     if not isinstance(default, int):
         return text
+    size = name.endswith("_bytes")
     try:
-        return int(text)
+        return parse_bytes(text) if size else int(text)
     except ValueError as error:
-        raise InvalidInput(f"{PREFIX}{name.upper()}={text!r} is not a whole number", field=name) from error
+        what = f"a size: give {FORMS}" if size else "a whole number"
+        raise InvalidInput(f"{PREFIX}{name.upper()}={text!r} is not {what}", field=name) from error
+
+
+def bounds(name: str) -> tuple[int, int]:
+    """The least and the most that a setting may be."""
+    return _LEAST.get(name, 1), _MOST.get(name, 1 << 50)
 
 
 def _check_number(name: str, value: Any) -> None:
-    least, most = _LEAST.get(name, 1), _MOST.get(name, 1 << 50)
+    least, most = bounds(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{name} = {value!r} is impossible: give a whole number from {least} to {most}", field=name)

@@ -61,10 +61,10 @@ class Branches(ABC):
         def body(txn: Txn) -> VersionInfo:
             record = version_tree.need_ref(txn, ref)
             if not names.is_id(version) and names.split_tag(version) is None:
-                raise Invalid(f"{version!r} is not a version id or tag: take one from history({ref!r})")
+                raise Invalid(f"{version!r} is not a version id or tag: take one from the history of {ref}")
             found = version_tree.resolve(txn, version)
             if found.ref != ref:
-                raise Invalid(f"version {found.id} is of {found.ref}, not of {ref}: take one from history({ref!r})")
+                raise Invalid(f"version {found.id} is of {found.ref}, not of {ref}: take one from the history of {ref}")
             known = record.versions if found.id in record.versions else (*record.versions, found.id)
             version_tree.put_ref(txn, ref, RefRecord(found.id, known))
             return found

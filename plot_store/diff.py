@@ -1,11 +1,12 @@
-"""Comparing two versions: which n-grams one stores itself and the other does not, or stores otherwise.
+"""Comparing two versions: of the n-grams that either stores itself, which the other lacks, or has otherwise.
 
-Streams the rows of both, piece by piece, and looks each up in the other: memory is bounded by a piece.
+A version has what it stores and what it inherits from its ancestors. Streams the rows of both, piece by piece, and
+looks each up in the other and its ancestors: memory is bounded by a piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -38,7 +39,7 @@ class OrderDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """What a version stores itself against another, by order."""
+    """Of the n-grams that one of two versions stores itself, what became of them, by order."""
 
     a: str  # version ids
     b: str
@@ -46,7 +47,7 @@ class DiffReport:
 
     @property
     def equal(self) -> bool:
-        """Whether both store the same vectors for the same n-grams."""
+        """Whether both have the same vectors for these n-grams."""
         return not any(d.added or d.removed or d.changed for d in self.orders.values())
 
 
@@ -54,15 +55,20 @@ def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
     """See `Store.diff`."""
     check_number("samples", samples, "pass 0 or more", least=0, whole=True)
     with ExitStack() as held:
-        one, two = (held.enter_context(open_reader(environment, which)) for which in (a, b))  # pinned and mapped
-        old, new = open_own(environment, one.version), open_own(environment, two.version)
-        if (old.schema.n, old.schema.dim, old.schema.vocab) != (new.schema.n, new.schema.dim, new.schema.vocab):
+        chains = []
+        for which in (a, b):
+            reader = held.enter_context(open_reader(environment, which))  # pinned and mapped
+            chains.append([open_own(environment, version) for version in reader.chain])
+        old, new = chains
+        mine, yours = old[0].schema, new[0].schema
+        if (mine.n, mine.dim, mine.vocab) != (yours.n, yours.dim, yours.vocab):
             raise Invalid(f"{a} and {b} differ in n, dim or vocabulary, so their entries cannot be compared")
-        orders = {order: _compare(old, new, order, samples) for order in old.schema.orders}
-        return DiffReport(old.version.id, new.version.id, orders)
+        orders = {order: _compare(old, new, order, samples) for order in mine.orders}
+        return DiffReport(old[0].version.id, new[0].version.id, orders)
 
 
-def _compare(old: Own, new: Own, order: int, samples: int) -> OrderDiff:
+def _compare(old: Sequence[Own], new: Sequence[Own], order: int, samples: int) -> OrderDiff:
+    """Of two versions, each with its ancestors behind it, the nearest first."""
     counts = dict.fromkeys((*KINDS, "same"), 0)
     shown: dict[str, list[Ngrams]] = {kind: [] for kind in KINDS}
 
@@ -72,28 +78,35 @@ def _compare(old: Own, new: Own, order: int, samples: int) -> OrderDiff:
             shown[kind].append(ngrams[:room].copy())  # a view would keep the whole piece
         counts[kind] += len(ngrams)
 
-    for ngrams, rows, other, found in _matched(old, new, order):
-        equal = np.zeros(len(ngrams), np.bool_)
-        equal[found] = _same(old, new, order, rows[found], other)
-        note("removed", ngrams[~found])
-        note("changed", ngrams[found & ~equal])
+    for ngrams, depth, equal in _matched(old[0], new, order):
+        note("removed", ngrams[depth < 0])
+        note("changed", ngrams[(depth >= 0) & ~equal])
         note("same", ngrams[equal])
-    for ngrams, _, _, found in _matched(new, old, order):
-        note("added", ngrams[~found])
+    for ngrams, depth, equal in _matched(new[0], old, order):
+        note("added", ngrams[depth < 0])
+        note("changed", ngrams[(depth > 0) & ~equal])  # at depth 0 it was met above
+        note("same", ngrams[(depth > 0) & equal])
     joined = {kind: np.concatenate([np.empty((0, order), np.uint32), *parts]) for kind, parts in shown.items()}
     return OrderDiff(**counts, samples=joined)
 
 
-def _matched(one: Own, two: Own, order: int) -> Iterator[tuple[Ngrams, Bytes, Bytes, NDArray[np.bool_]]]:
-    """(n-grams [m, order], their rows in `one` [m, …], those in `two` [k, …], which of the m are there) by pieces."""
-    mine, theirs = one.runs(order), two.runs(order)
+def _matched(
+    one: Own, others: Sequence[Own], order: int
+) -> Iterator[tuple[Ngrams, NDArray[np.int64], NDArray[np.bool_]]]:
+    """(n-grams [m, order] that `one` stores, which of `others` has each (-1: none), whether with the same vectors)."""
+    mine = one.runs(order)
     names = list(dict.fromkeys(name for run in mine for name in run.covers))
-    table = two.table(theirs)
+    tables = [other.table(other.runs(order)) for other in others]
     for _, rows in one.pieces(order, names, one.table(mine)):
         ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
-        addresses, _ = ops.find(table, order, ngrams, check=False)
-        found = addresses != 0
-        yield ngrams, rows, two.rows_at(order, addresses[found]), found
+        depth, equal = np.full(len(ngrams), -1, np.int64), np.zeros(len(ngrams), np.bool_)
+        for number, (other, table) in enumerate(zip(others, tables, strict=True)):
+            left = np.flatnonzero(depth < 0)
+            addresses, _ = ops.find(table, order, ngrams[left], check=False)
+            here = left[addresses != 0]
+            depth[here] = number
+            equal[here] = _same(one, other, order, rows[here], other.rows_at(order, addresses[addresses != 0]))
+        yield ngrams, depth, equal
 
 
 def _same(old: Own, new: Own, order: int, one: Bytes, two: Bytes) -> NDArray[np.bool_]:

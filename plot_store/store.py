@@ -123,7 +123,9 @@ class Store(Branches):
         return compact(self._env(), ref, max_segments, target_bytes, progress)
 
     def diff(self, a: str, b: str, *, samples: int = 0) -> DiffReport:
-        """What version b stores itself, ancestors left out, against a, by order; up to `samples` n-grams of each kind.
+        """What became from a to b of the n-grams that either stores itself, by order; up to `samples` of each kind.
+
+        A version also has what it inherits: an n-gram that one stores and the other inherits is the same or changed.
 
         Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
         """
@@ -157,7 +159,7 @@ class Store(Branches):
         kept = list(keep) if isinstance(keep, Iterable) else [keep]
         for version in kept:
             if not names.is_id(version):
-                raise Invalid(f"keep holds {version!r}, which is no version id: take ids from history(ref)")
+                raise Invalid(f"keep holds {version!r}, which is no version id: take ids from the history of a ref")
         environment = self._env()
         if not dry_run:
             environment.catalogue.forget_dead_readers()

@@ -22,7 +22,7 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
     version_id = current if version is None else resolve_id(txn, version)
     owner = get_node(txn, version_id).ref
     if owner != ref:
-        raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from history({ref!r})")
+        raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from the history of {ref}")
     found = get_tag(txn, ref, tag)
     if found is not None and found.version != version_id:
         raise Conflict(f"{ref}@{tag} names {found.version}: untag it first, or choose another name")

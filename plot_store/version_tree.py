@@ -37,7 +37,7 @@ def need_ref(txn: Txn, ref: str) -> RefRecord:
     """The record of a ref that is there. Raises NotFound, Invalid."""
     found = get_ref(txn, names.check_ref(ref))
     if found is None:
-        raise NotFound(f"there is no ref {ref!r}: list them with refs(), or publish one")
+        raise NotFound(f"there is no ref {ref!r}: look at the list of refs, or publish it")
     return found
 
 
@@ -55,7 +55,7 @@ def get_version(txn: Txn, version_id: str) -> VersionInfo:
         return version
     if txn.has(COLLECTED + version_id):
         raise Collected(f"version {version_id} was removed by gc: open the ref's current version, or keep more of them")
-    raise NotFound(f"there is no version {version_id}: list them with history(ref)")
+    raise NotFound(f"there is no version {version_id}: look at the history of its ref")
 
 
 def put_version(txn: Txn, version: VersionInfo) -> None:
@@ -120,7 +120,7 @@ def resolve_id(txn: Txn, text: str) -> str:
     if tagged is not None:
         found = get_tag(txn, *tagged)
         if found is None:
-            raise NotFound(f"there is no tag {text!r}: list them with tags({tagged[0]!r})")
+            raise NotFound(f"there is no tag {text!r}: look at the tags of {tagged[0]}")
         return found.version
     return need_ref(txn, text).current
 

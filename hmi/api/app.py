@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
@@ -13,11 +13,9 @@ from hmi.api.auth import Auth, is_loopback
 from hmi.api.body import MAX_JSON_BYTES
 from hmi.api.dispatch import add_request_id, answer_errors, handler_of
 from hmi.api.routes import ROUTES
-from hmi.api.services import SERVICES, Services
+from hmi.api.services import SERVICES, Inference, Services
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
-from hmi.engine import Engine
-from hmi.engine.bundles import Bundles
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
@@ -33,17 +31,25 @@ def create_app(settings: Settings) -> web.Application:
     return application(build_services(settings))
 
 
-def build_services(settings: Settings) -> Services:
+def build_engine(manager: Manager, metrics: Metrics) -> Inference:
+    """Its import brings torch, which takes seconds: here, so that only those wait who ask a model."""
+    from hmi.engine import Engine
+    from hmi.engine.bundles import Bundles
+
+    settings = manager.settings
+    bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
+    return Engine(bundles, settings, metrics, manager.misses)
+
+
+def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], Inference] = build_engine) -> Services:
     """Open the data folder and wire the parts."""
     manager = Manager(settings)
     metrics = Metrics()
-    bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
-    engine = Engine(bundles, settings, metrics, manager.misses)
     metrics.watch_jobs(lambda: Counter(job.state for job in manager.registry.jobs()))
     return Services(
         settings=settings,
         manager=manager,
-        engine=engine,
+        engine=engine_of(manager, metrics),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings.data, settings.max_upload_bytes),

@@ -6,28 +6,56 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from hmi.api.app import build_services
+from hmi.api.app import build_engine, build_services
 from hmi.api.auth import ADMINISTRATOR
 from hmi.api.body import parse, parse_query
 from hmi.api.dispatch import plain
 from hmi.api.expand import expand_into
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
+from hmi.api.services import Inference
 from hmi.api.uploads import Form
 from hmi.config import Settings
 from hmi.core import Progress
-from hmi.errors import InvalidInput
+from hmi.engine import InferRequest, InferResult
+from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.manager import Manager
+from hmi.metrics import Metrics
+
+
+class EngineAtStart:
+    """An engine that is made when it is started: most commands ask no model, and its import takes seconds."""
+
+    def __init__(self, manager: Manager, metrics: Metrics) -> None:
+        self._made_of = manager, metrics
+        self._engine: Inference | None = None
+
+    async def start(self) -> None:
+        self._engine = build_engine(*self._made_of)
+        await self._engine.start()
+
+    async def stop(self, *, drain: bool = True) -> None:
+        if self._engine is not None:
+            await self._engine.stop(drain=drain)
+
+    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
+        assert self._engine is not None, "start it first"
+        return await self._engine.infer(requests)
+
+    def ready(self) -> bool:
+        return self._engine is not None and self._engine.ready()
 
 
 class LocalCalls:
     """A data folder opened in this process. Close it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.services = build_services(settings)
+        self.services = build_services(settings, EngineAtStart)
 
     def close(self) -> None:
         self.services.manager.close()
@@ -52,6 +80,8 @@ class LocalCalls:
                 call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}
             _check_files(route, call.files)
             return asyncio.run(_run(route, call))
+        except Conflict as error:
+            raise self._hinted(error) from error
         finally:
             if form is not None:
                 form.discard()
@@ -66,6 +96,17 @@ class LocalCalls:
     def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:
         """Run a queued job to its end, in a process of its own that dies with this one."""
         self.services.manager.runner.run_one(job, on_progress)
+
+    def _hinted(self, error: Conflict) -> Conflict:
+        """A server goes on with a queued job by itself; on a folder somebody must say so."""
+        job = error.details.get("job")
+        if job is None or self.services.manager.job(job).state != "queued":
+            return error
+        return Conflict(
+            f"{error.message.partition(':')[0]}, and nothing runs it: go on with it by 'hmi job resume {job}', or give "
+            f"it up by 'hmi job cancel {job}'",
+            **error.details,
+        )
 
     def _copy(self, name: str, file: Path, folder: Path) -> Path:
         target = folder / name
@@ -82,8 +123,9 @@ def _match(method: str, path: str) -> tuple[Route, dict[str, str]]:
         pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.path)
         found = re.fullmatch(pattern, path)
         if route.method == method and found:
-            return route, found.groupdict()
-    raise AssertionError(f"no route for {method} {path}")
+            return route, {name: unquote(value) for name, value in found.groupdict().items()}
+    # A part of it is empty: every other name fits some route.
+    raise NotFound(f"{unquote(path)!r} names nothing: a name or an id has at least one character")
 
 
 def _check_files(route: Route, files: Mapping[str, Path]) -> None:

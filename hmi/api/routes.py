@@ -55,7 +55,7 @@ ROOTS = (
     Route("GET", "/manage/roots", roots.list_roots, "List the roots.", RootList, "manage"),
     Route(
         "POST", "/manage/roots", roots.import_root, "Import a root.", JobAccepted, "admin", 202,
-        body=ImportRoot, files={"text": False}, creates=True, kinds=("conflict", "unsupported_model"),
+        body=ImportRoot, files=dict.fromkeys(roots.TEXTS, False), creates=True, kinds=("conflict", "unsupported_model"),
     ),
     Route(
         "DELETE", "/manage/roots/{root}", roots.delete_root, "Delete a root that nothing depends on.",

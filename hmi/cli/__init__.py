@@ -22,6 +22,7 @@ COMMANDS = {
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
     "openapi": ("serve", "openapi"),
+    "settings": ("settings", "show"),
     "bench": ("bench", "bench"),
     "check": ("check", "check"),
 }
@@ -61,9 +62,13 @@ def _explained(error: Exception) -> int:
     from hmi.api.errors import known
 
     told = known(error)
-    if told is None:
+    if told is not None:
+        _say(f"error: {told.message}", "red")
+    elif isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"error: {where}{error.strerror}: check the path and who may use it", "red")
+    else:
         raise error
-    _say(f"error: {told.message}", "red")
     return 1
 
 

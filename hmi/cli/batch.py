@@ -18,16 +18,21 @@ Run = Callable[[Callable[[Outcome], None]], list[Outcome]]
 
 
 def run_with_bar(total: int, run: Run) -> int:
-    """Run a batch, show the outcomes, return the exit code: 1 if any failed, 130 for Ctrl-C."""
+    """Run a batch, show the outcomes, return the exit code: 1 if any failed, 130 for Ctrl-C.
+
+    Without a terminal there is no bar, and each entry that ends is a line.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=notes) as bar:
-            task = bar.add_task("starting", total=total)
+        with Progress(*columns, console=notes, disable=not notes.is_terminal) as bar:
+            task, ended = bar.add_task("starting", total=total), 0
 
             def show(outcome: Outcome) -> None:
+                nonlocal ended
+                ended += 1
                 bar.update(task, advance=1, description=outcome.id)
-                if outcome.state == "failed":
-                    bar.console.print(f"[red]{outcome.id} failed:[/] {outcome.reason}", highlight=False)
+                if outcome.state == "failed" or not notes.is_terminal:
+                    bar.console.print(f"{ended}/{total} {_line(outcome)}", markup=False, soft_wrap=True)
 
             outcomes = run(show)
     except KeyboardInterrupt:
@@ -36,10 +41,19 @@ def run_with_bar(total: int, run: Run) -> int:
     return summary(outcomes)
 
 
+def _line(outcome: Outcome) -> str:
+    told = [outcome.reason, *(f"{name} {value}" for name, value in outcome.figures.items())]
+    return f"{outcome.id} {outcome.state} in {outcome.seconds:.0f} s: {'; '.join(t for t in told if t)}"
+
+
 def summary(outcomes: Iterable[Outcome]) -> int:
     """Print a line for each outcome; 1 if any failed."""
-    rows = [{"id": o.id, "state": o.state, "seconds": o.seconds, "reason": o.reason} for o in outcomes]
-    print_table(rows, {"id": "NAME", "state": "STATE", "seconds": "SECONDS", "reason": "REASON"}, "nothing")
+    outcomes = list(outcomes)
+    headings = dict.fromkeys(name for outcome in outcomes for name in outcome.figures)
+    rows = [{"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason} for o in outcomes]
+    columns = {"id": "NAME", "state": "STATE", **{name: name.upper() for name in headings},
+               "seconds": "SECONDS", "reason": "REASON"}  # fmt: skip
+    print_table(rows, columns, "nothing")
     failed = sum(row["state"] == "failed" for row in rows)
     notes.print(f"{len(rows) - failed} done, {failed} failed")
     return 1 if failed else 0

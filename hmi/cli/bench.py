@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.bench_quality import FOLDER, quality, tenants
+from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
@@ -38,8 +38,10 @@ bench.add_command(tenants)
 @bench.command()
 @click.option("--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio.")
 @as_json
-def path(runs: int, as_json: bool) -> None:
+@pass_session
+def path(session: Session, runs: int, as_json: bool) -> None:
     """What replacing the lower layers buys, on the default root and one thread."""
+    session.not_remote(MEASURED_HERE)
     from hmi.bench import path as measured
 
     with _shown("path", as_json) as found:
@@ -61,6 +63,7 @@ def store(
     corpus: Path | None, only: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the disk."""
+    session.not_remote(MEASURED_HERE)
     from dataclasses import replace
 
     from hmi.bench import store as measured
@@ -88,6 +91,7 @@ def plot(
     limit_documents: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """PLOTs of a real corpus, built by the real jobs; hits and times on documents left out."""
+    session.not_remote(MEASURED_HERE)
     from hmi.bench import plot_corpus as measured
 
     session.may_start_jobs()
@@ -105,6 +109,7 @@ def plot(
 @pass_session
 def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
     """CPU time and peak memory of each step: root import, PLOT build, tenants with and without a teacher."""
+    session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import steps as measured
 
     session.may_start_jobs()
@@ -118,8 +123,12 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each.")
 @click.option("--beside", type=FOLDER, help="Another checkout of this project, measured in the same run.")
 @as_json
-def floods(only: tuple[str, ...], seconds: float, rounds: int, beside: Path | None, as_json: bool) -> None:
+@pass_session
+def floods(
+    session: Session, only: tuple[str, ...], seconds: float, rounds: int, beside: Path | None, as_json: bool
+) -> None:
     """A quiet tenant's latency while another tenant, or a stranger, floods the server."""
+    session.not_remote(MEASURED_HERE)
     from hmi.bench.floods import run as measured
 
     with _shown("floods", as_json) as found:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hmi.bench.quality.setting import Setting
 
 RUNS = "runs.jsonl"
+MEASURED_HERE = "a benchmark measures this machine: leave --url out"
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUT = click.Path(file_okay=False, path_type=Path)
 
@@ -71,6 +72,7 @@ def quality(
     Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the folder of the
     root and the PLOTs, which are made by the first run.
     """
+    session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import run as measured
     from hmi.bench.quality.cells import Budget
     from hmi.bench.quality.results import as_json as tabled
@@ -107,6 +109,7 @@ def tenants(
 
     Run it once for each column with the same --out; what is there already is not done again.
     """
+    session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import run as measured
     from hmi.bench.quality import tenants as many
     from hmi.bench.quality.results import write_tenants

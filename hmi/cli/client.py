@@ -9,10 +9,11 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from hmi.errors import HmiError, InvalidInput, Unavailable
 
@@ -30,6 +31,31 @@ class RemoteError(HmiError):
         self.retry_after = retry_after
 
 
+class _Heard(http.client.HTTPConnection):
+    """Hears the answer of a server that refuses an upload before it has read it all, and closes."""
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            super().request(*args, **kwargs)
+
+
+class _HeardSecurely(_Heard, http.client.HTTPSConnection):
+    pass
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Heard, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_HeardSecurely, req)
+
+
+_OPENER = urllib.request.build_opener(_Http, _Https)
+
+
 @dataclass(frozen=True)
 class Client:
     """Calls a server. `patience_s`: how long to go on trying while it is away, busy or restarting."""
@@ -38,6 +64,11 @@ class Client:
     key: str | None = None
     timeout_s: float = 60.0
     patience_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_address(self.url)
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
+            raise InvalidInput("--key holds characters that no key has: copy it again")
 
     def request(
         self,
@@ -74,11 +105,8 @@ class Client:
         query: Mapping[str, str] | None,
         once: str | None,
     ) -> Any:
-        url = self.url.rstrip("/") + quote(path) + (f"?{urlencode(query)}" if query else "")
-        try:
-            request = urllib.request.Request(url, method=method)
-        except ValueError as error:
-            raise InvalidInput(f"--url {self.url!r} is no address: give one like http://host:8080") from error
+        url = self.url.rstrip("/") + quote(path, safe="/%") + (f"?{urlencode(query)}" if query else "")
+        request = urllib.request.Request(url, method=method)
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         if once:
@@ -92,7 +120,7 @@ class Client:
 
     def _open(self, request: urllib.request.Request) -> Any:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+            with _OPENER.open(request, timeout=self.timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise _remote(error) from error
@@ -101,6 +129,19 @@ class Client:
             raise Unavailable(f"no answer from {self.url} ({reason}): is 'hmi serve' running there?") from error
         except ValueError as error:
             raise InvalidInput(f"{self.url} does not answer like HMI ({error}): check --url") from error
+
+
+def _check_address(url: str) -> None:
+    """Raises InvalidInput unless `url` is an http address, which alone is meant: urllib opens files, too."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        sound = parts.scheme in ("http", "https") and bool(host) and not (parts.query or parts.fragment)
+        (host or "").encode("idna")
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable() or " " in url:
+        raise InvalidInput(f"--url {url!r} is no address: give one like http://host:8080")
 
 
 def _remote(error: urllib.error.HTTPError) -> RemoteError:
@@ -124,9 +165,9 @@ def _attach(request: urllib.request.Request, spec: Any, files: Mapping[str, Path
         size = len(first) + len(last) + sum(len(h) + p.stat().st_size + 2 for h, p in heads)
     except OSError as error:
         raise InvalidInput(f"{error.filename} cannot be read: {error.strerror}", field="data") from error
-    request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
-    request.add_header("Content-Length", str(size))
     request.data = _stream(first, heads, last)
+    request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
+    request.add_header("Content-Length", str(size))  # after the data: setting those takes it away
 
 
 def _head(boundary: str, name: str, kind: str = "application/octet-stream") -> bytes:

@@ -9,10 +9,20 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.check import look_at_corpus
-from hmi.cli.options import FILE, budget_option, confirm, extent, job_options, settings_option, yes_option
-from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.options import (
+    FILE,
+    PERCENT,
+    Whole,
+    budget_option,
+    confirm,
+    extent,
+    job_options,
+    settings_option,
+    yes_option,
+)
+from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
 
 COLUMNS = {
     "domain": "DOMAIN", "versions": "VERSIONS", "trigrams": "TRIGRAMS", "bigrams": "BIGRAMS",
@@ -28,7 +38,7 @@ def domain() -> None:
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.argument("corpus", type=FILE)
-@click.option("--alpha", type=float, help="Percent of occurrences to cover (default: 50).")
+@click.option("--alpha", type=PERCENT, help="Percent of occurrences to cover (default: 50).")
 @budget_option
 @click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
 @settings_option()
@@ -50,7 +60,7 @@ def create(
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.argument("corpus", type=FILE)
-@click.option("--alpha", type=float, help="Percent of occurrences to cover (default: as before).")
+@click.option("--alpha", type=PERCENT, help="Percent of occurrences to cover (default: as before).")
 @budget_option
 @click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
 @settings_option()
@@ -75,17 +85,22 @@ def update(
     "--record-misses", type=click.Choice(["on", "off"]), required=True,
     help="Keep which n-grams of users' texts the PLOT lacks, for 'hmi domain grow'; off deletes them.",
 )  # fmt: skip
+@as_json
 @pass_session
-def set_(session: Session, name: str, record_misses: str) -> None:
+def set_(session: Session, name: str, record_misses: str, as_json: bool) -> None:
     """Change how a domain is run."""
     with session.calls() as calls:
-        calls.request("PATCH", _path(name), {"record_misses": record_misses == "on"})
-    notes.print(f"{name}: misses are recorded" if record_misses == "on" else f"{name}: no misses are kept")
+        found = calls.request("PATCH", _path(name), {"record_misses": record_misses == "on"})
+    print_done(
+        found, f"{name}: misses are recorded" if found["record_misses"] else f"{name}: no misses are kept", as_json
+    )
 
 
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
-@click.option("--min-count", type=int, default=5, show_default=True, help="How often an n-gram must have been missed.")
+@click.option(
+    "--min-count", type=Whole(1), default=5, show_default=True, help="How often an n-gram must have been missed."
+)
 @job_options
 @pass_session
 def grow(session: Session, name: str, min_count: int, detach: bool, as_json: bool) -> None:
@@ -132,25 +147,27 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.argument("version")
+@as_json
 @pass_session
-def rollback(session: Session, name: str, version: str) -> None:
+def rollback(session: Session, name: str, version: str, as_json: bool) -> None:
     """Point a domain to an older VERSION."""
     with session.calls() as calls:
-        calls.request("POST", f"{_path(name)}/rollback", {"version": version})
-    notes.print(f"{name} is at version {version}")
+        found = calls.request("POST", f"{_path(name)}/rollback", {"version": version})
+    print_done(found, f"{name} is at version {found['current']}", as_json)
 
 
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @yes_option
+@as_json
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a domain that no model and no branch depends on."""
     confirm(f"the domain {name}", yes)
     with session.calls() as calls:
         calls.request("DELETE", _path(name))
-    notes.print(f"{name} is deleted")
+    print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 
 def _path(name: str) -> str:
-    return f"/manage/domains/{name.replace('/', '.')}"
+    return f"/manage/domains/{segment(name.replace('/', '.'))}"

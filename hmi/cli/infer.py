@@ -9,7 +9,8 @@ import click
 
 from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.output import print_json, print_table
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
+from hmi.errors import HmiError
 
 
 @click.command("infer", cls=Command)
@@ -32,14 +33,33 @@ def infer(
         raise click.UsageError("give --pair once for each TEXT")
     wanted = [name for name, on in (("scores", scores), ("provenance", provenance)) if on]
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": {"exact": exact, "return": wanted}}
-    path = f"/infer/{model}"
+    path = f"/infer/{segment(model)}"
+    if not lines:
+        raise click.UsageError("give a TEXT, or pipe some in, one a line")
+    try:
+        answer = _asked(session, path, body)
+    except HmiError as error:
+        error.message += _hint(error.message, pair=bool(pair), tokens=tokens)
+        raise
+    print_json(answer) if as_json else _show(lines, answer)
+
+
+def _asked(session: Session, path: str, body: Any) -> Any:
     if session.remote:
         with session.calls() as calls:
-            answer = calls.request("POST", path, body)
-    else:
-        with session.local() as local:
-            answer = local.infer(path, body)
-    print_json(answer) if as_json else _show(lines, answer)
+            return calls.request("POST", path, body)
+    with session.local() as local:
+        return local.infer(path, body)
+
+
+def _hint(message: str, *, pair: bool, tokens: bool) -> str:
+    """The option that gives what the model asks for, or the one to leave out."""
+    wanted = message.partition(" model: give ")[2]
+    if wanted.startswith("tokens"):
+        return "" if tokens else "; --tokens splits each TEXT at spaces"
+    if wanted.startswith("text and text_pair"):
+        return "" if pair else "; --pair gives the second text of each TEXT"
+    return f"; leave {'--tokens' if tokens else '--pair'} out" if wanted and (tokens or pair) else ""
 
 
 def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list[Any]:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.options import Whole
+from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
 from hmi.core import ENDED
 from hmi.errors import Conflict, InvalidInput
 
@@ -24,7 +25,7 @@ def job() -> None:
 
 @job.command("list")
 @click.option("--state", type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]))
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--limit", type=Whole(1, 1000), default=50, show_default=True)
 @as_json
 @pass_session
 def list_(session: Session, state: str | None, limit: int, as_json: bool) -> None:
@@ -48,18 +49,19 @@ def list_(session: Session, state: str | None, limit: int, as_json: bool) -> Non
 def show(session: Session, name: str, as_json: bool) -> None:
     """Show a job: its progress, its result, or why it failed."""
     with session.calls() as calls:
-        found = calls.request("GET", f"/manage/jobs/{name}")
+        found = calls.request("GET", f"/manage/jobs/{segment(name)}")
     print_json(found) if as_json else print_fields({**found, "progress": _progress(found), "cost": _cost(found)})
 
 
 @job.command()
 @click.argument("name", metavar="JOB")
+@as_json
 @pass_session
-def cancel(session: Session, name: str) -> None:
+def cancel(session: Session, name: str, as_json: bool) -> None:
     """Ask a job to stop."""
     with session.calls() as calls:
-        found = calls.request("DELETE", f"/manage/jobs/{name}")
-    notes.print(f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}")
+        found = calls.request("DELETE", f"/manage/jobs/{segment(name)}")
+    print_done(found, f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}", as_json)
 
 
 @job.command()
@@ -80,14 +82,14 @@ def watch(session: Session, name: str, as_json: bool) -> None:
 @pass_session
 def resume(session: Session, name: str, as_json: bool) -> None:
     """Go on with a job that was interrupted, from its last checkpoint."""
-    if session.remote:
-        raise InvalidInput("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
+    session.not_remote("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
     session.may_start_jobs()
     with session.local() as local:
         local.services.manager.runner.recover()
-        state = local.request("GET", f"/manage/jobs/{name}")["state"]
+        state = local.request("GET", f"/manage/jobs/{segment(name)}")["state"]
         if state != "queued":
-            raise Conflict(f"job {name} is {state}: only a queued or interrupted one can go on")
+            has = "has" if state in ("succeeded", "failed") else "is"
+            raise Conflict(f"job {name} {has} {state}: only a queued or interrupted one can go on")
         tell(run_job(session, local, name), as_json)
 
 

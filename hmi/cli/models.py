@@ -10,11 +10,11 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.check import look_at, skipping
-from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
-from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
+from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
 from hmi.cli.report import brief, report
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.options import Publish
@@ -61,6 +61,8 @@ def create(
     unlabelled: Path | None, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fine-tune a new model on the rows of DATA (JSON or CSV). A model of the task embedding takes none."""
+    if data is None and task != "embedding":
+        raise InvalidInput(f"data is missing: a {task} model learns from rows, so name their file", field="data")
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     look_at(task, files, options)
@@ -88,7 +90,7 @@ def update(
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     with session.calls() as calls:
-        path = f"/manage/models/{name}"
+        path = f"/manage/models/{segment(name)}"
         look_at(calls.request("GET", path)["task"], files, options)
         body = {"options": options, "publish": publish}
         job = calls.request("POST", f"{path}/update", body, files)["job"]
@@ -129,7 +131,7 @@ def list_(session: Session, tenant: str | None, domain: str | None, task: str | 
 def show(session: Session, name: str, as_json: bool) -> None:
     """Show a model and its versions."""
     with session.calls() as calls:
-        found = calls.request("GET", f"/manage/models/{name}")
+        found = calls.request("GET", f"/manage/models/{segment(name)}")
     if as_json:
         print_json(found)
         return
@@ -145,50 +147,55 @@ def show(session: Session, name: str, as_json: bool) -> None:
 
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
-@click.argument("version", type=int)
+@click.argument("version", type=Whole(1))
+@as_json
 @pass_session
-def rollback(session: Session, name: str, version: int) -> None:
+def rollback(session: Session, name: str, version: int, as_json: bool) -> None:
     """Let an older VERSION answer."""
     with session.calls() as calls:
-        calls.request("POST", f"/manage/models/{name}/rollback", {"version": version})
-    notes.print(f"{name} is at version {version}")
+        found = calls.request("POST", f"/manage/models/{segment(name)}/rollback", {"version": version})
+    print_done(found, f"{name} is at version {found['current']}", as_json)
 
 
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
-@click.argument("version", type=int)
+@click.argument("version", type=Whole(1))
+@as_json
 @pass_session
-def publish(session: Session, name: str, version: int) -> None:
+def publish(session: Session, name: str, version: int, as_json: bool) -> None:
     """Let VERSION answer, such as one that was held back."""
     with session.calls() as calls:
-        calls.request("POST", f"/manage/models/{name}/rollback", {"version": version})
-    notes.print(f"{name} is at version {version}")
+        found = calls.request("POST", f"/manage/models/{segment(name)}/rollback", {"version": version})
+    print_done(found, f"{name} is at version {found['current']}", as_json)
 
 
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
 @yes_option
+@as_json
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a model with all its versions."""
     confirm(f"the model {name} with all its versions", yes)
     with session.calls() as calls:
-        calls.request("DELETE", f"/manage/models/{name}")
-    notes.print(f"{name} is deleted")
+        calls.request("DELETE", f"/manage/models/{segment(name)}")
+    print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 
 @model.command("export-module")
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@as_json
 @pass_session
-def export_module(session: Session, name: str, folder: Path) -> None:
+def export_module(session: Session, name: str, folder: Path, as_json: bool) -> None:
     """Write the module to FOLDER in the format of the `adapters` library, with its head where it has a twin there."""
     with session.calls() as calls:
-        made = calls.request("GET", f"/manage/models/{name}/module")
+        made = calls.request("GET", f"/manage/models/{segment(name)}/module")
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in made["files"].items():
         write_bytes(folder / Path(file).name, base64.b64decode(data))
-    notes.print(f"{folder} holds version {made['version']} of {name} for {made['format']}")
+    told = f"{folder} holds version {made['version']} of {name} for {made['format']}"
+    print_done({**made, "folder": str(folder), "files": sorted(made["files"])}, told, as_json)
     for reason in made["left_out"]:
         notes.print(f"left out: {reason}")
 

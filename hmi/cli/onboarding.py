@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.cli.client import Client, RemoteError
+from hmi.cli.endings import figures
 from hmi.core import ENDED, check_name
 from hmi.errors import HmiError, InvalidInput
 
@@ -52,6 +53,8 @@ class Outcome:
     reason: str = ""
     job: str = ""
     seconds: float = 0.0
+    figures: dict[str, str] = field(default_factory=dict)
+    """What was made, by heading."""
 
 
 class State:
@@ -171,7 +174,7 @@ def follow(request: Callable[..., Any], name: str, job: str, stop: threading.Eve
     while True:
         view = request("GET", f"/manage/jobs/{job}")
         if view["state"] == "succeeded":
-            return Outcome(name, "succeeded", "", job)
+            return Outcome(name, "succeeded", "", job, figures=figures(view))
         if view["state"] in ENDED:
             return Outcome(name, "failed", (view["error"] or {}).get("message") or view["state"], job)
         if stop.wait(POLL_S):

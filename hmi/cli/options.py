@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
+from hmi.errors import InvalidInput
+from hmi.sizes import FORMS, parse_bytes
+
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_FACTORS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -53,25 +57,45 @@ def nested(pairs: tuple[str, ...]) -> dict[str, Any]:
     return result
 
 
-def as_bytes(text: str) -> int:
-    """ "50M" → 52428800. Raises ValueError."""
-    factor = _FACTORS.get(text[-1:].upper(), 1)
-    found = float(text[:-1] if factor > 1 else text) * factor
-    if not 1 <= found < 1 << 60:
-        raise ValueError(f"{text!r} is outside 1 byte to 2**60")
-    return int(found)
+class Number(click.FloatRange):
+    """Numbers from `least` to `most`; "nan", which is on neither side of a bound, is none of them."""
+
+    name = "number"
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number: give one from {self.min:g} to {self.max:g}", param, ctx)
+        return found
 
 
-def _budget(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    try:
-        return None if text is None else as_bytes(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no size: give bytes, such as 50M") from None
+class Whole(click.IntRange):
+    """Whole numbers, called so in messages."""
+
+    name = "whole number"
+
+
+PERCENT = Number(0, 100)
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument there
+    """A size of at least one byte."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_bytes(value, least=1)
+        except ValueError:
+            self.fail(f"{value!r} is no size: give {FORMS}", param, ctx)
 
 
 budget_option = click.option(
-    "--budget", callback=_budget, metavar="BYTES",
-    help="Store the most frequent n-grams that fit in this many bytes, such as 50M, instead of --alpha.",
+    "--budget", type=Bytes(), metavar="SIZE",
+    help="Store the most frequent n-grams that fit, instead of --alpha: bytes, or 50M (K, M, G in 1024s).",
 )  # fmt: skip
 
 
@@ -82,9 +106,29 @@ def extent(alpha: float | None, budget: int | None, options: dict[str, Any] | No
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before deleting, unless --yes; raises click.Abort."""
-    if not yes:
-        click.confirm(f"Delete {what}?", abort=True, err=True)
+    """Ask before deleting, unless --yes. Raises click.UsageError where nobody can be asked, Exit for a no."""
+    if yes:
+        return
+    try:
+        agreed = click.confirm(f"Delete {what}?", err=True)
+    except click.Abort:
+        if sys.stdin is not None and sys.stdin.isatty():
+            raise  # Ctrl-C
+        click.echo(err=True)
+        raise click.UsageError(
+            f"nothing was deleted: there is no terminal to ask at; add --yes to delete {what}"
+        ) from None
+    if not agreed:
+        click.echo("nothing was deleted", err=True)
+        raise click.exceptions.Exit(1)
 
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def check_target(file: Path) -> None:
+    """Raises InvalidInput unless `file` is, or may become, a plain file in a folder that is there."""
+    if not file.parent.is_dir():
+        raise InvalidInput(f"there is no folder {file.parent}: make it first, or name another file", field="file")
+    if file.exists() and not file.is_file():
+        raise InvalidInput(f"{file} is not a plain file, and would be replaced: name another", field="file")

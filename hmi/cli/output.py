@@ -12,10 +12,16 @@ from rich.table import Table
 
 notes = Console(stderr=True, highlight=False)
 """Where everything goes that is not the answer itself."""
+PLAIN_WIDTH = 80
 
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_done(value: Any, text: str, as_json: bool) -> None:
+    """What a command has done: a line for people, or the value."""
+    print_json(value) if as_json else notes.print(text, markup=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
@@ -24,6 +30,13 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
         notes.print(empty)
         return
     _out().print(table_of(rows, columns))
+
+
+def fits(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
+    """Whether a table is as wide as the terminal at most; where there is none, as 80 columns."""
+    width = sum(max(len(head), *(len(_cell(row.get(field))) for row in rows)) + 2 for field, head in columns.items())
+    console = Console()
+    return width - 2 <= (console.width if console.is_terminal else PLAIN_WIDTH)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:

@@ -18,11 +18,12 @@ import click
 from hmi.cli.batch import run_with_bar
 from hmi.cli.client import Client
 from hmi.cli.onboarding import Interrupted, Outcome, State, follow
-from hmi.cli.options import as_bytes, extent
+from hmi.cli.options import extent
 from hmi.cli.plans import needed, rows
 from hmi.cli.session import Calls, Session
 from hmi.core import DomainId
 from hmi.errors import HmiError, InvalidInput
+from hmi.sizes import FORMS, parse_bytes
 
 if TYPE_CHECKING:
     from hmi.api.local import LocalCalls
@@ -137,9 +138,9 @@ def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | N
         if row.get("alpha") is not None:
             raise InvalidInput(f"{where} has an alpha and a budget: give one of them", field="budget")
         try:
-            return None, as_bytes(str(row["budget"]))
+            return None, parse_bytes(str(row["budget"]), least=1)
         except ValueError:
-            raise InvalidInput(f"{where}: budget {row['budget']!r} is no size, such as 50M", field="budget") from None
+            raise InvalidInput(f"{where}: budget {row['budget']!r} is no size: give {FORMS}", field="budget") from None
     try:
         return float(row.get("alpha", alpha)), None
     except (TypeError, ValueError):

@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from hmi.cli import endings
 from hmi.cli.output import notes, print_json
 from hmi.cli.session import Calls, Session
 from hmi.core import ENDED
@@ -83,6 +84,11 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
             print_json({"job": job})
         else:
             click.echo(job)
+        if not session.remote:
+            notes.print(
+                f"job {job} waits, and nothing runs it yet: 'hmi job resume {job}' does, or 'hmi serve' on this folder",
+                soft_wrap=True,
+            )
         return
     tell(run_job(session, calls, job), as_json)
 
@@ -110,7 +116,7 @@ def tell(view: dict[str, Any], as_json: bool) -> None:
         if as_json:
             print_json(view)
         else:
-            notes.print(f"[green]done[/] {view['kind']} {view['target']} (job {view['job']})")
+            click.echo("\n".join(endings.lines(view)))
         _tell_held_back(view)
         return
     error = view["error"] or {}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.output import notes, print_fields, print_json, print_table
+from hmi.cli.options import Whole
+from hmi.cli.output import fits, notes, print_fields, print_json, print_table
 from hmi.cli.plot import reliability_svg
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput, NotFound
 from hmi.model.files import write_bytes
+
+MOST_SHOWN = 20
 
 
 @click.command("report", cls=Command)
 @click.argument("name", metavar="TENANT.MODEL")
-@click.option("--version", type=int, help="Default: the one that answers.")
+@click.option("--version", type=Whole(1), help="Default: the one that answers.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the reliability plot here, as SVG."
 )
@@ -27,7 +30,7 @@ from hmi.model.files import write_bytes
 def report(session: Session, name: str, version: int | None, plot: Path | None, as_json: bool) -> None:
     """How the model did on held-out rows: scores of each label, what is taken for what, and calibration."""
     with session.calls() as calls:
-        found = calls.request("GET", f"/manage/models/{name}")
+        found = calls.request("GET", f"/manage/models/{segment(name)}")
     wanted = found["current"] if version is None else version
     metrics = next((v["metrics"] for v in found["versions"] if v["version"] == wanted), None)
     if metrics is None:
@@ -50,18 +53,28 @@ def _show(metrics: Mapping[str, Any]) -> None:
         columns = {"label": "LABEL", "f1": "F1", "precision": "PRECISION", "recall": "RECALL", "support": "ROWS"}
         print_table(labels, columns, "")
     if "confusion" in metrics:
-        names = metrics["confusion"]["labels"]
-        rows = [
-            {"gold": name, **{str(i): n for i, n in enumerate(row)}}
-            for name, row in zip(names, metrics["confusion"]["rows"], strict=True)
-        ]
-        print_table(rows, {"gold": "IS \\ TAKEN FOR", **{str(i): name for i, name in enumerate(names)}}, "")
+        _show_confusion(metrics["confusion"]["labels"], metrics["confusion"]["rows"])
     if "calibration" in metrics:
         columns = {"rows": "ANSWERS", "confidence": "PROBABILITY GIVEN", "right": "SHARE RIGHT"}
         print_table(metrics["calibration"]["bins"], columns, "")
         print_fields({"expected calibration error": metrics["calibration"]["ece"]})
     for warning in metrics.get("warnings", ()):
         notes.print(f"note: {warning}")
+
+
+def _show_confusion(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Each label against each where that fits in a line, else what was mistaken, the most frequent first."""
+    table = [{"gold": name, **{str(i): n for i, n in enumerate(row)}} for name, row in zip(names, rows, strict=True)]
+    columns = {"gold": "IS \\ TAKEN FOR", **{str(i): name for i, name in enumerate(names)}}
+    if fits(table, columns):
+        print_table(table, columns, "")
+        return
+    cells = ((n, is_, got) for is_, row in zip(names, rows, strict=True) for got, n in zip(names, row, strict=True))
+    wrong = sorted(((n, is_, got) for n, is_, got in cells if n and is_ != got), key=lambda cell: -cell[0])
+    told = [{"gold": is_, "got": got, "rows": n} for n, is_, got in wrong[:MOST_SHOWN]]
+    print_table(told, {"gold": "IS", "got": "TAKEN FOR", "rows": "ROWS"}, "no row was taken for another")
+    if len(wrong) > MOST_SHOWN:
+        notes.print(f"and {len(wrong) - MOST_SHOWN} rarer mistakes: --json has all")
 
 
 def _write_plot(path: Path, title: str, metrics: Mapping[str, Any]) -> None:

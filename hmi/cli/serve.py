@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hmi.cli.base import Command, pass_session
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.options import Bytes, Whole
 from hmi.cli.session import Session
-from hmi.errors import InvalidInput
 
 SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
 
 
 @click.command(cls=Command)
 @click.option("--host", help="Address to listen on (default 127.0.0.1; others need an administrator's key).")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port (default 8080; 0 = any that is free).")
-@click.option("--job-workers", type=int, help="Jobs that run at once (default 1).")
-@click.option("--streams", type=int, help="Batches that compute at once, one thread each (default 1).")
-@click.option("--pool-bytes", type=int, help="Memory for resident adapters, in bytes.")
+@click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any that is free).")
+@click.option("--job-workers", type=Whole(0), help="Jobs that run at once (default 1).")
+@click.option("--streams", type=Whole(1), help="Batches that compute at once, one thread each (default 1).")
+@click.option("--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for resident adapters, such as 256M.")
 @pass_session
 def serve(session: Session, **given: Any) -> None:
     """Serve the data folder over HTTP until SIGTERM or Ctrl-C."""
-    if session.remote:
-        raise InvalidInput("--url names a server that runs already: leave it out")
+    session.not_remote("a server runs there already: leave --url out")
     from hmi.api import serve as run
 
     session.overrides = {name: given[name] for name in SETTINGS if given[name] is not None}
+    session.there_or_new(creates=True)
     run(session.settings())
 
 
 @click.command(cls=Command)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
-def openapi(out: Path | None) -> None:
-    """Print the OpenAPI 3.1 document of the HTTP API."""
-    from hmi.api.routes import openapi_text
-
-    text = openapi_text()
+@as_json
+@pass_session
+def openapi(session: Session, out: Path | None, as_json: bool) -> None:
+    """Print the OpenAPI 3.1 document of the HTTP API: this release's, or with --url a running server's. It is JSON."""
+    text = _document(session)
     if out is None:
         click.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
+
+
+def _document(session: Session) -> str:
+    if session.remote:
+        with session.calls() as calls:
+            return json.dumps(calls.request("GET", "/openapi.json"), indent=1) + "\n"
+    from hmi.api.routes import openapi_text
+
+    return openapi_text()

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from hmi.cli.client import Client
+from hmi.cli.output import notes
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 
@@ -30,6 +32,11 @@ class Calls(Protocol):
         """The JSON answer; raises HmiError."""
 
 
+def segment(name: str) -> str:
+    """A name or an id as a part of a path, so that one with a slash names no other call."""
+    return quote(name, safe="")
+
+
 @dataclass
 class Session:
     """The options that every command takes."""
@@ -47,29 +54,52 @@ class Session:
         return Settings.from_env(None, data=self.data, **self.overrides)
 
     @contextmanager
-    def calls(self) -> Iterator[Calls]:
-        """Open what the options name."""
+    def calls(self, *, creates: bool = False) -> Iterator[Calls]:
+        """Open what the options name; see `local` for what `creates` means."""
         if self.url is not None:
             yield Client(self.url, self.key, patience_s=5.0)
             return
-        with self.local() as local:
+        with self.local(creates=creates) as local:
             yield local
 
     @contextmanager
-    def local(self) -> Iterator[LocalCalls]:
-        """The data folder itself; refused where only a server was named."""
-        if self.url is not None:
-            raise InvalidInput("this works on the data folder itself: leave --url out and give --data")
+    def local(self, *, creates: bool = False) -> Iterator[LocalCalls]:
+        """The data folder itself; refused where only a server was named.
+
+        It must be there unless the command `creates` one by being the first: a folder that is mistyped or not mounted
+        is no empty one. Raises InvalidInput, and what opening it raises.
+        """
+        self.not_remote("this works on the data folder itself: leave --url out and give --data")
+        settings = self.settings()
+        self.there_or_new(creates=creates)
         from hmi.api.local import LocalCalls
         from hmi.manager.store_care import probe_plots
 
-        settings = self.settings()
         probe_plots(settings.data)
         local = LocalCalls(settings)
         try:
             yield local
         finally:
             local.close()
+
+    def not_remote(self, message: str) -> None:
+        """Raises InvalidInput where a server was named."""
+        if self.remote:
+            raise InvalidInput(message)
+
+    def there_or_new(self, *, creates: bool) -> None:
+        """Say of a data folder that is not there yet that it will be made, or raise InvalidInput."""
+        from hmi.stores.layout import Layout
+
+        data = self.settings().data
+        if Layout(data).registry.is_dir():
+            return
+        if not creates:
+            raise InvalidInput(
+                f"there is no data folder at {data}: check --data, HMI_DATA and the place where you stand; "
+                "'hmi root import' makes a new one"
+            )
+        notes.print(f"making the data folder {data}", markup=False, soft_wrap=True)
 
     def may_start_jobs(self) -> None:
         """Refuse to run a job beside a live server, whose runner it would race."""

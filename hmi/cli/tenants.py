@@ -8,10 +8,14 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.options import confirm, yes_option
-from hmi.cli.output import notes, print_json, print_table
-from hmi.cli.session import Session
+from hmi.cli.output import notes, print_done, print_json, print_table
+from hmi.cli.session import Session, segment
 
 ONCE = "the key is shown this once: keep it"
+ADMINISTRATORS = (
+    "administrators' keys are made, listed and revoked on the data folder itself, since whoever may use it owns it: "
+    "leave --url out and give --data"
+)
 
 
 @click.group(cls=Group)
@@ -25,7 +29,7 @@ def tenant() -> None:
 @pass_session
 def create(session: Session, name: str, as_json: bool) -> None:
     """Create the tenant NAME and print its first key."""
-    with session.calls() as calls:
+    with session.calls(creates=True) as calls:
         made = calls.request("POST", "/manage/tenants", {"tenant": name})
     _print_key(made, as_json)
 
@@ -47,13 +51,14 @@ def list_(session: Session, as_json: bool) -> None:
 @tenant.command()
 @click.argument("name")
 @yes_option
+@as_json
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete the tenant NAME with its models, keys and jobs."""
     confirm(f"the tenant {name} with its models, keys and jobs", yes)
     with session.calls() as calls:
-        calls.request("DELETE", f"/manage/tenants/{name}")
-    notes.print(f"{name} is deleted")
+        found = calls.request("DELETE", f"/manage/tenants/{segment(name)}")
+    print_done({"deleted": name, **found}, f"{name} is deleted", as_json)
 
 
 @click.group(cls=Group)
@@ -71,14 +76,15 @@ def create_key(session: Session, tenant: str | None, admin: bool, scopes: tuple[
     """Issue a key to TENANT, or with --admin to an administrator, and print it."""
     if admin == (tenant is not None):
         raise click.UsageError("give either a tenant's name or --admin")
-    if admin:
-        with session.local() as local:
+    if tenant is None:
+        session.not_remote(ADMINISTRATORS)
+        with session.local(creates=True) as local:
             record, plain = local.services.manager.create_key(None, scopes or ("admin",))
         _print_key({"key_id": record.key_id, "key": plain}, as_json)
         return
     body = {"scopes": list(scopes)} if scopes else {}
     with session.calls() as calls:
-        _print_key(calls.request("POST", f"/manage/tenants/{tenant}/keys", body), as_json)
+        _print_key(calls.request("POST", f"/manage/tenants/{segment(tenant)}/keys", body), as_json)
 
 
 @key.command("list")
@@ -88,13 +94,14 @@ def create_key(session: Session, tenant: str | None, admin: bool, scopes: tuple[
 def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
     """List the keys of TENANT, or without one those of administrators."""
     if tenant is None:
-        from hmi.api.views import key_view
-
+        session.not_remote(ADMINISTRATORS)
         with session.local() as local:
+            from hmi.api.views import key_view
+
             keys = [key_view(k).model_dump(mode="json") for k in local.services.manager.registry.keys(None)]
     else:
         with session.calls() as calls:
-            keys = calls.request("GET", f"/manage/tenants/{tenant}/keys")["keys"]
+            keys = calls.request("GET", f"/manage/tenants/{segment(tenant)}/keys")["keys"]
     if as_json:
         print_json(keys)
     else:
@@ -105,16 +112,18 @@ def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
 @key.command()
 @click.argument("key_id")
 @click.argument("tenant", required=False)
+@as_json
 @pass_session
-def revoke(session: Session, key_id: str, tenant: str | None) -> None:
+def revoke(session: Session, key_id: str, tenant: str | None, as_json: bool) -> None:
     """Revoke a key by its id (see 'hmi key list'); over --url name its TENANT, too."""
     if tenant is None:
+        session.not_remote(f"{ADMINISTRATORS}, or name the TENANT whose key it is")
         with session.local() as local:
             local.services.manager.revoke_key(key_id)
     else:
         with session.calls() as calls:
-            calls.request("DELETE", f"/manage/tenants/{tenant}/keys/{key_id}")
-    notes.print(f"key {key_id} is revoked")
+            calls.request("DELETE", f"/manage/tenants/{segment(tenant)}/keys/{segment(key_id)}")
+    print_done({"revoked": key_id}, f"key {key_id} is revoked", as_json)
 
 
 def _print_key(made: dict[str, Any], as_json: bool) -> None:

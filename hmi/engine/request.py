@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hmi.core import ModelId
-from hmi.model.tasks import Answer
-from hmi.model.tokenizer import Text
+from hmi.model.answer import Answer
+
+if TYPE_CHECKING:
+    from hmi.model.tokenizer import Text
 
 
 @dataclass(frozen=True)

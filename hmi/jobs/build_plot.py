@@ -39,7 +39,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         published = (_grow if spec["mode"] == "grow" else _build)(ctx, domain, spec)
     if spec["mode"] == "grow":
         grown(ctx, domain)
-    return {"domain": str(domain), "version": published.id, **published.meta["report"]}
+    return {"domain": str(domain), "version": published.id, "bytes": published.bytes, **published.meta["report"]}
 
 
 def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
@@ -64,7 +64,7 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
         def meta(stored: Mapping[int, int]) -> dict[str, Any]:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
             report["read"] = open_corpus(corpus).read
-            report |= _left_out(schema, differences)
+            report |= {"text_bytes": corpus.stat().st_size, **_left_out(schema, differences)}
             told = {"root_version": root.info.version, "lower": lower_name, "alpha": choice.alpha, "report": report}
             return told if budget is None else {**told, "budget_bytes": budget}
 

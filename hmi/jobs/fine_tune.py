@@ -142,8 +142,8 @@ def _train(
     )  # fmt: skip
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
-    start, best_state, best = _restore(ctx, trainer)
-    if not start:
+    done, best_state, best = _restore(ctx, trainer)
+    if not done:
         _warm_start(ctx, root, trainer, data, options)
     choosy = len(dev.rows) >= FEW_DEV
 
@@ -153,18 +153,19 @@ def _train(
     def over(epoch: int) -> bool:
         return bool(best) and epoch - best["epoch"] >= PATIENCE
 
-    for epoch in () if over(start) else trainer.epochs(report, start):
+    for epoch in () if over(done) else trainer.epochs(report, done):
         with trainer.averaged():
             _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
             if not best or not choosy or headline(metrics) >= headline(best):
                 best, best_state = {**metrics, "epoch": epoch}, trainer.state()
         _checkpoint(ctx, trainer, epoch, best_state, best)
+        done = epoch
         if over(epoch):
             break
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
-    return answers, published, {**metrics, "epoch": best["epoch"], "epochs": epochs}
+    return answers, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, "epochs_run": done}
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Answers, dict[str, Any]]:

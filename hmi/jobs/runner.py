@@ -75,6 +75,7 @@ class JobRunner:
         inputs = inputs or {}
         job = new_job_id()
         spec = {**spec, "inputs": sorted(inputs)}
+        self.recover()  # a job whose process has gone must not stand in the way as one at work
         record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
@@ -91,10 +92,16 @@ class JobRunner:
         before = self._registry.job(job)
         if before.state in ENDED:
             raise Conflict(f"job {job} has {before.state} already: there is nothing to cancel", job=job)
-        record = self._registry.update_job(job, asked_to_stop)
-        self._tidy(job)
+        self._registry.update_job(job, asked_to_stop)
+        self._settle(job)  # nobody would end one whose process has gone
         self._wake.set()
-        return record
+        return self._registry.job(job)
+
+    def look(self, job: str) -> JobRecord:
+        """The job as it stands, put back first if it is `running` and its process has gone. Raises NotFound."""
+        if self._registry.job(job).state == "running":
+            self._settle(job)
+        return self._registry.job(job)
 
     def read_progress(self, job: str) -> Progress:
         """The job's last figures; empty ones before it began. Raises NotFound for an impossible id."""
@@ -111,9 +118,9 @@ class JobRunner:
 
     def recover(self) -> None:
         """Put back every job that is `running` though no process holds its lock."""
-        for record in self._registry.jobs(state="running"):
-            if record.job not in self._children:
-                self._put_back(record.job, crashed=True)
+        for record in self._registry.live_jobs():
+            if record.state == "running":
+                self._settle(record.job)
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it where another process has it. Blocks.
@@ -255,6 +262,13 @@ class JobRunner:
         if child is not None:
             if child.running():
                 child.kill()
+            self._put_back(job, crashed=True)
+
+    def _settle(self, job: str) -> None:
+        """Put back, or end, a job that no process works on. Of one of our own `_reap` knows when it has gone."""
+        if job in self._children:
+            self._tidy(job)
+        else:
             self._put_back(job, crashed=True)
 
     def _put_back(self, job: str, *, crashed: bool) -> None:

@@ -246,8 +246,8 @@ class Manager:
         return self.registry.jobs(tenant, state)
 
     def job(self, job: str) -> JobRecord:
-        """Raises NotFound."""
-        return self.registry.job(job)
+        """As it stands: one whose process has gone is put back before. Raises NotFound."""
+        return self.runner.look(job)
 
     def cancel_job(self, job: str) -> JobRecord:
         """Raises NotFound, Conflict (it has ended)."""

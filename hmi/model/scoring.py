@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hmi.model.headline import headline as headline
+
 MOST_CONFUSED = 20
 """Labels up to which the confusion of each with each is kept."""
 BINS = 10
@@ -111,15 +113,6 @@ def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
 
 def is_bio(tags: set[str]) -> bool:
     return all(t == "O" or t[:2] in ("B-", "I-") for t in tags)
-
-
-HEADLINES = ("entity_f1", "accuracy", "micro_f1", "spearman", "token_accuracy")
-"""A task's metrics hold one of these that counts: the first that is there."""
-
-
-def headline(metrics: dict[str, Any]) -> float:
-    """The one figure by which epochs are compared."""
-    return float(next((metrics[name] for name in HEADLINES if name in metrics), 0.0))
 
 
 def _of_label(both: int, predicted: int, support: int) -> dict[str, float]:

@@ -58,8 +58,14 @@ def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None)
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
-            raise Conflict(f"job {other.job} is at work on {target}: wait for its end, or cancel it", job=other.job)
+            raise Conflict(f"job {other.job} {_doing(other)} {target}: wait for its end, or cancel it", job=other.job)
     put_job(table, txn, record)
+
+
+def _doing(job: JobRecord) -> str:
+    if job.state == "running":
+        return "is at work on"
+    return "was interrupted, and is still to make" if job.attempts else "is queued to make"
 
 
 def live_jobs(table: Table, txn: Txn) -> list[JobRecord]:

@@ -25,7 +25,7 @@ def get_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
 def get_tenant(table: Table, txn: Txn, tenant: str) -> TenantRecord:
     record = table.get(txn, TENANT + check_name(tenant, "tenant"), TenantRecord)
     if record is None:
-        raise NotFound(f"there is no tenant {tenant!r}: create it first", field="tenant")
+        raise NotFound(f"there is no tenant {tenant!r}: check the name, or create it first", field="tenant")
     return record
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
+from hmi_kernels.later import Later
 from hmi_kernels.layout import (
     DTYPES,
     EMPTY_SLOT,
@@ -25,6 +26,18 @@ from hmi_kernels.layout import (
     words,
 )
 from hmi_kernels.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
+
+if TYPE_CHECKING:
+    from hmi_kernels import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
+else:
+    cpu = Later("cpu")
+    cpu_any = Later("cpu_any")
+    cpu_batch = Later("cpu_batch")
+    cpu_build = Later("cpu_build")
+    cpu_index = Later("cpu_index")
+    cpu_ring = Later("cpu_ring")
+    cpu_rows = Later("cpu_rows")
+    cpu_seek = Later("cpu_seek")
 
 __all__ = [
     "Crowded",
@@ -106,7 +119,8 @@ def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
 
 def _number(table: LevelTable, level: Ints) -> Ints:
     """The numbers of levels that the kernels tell by address."""
-    numbers: Ints = (level - table.head[cpu_index.LEVELS]) // table.levels.strides[0]
+    # Not `strides`, which is 0 where there are no levels.
+    numbers: Ints = (level - table.head[cpu_index.LEVELS]) // (8 * cpu_index.LEVEL_COLUMNS)
     return numbers
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels import cpu_build, cpu_index
+from hmi_kernels.later import Later
 from hmi_kernels.layout import MAX_N, PLAIN_SALT, REACH, Bytes, Keys, header_bytes, stride
 from hmi_kernels.reference import default_steps, positions
+
+if TYPE_CHECKING:
+    from hmi_kernels import cpu_build, cpu_index
+else:
+    cpu_build = Later("cpu_build")
+    cpu_index = Later("cpu_index")
 
 Ints = NDArray[np.int64]
 MAX_LANES = 8  # levels that a filter tells apart

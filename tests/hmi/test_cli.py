@@ -81,6 +81,7 @@ def test_tenants_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ("--data", tmp_path / "d")
+    hmi(capsys, "tenant", "create", "acme", *data)
     for arguments in (
         ("model", "show", "acme.m"),
         ("model", "show", "acme"),

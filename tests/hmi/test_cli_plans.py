@@ -13,7 +13,9 @@ from hmi.cli.onboarding import Outcome, State
 from hmi.cli.options import nested
 from hmi.cli.plans import read_onboarding
 from hmi.cli.plots import read_plots
+from hmi.config import Settings
 from hmi.errors import InvalidInput
+from hmi.sizes import parse_bytes
 
 
 def test_folder_of_tenants(tmp_path: Path) -> None:
@@ -103,3 +105,15 @@ def test_options_nest() -> None:
     for bad in (("epochs",), ("module=1", "module.rank=8")):
         with pytest.raises(click.BadParameter):
             nested(bad)
+
+
+@pytest.mark.parametrize("text", ["5M", "5MB", "5MiB", "5 mb", "5.0M", "5120K", "5242880", "5242880B"])
+def test_a_size_is_read_however_people_write_it(text: str) -> None:
+    assert parse_bytes(text) == 5 << 20
+    assert Settings.from_env({"HMI_PLOT_MAX_BYTES": text}).plot_max_bytes == 5 << 20
+
+
+@pytest.mark.parametrize("text", ["", "M", "5X", "5MM", "-5M", "nan", "inf", "1e5", "5 M B", "0x10", "٥M", "2000000T"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_bytes(text)

@@ -14,6 +14,8 @@ import pytest
 
 from hmi.core import ModelId, Progress
 from hmi.errors import Conflict, NotFound
+from hmi.jobs.child import Child
+from hmi.jobs.folders import JobFolder
 from tests.hmi.runner_lab import BODIES, Lab, gone
 
 
@@ -211,3 +213,29 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
         time.sleep(0.02)
     assert not lab.folder(job).exists()
     assert lab.registry.jobs() == []
+
+
+@pytest.mark.parametrize("how", ["list", "show", "cancel", "submit"])
+def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> None:
+    """Nobody supervises here, as between two commands on a folder: whoever looks settles it by the job's lock."""
+    runner, target = lab.runner(), {"steps": 1000, "model": "acme.m"}
+    job = lab.submit(runner, "count", **target)
+    child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)
+    pid = lab.counting(job)
+    runner.recover()
+    assert runner.look(job).state == "running", "its process has the lock"
+    with pytest.raises(Conflict, match="is at work on acme"):
+        lab.submit(runner, "count", **target)
+    os.kill(pid, signal.SIGKILL)
+    assert not child.wait(10) or lab.registry.job(job).state == "running", "nobody has looked yet"
+    if how == "list":
+        runner.recover()
+        assert lab.registry.job(job).state == "queued"
+    elif how == "show":
+        assert runner.look(job).state == "queued"
+    elif how == "submit":
+        with pytest.raises(Conflict, match="was interrupted"):
+            lab.submit(runner, "count", **target)
+    else:
+        assert runner.cancel(job).state == "cancelled"
+        lab.submit(runner, "count", **target)

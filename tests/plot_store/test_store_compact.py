@@ -307,6 +307,21 @@ def test_diff_says_what_a_dictionary_says(store: Store, dtypes: tuple[str, str])
     assert store.diff("r", a.id).equal
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_a_version_inherits_was_neither_added_nor_removed(store: Store) -> None:
+    """The branch stores some n-grams of its parent anew, some with other vectors, and has no unigrams of its own."""
+    base = lab.content(1)
+    lab.put(store, "r", base)
+    own = {3: (base[3][0][:20], base[3][1][:20]), 2: (base[2][0][:7], base[2][1][:7] + 1)}
+    lab.put(store, "r/b", own)
+    for report in (store.diff("r", "r/b", samples=100), store.diff("r/b", "r")):
+        told = {order: (of.added, of.removed, of.changed, of.same) for order, of in report.orders.items()}
+        sizes = {order: len(base[order][0]) for order in (3, 2, 1)}
+        assert told == {3: (0, 0, 0, sizes[3]), 2: (0, 0, 7, sizes[2] - 7), 1: (0, 0, 0, sizes[1])}
+    store.append("r/b", {3: (np.array([[1, 1, 1]], np.uint32), base[3][1][:1])})
+    assert (store.diff("r", "r/b").orders[3].added, store.diff("r/b", "r").orders[3].removed) == (1, 1)
+
+
 def test_diff_of_what_cannot_be_compared(store: Store) -> None:
     lab.put(store, "r", lab.content(1))
     lab.put(store, "s", lab.content(1, dim=8))

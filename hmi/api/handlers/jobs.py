@@ -79,6 +79,7 @@ def _view(call: Call) -> JobView:
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
+    manager.runner.recover()  # what is said to run has a process
     found = [job for job in manager.jobs(tenant=tenant, state=query.state) if query.kind in (None, job.kind)]
     found.reverse()  # newest first
     if query.after is not None:

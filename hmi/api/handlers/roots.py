@@ -10,6 +10,9 @@ from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import ImportRoot, RootList
 from hmi.api.views import root_view
 
+TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
+"""Parts with general text; several files are sampled evenly."""
+
 
 async def list_roots(call: Call) -> Reply:
     roots = await asyncio.to_thread(call.services.manager.registry.roots)
@@ -23,13 +26,13 @@ async def delete_root(call: Call) -> Reply:
 
 async def import_root(call: Call) -> Reply:
     body: ImportRoot = call.body
-    text = call.files.get("text")
+    texts = [call.files[part] for part in TEXTS if part in call.files]
     job = await asyncio.to_thread(
         call.services.manager.import_root,
         body.root,
         body.source,
         split=body.split,
-        texts={} if text is None else {"text-0.txt": text},
+        texts={f"text-{n}.txt": text for n, text in enumerate(texts)},
         alpha=body.alpha,
         options=body.options.model_dump(mode="json", exclude_unset=True),
     )

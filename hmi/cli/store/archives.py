@@ -11,10 +11,10 @@ import click
 
 import plot_store
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.options import FILE
+from hmi.cli.options import FILE, check_target
 from hmi.cli.output import notes, print_json, size
 from hmi.cli.session import Session
-from hmi.cli.store.arguments import check_target, opened, version_of
+from hmi.cli.store.arguments import opened, version_of
 from hmi.cli.store.bars import byte_bar
 from hmi.core import DomainId
 from hmi.errors import Conflict

@@ -5,20 +5,15 @@ A store's own errors tell what to call in Python; what is checked here tells wha
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import click
+from typing import TYPE_CHECKING, Final
 
 import plot_store
 from hmi.cli.session import Session
 from hmi.core import DomainId
-from hmi.errors import InvalidInput, NotFound
-from hmi.stores.layout import Layout
+from hmi.errors import NotFound
 from hmi.stores.plots import plot_errors
 
 if TYPE_CHECKING:
@@ -26,54 +21,13 @@ if TYPE_CHECKING:
     from hmi.manager import Manager
 
 _VERSION: Final = re.compile(r"v[0-9a-f]{32}")
-_FACTORS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-class Number(click.FloatRange):
-    """Numbers from `least` to `most`; "nan", which is on neither side of a bound, is none of them."""
-
-    def __init__(self, least: float, most: float) -> None:
-        super().__init__(least, most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value!r} is no number: give one from {self.min:g} to {self.max:g}", param, ctx)
-        return found
-
-
-def as_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    """An option's callback: "50M" → 52428800.0 bytes a second. Raises click.BadParameter."""
-    if text is None:
-        return None
-    factor = _FACTORS.get(text[-1:].upper(), 1)
-    try:
-        found = float(text[:-1] if factor > 1 else text) * factor
-    except ValueError:
-        found = math.nan
-    if not 1 <= found < 1 << 50:
-        raise click.BadParameter(f"{text!r} is no rate: give bytes a second, such as 50M")
-    return found
 
 
 @contextmanager
 def opened(session: Session) -> Iterator[LocalCalls]:
-    """The data folder, which must be there: one that is mistyped or not mounted is no empty one, and not sound.
-
-    Raises InvalidInput, and what opening it raises.
-    """
-    must_exist(session)
+    """The data folder. Raises InvalidInput, and what opening it raises."""
     with session.local() as local:
         yield local
-
-
-def must_exist(session: Session) -> None:
-    """Raises InvalidInput where a data folder is meant and there is none."""
-    if session.remote:
-        return
-    data = session.settings().data
-    if not Layout(data).registry.is_dir():
-        raise InvalidInput(f"there is no data folder at {data}: check --data, HMI_DATA and the place where you stand")
 
 
 def domain_of(manager: Manager, text: str) -> str:
@@ -113,11 +67,3 @@ def _known_id(manager: Manager, version: str) -> str:
             raise
         except plot_store.NotFound:
             raise NotFound(f"there is no version {version}: 'hmi domain show ROOT/BRANCH' lists a domain's") from None
-
-
-def check_target(file: Path) -> None:
-    """Raises InvalidInput unless `file` is, or may become, a plain file in a folder that is there."""
-    if not file.parent.is_dir():
-        raise InvalidInput(f"there is no folder {file.parent}: make it first, or name another file", field="archive")
-    if file.exists() and not file.is_file():
-        raise InvalidInput(f"{file} is not a plain file, and would be replaced: name another", field="archive")

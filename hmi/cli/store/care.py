@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.options import Bytes, Number, Whole
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
 from hmi.cli.session import Session
-from hmi.cli.store.arguments import Number, as_rate, domain_of, must_exist, opened
+from hmi.cli.store.arguments import domain_of, opened
 from hmi.cli.store.bars import byte_bar
 from hmi.errors import Conflict, Damaged, Unavailable
 from hmi.stores.plots import plot_errors
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 @pass_session
 def info(session: Session, as_json: bool) -> None:
     """Counts and bytes by tier; on a data folder also the tags and pins of its PLOTs."""
-    must_exist(session)
     with session.calls() as calls:
         found = calls.request("GET", "/manage/stats")
         if not session.remote:
@@ -63,12 +63,12 @@ def verify(session: Session, as_json: bool) -> None:
 @click.command(cls=Command)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
 @click.option(
-    "--rate", callback=as_rate, metavar="BYTES",
-    help="Read at most this many bytes a second, such as 50M, so that others can work.",
+    "--rate", type=Bytes(), metavar="SIZE",
+    help="Read at most so much a second, so that others can work: bytes, or 50M (K, M, G in 1024s).",
 )  # fmt: skip
 @as_json
 @pass_session
-def scrub(session: Session, domain: str | None, rate: float | None, as_json: bool) -> None:
+def scrub(session: Session, domain: str | None, rate: int | None, as_json: bool) -> None:
     """Read every byte of the PLOTs (of one domain and what it builds on), in a process that may die of it.
 
     Safe while a server runs. Exit code 1 where something is damaged.
@@ -79,7 +79,7 @@ def scrub(session: Session, domain: str | None, rate: float | None, as_json: boo
     _tell(report, _problems(report), as_json, "are sound")
 
 
-def _scrubbed(session: Session, ref: str | None, rate: float | None) -> VerifyReport:
+def _scrubbed(session: Session, ref: str | None, rate: int | None) -> VerifyReport:
     from hmi.stores.layout import Layout
     from plot_store.scrub import scrub
 
@@ -118,7 +118,7 @@ def _damaged_artefacts(manager: Manager) -> list[str]:
 @click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
 @click.option(
     "--keep-versions",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Of each domain, the newest so many (default: HMI_PLOT_KEEP_VERSIONS, as the server does hourly).",
 )
 @click.option("--keep-days", type=Number(0, 36_500), help="And those published in the last so many days.")

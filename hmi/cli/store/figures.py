@@ -15,9 +15,10 @@ from rich.live import Live
 
 from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.client import Client
+from hmi.cli.options import Number
 from hmi.cli.output import notes, print_json, print_table, size, table_of
 from hmi.cli.session import Session
-from hmi.cli.store.arguments import Number, opened, version_of
+from hmi.cli.store.arguments import opened, version_of
 from hmi.errors import HmiError
 from hmi.stores.plots import plot_errors
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hmi.core import Task, TaskRules
 from hmi.errors import InvalidInput
+from hmi.model.answer import Answer as Answer
 from hmi.model.batching import Encoded
 from hmi.model.golds import Gold
 from hmi.model.heads import Reads, reads_of
@@ -21,22 +22,6 @@ IGNORE = -100
 """The target of a token that is not scored."""
 HEAVIEST = 10.0
 """No class weighs more than this: beyond it a handful of rows would steer every step."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one input; what its task does not have is None."""
-
-    label: str | None = None
-    score: float | None = None
-    scores: dict[str, float] | None = None
-    """The probability of every label, where it was asked for."""
-    labels: list[tuple[str, float]] | None = None
-    """Of a multi-label task: the labels given with their probabilities, the likeliest first."""
-    value: float | None = None
-    tags: list[str] | None = None
-    tag_scores: list[float] | None = None
-    embedding: list[float] | None = None
 
 
 @dataclass(frozen=True)

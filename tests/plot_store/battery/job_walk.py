@@ -71,14 +71,19 @@ def touched(store: Store, model: Plain, ref: str) -> list[str]:
 
 
 def compared(store: Store, model: Plain, old: str, ref: str, before: int | None) -> list[str]:
-    """`diff` against two dictionaries."""
+    """`diff` against dictionaries of what each version has, inherited or its own."""
     assert before is not None
-    a, b = model.versions[before].own, model.versions[model.current[ref]].own
+    after = model.current[ref]
+    a, b = (
+        {g: v for i in reversed(model.chain(at)) for g, v in model.versions[i].own.items()} for at in (before, after)
+    )
+    told_of = model.versions[before].own.keys() | model.versions[after].own.keys()
     found = []
     for order, told in store.diff(old, ref).orders.items():
-        mine, yours = ({g for g in own if len(g) == order} for own in (a, b))
-        same = sum(np.array_equal(a[g], b[g]) for g in mine & yours)
-        right = (len(yours - mine), len(mine - yours), len(mine & yours) - same, same)
+        these = {g for g in told_of if len(g) == order}
+        both = these & a.keys() & b.keys()
+        same = sum(np.array_equal(a[g], b[g]) for g in both)
+        right = (len(these - a.keys()), len(these - b.keys()), len(both) - same, same)
         if (told.added, told.removed, told.changed, told.same) != right:
             found.append(f"diff of order {order} says {told}, not {right}")
     return found

@@ -1,0 +1,81 @@
+"""What a job has made, in figures for tables and in lines for people, with the command that comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hmi.cli.output import size
+from hmi.model.headline import headline_name
+
+Figures = dict[str, str]
+
+
+def figures(view: Mapping[str, Any]) -> Figures:
+    """Of a succeeded job, by the heading of a table; what a server of another version does not tell is left out."""
+    result = view["result"] or {}
+    if view["kind"] == "fine_tune":
+        return _of_model(result)
+    if view["kind"] == "build_plot":
+        return _of_plot(result)
+    return {}
+
+
+def lines(view: Mapping[str, Any]) -> list[str]:
+    """How a succeeded job ended."""
+    result = view["result"] or {}
+    target = f"{view['target']}, version {result['version']}" if "version" in result else str(view["target"])
+    told = [f"done: {view['kind']} {target} (job {view['job']})"]
+    found = figures(view)
+    told += [f"  {name}: {value}" for name, value in found.items()]
+    told += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
+    after = _next(view["kind"], str(view["target"]))
+    return [*told, f"next: {after}"] if after else told
+
+
+def _of_model(result: Mapping[str, Any]) -> Figures:
+    metrics = result.get("metrics") or {}
+    found: Figures = {}
+    name = headline_name(metrics)
+    if name is not None:
+        found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
+    if "train_rows" in metrics:
+        found["trained on"] = f"{metrics['train_rows']} rows"
+    if "epochs_run" in metrics:
+        found["epochs"] = _epochs(metrics)
+    if "bytes" in result:
+        found["size"] = size(result["bytes"])
+    return found
+
+
+def _epochs(metrics: Mapping[str, Any]) -> str:
+    run, planned, best = metrics["epochs_run"], metrics["epochs"], metrics["epoch"]
+    if run < planned:
+        return f"{run} of {planned}, stopped early: none was better than epoch {best}, which is kept"
+    return f"{run} of {planned}, all that were planned; epoch {best} is kept"
+
+
+def _of_plot(result: Mapping[str, Any]) -> Figures:
+    found: Figures = {}
+    stored = {k.removeprefix("stored_"): n for k, n in result.items() if k.startswith("stored_")}
+    if stored:
+        each = ", ".join(f"{count:,} {order}" for order, count in stored.items())
+        found["n-grams"] = f"{sum(stored.values()):,} ({each})"
+    if result.get("alpha") is not None and "tokens" in result:
+        found["coverage"] = f"{result['alpha']:.3g}% of the n-grams that occur in {result['tokens']:,} tokens of text"
+    if "bytes" in result:
+        found["size"] = size(result["bytes"])
+        if result.get("text_bytes"):
+            times = result["bytes"] / result["text_bytes"]
+            found["size"] += f", {times:.3g} times the text; a smaller one: --alpha or --budget"
+    return found
+
+
+def _next(kind: str, target: str) -> str | None:
+    if kind == "fine_tune":
+        return f"hmi infer {target} TEXT, or hmi model report {target}"
+    if kind == "build_plot":
+        return f"hmi model create TENANT.MODEL ROWS --domain {target}"
+    if kind == "import_root":
+        return f"hmi domain create {target}/NAME CORPUS"
+    return None

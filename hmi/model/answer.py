@@ -1,0 +1,21 @@
+"""The answer to one input, whatever its task. Without torch, for those that only hand it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one input; what its task does not have is None."""
+
+    label: str | None = None
+    score: float | None = None
+    scores: dict[str, float] | None = None
+    """The probability of every label, where it was asked for."""
+    labels: list[tuple[str, float]] | None = None
+    """Of a multi-label task: the labels given with their probabilities, the likeliest first."""
+    value: float | None = None
+    tags: list[str] | None = None
+    tag_scores: list[float] | None = None
+    embedding: list[float] | None = None

@@ -1,0 +1,23 @@
+"""Sizes as people write them: 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+_POWERS: Final = "KMGT"
+FORMS: Final = "bytes, or with K, M, G or T (in 1024s; KB and KiB are the same): 50M"
+"""What an error or a help text says of how to write one."""
+
+
+def parse_bytes(text: str, least: int = 0) -> int:
+    """ "50M", "50 MB" and "50MiB" → 52428800. Raises ValueError for what is no size from `least` to 2⁶⁰ - 1."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no size")
+    number, unit = found.groups()
+    count = float(number) * 1024 ** (_POWERS.index(unit.upper()) + 1 if unit else 0)
+    if not least <= count < 1 << 60:
+        raise ValueError(f"{text!r} is outside {least} to 2**60")
+    return int(count) if unit or "." in number else int(number)

@@ -1,0 +1,18 @@
+"""Modules that are imported when they are first used: numba takes a tenth of a second that most commands never need."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class Later:
+    """Stands in for `hmi_kernels.<name>`. What was asked for once is kept, and then costs what a module's own does."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(import_module(f"hmi_kernels.{self._name}"), attribute)
+        setattr(self, attribute, found)
+        return found

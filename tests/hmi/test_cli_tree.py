@@ -1,0 +1,228 @@
+"""Every command of the tree: what all of them take, what needs a data folder, and what loads the heavy libraries."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import click
+import pytest
+
+from hmi.cli import cli
+from hmi.cli.settings import markdown, settings
+from hmi.config import Settings
+from hmi.manager import Manager
+from tests.hmi.api_world import hmi
+from tests.hmi.manager_lab import add_root
+
+REPO = Path(__file__).parents[2]
+COMMANDS = {
+    "bench floods": "", "bench path": "", "bench plot": "--corpus FILE",
+    "bench quality": "--sets . --corpora . --out OUT",
+    "bench steps": "--sets . --corpora .", "bench store": "", "bench tenants": "--sets . --corpora . --out OUT",
+    "check": "ROWS",
+    "domain create": "tiny/a FILE", "domain delete": "tiny/a --yes", "domain grow": "tiny/a", "domain list": "",
+    "domain rollback": "tiny/a v1", "domain set": "tiny/a --record-misses on", "domain show": "tiny/a",
+    "domain update": "tiny/a FILE", "infer": "acme.m text", "job cancel": "j1", "job list": "", "job resume": "j1",
+    "job show": "j1", "job watch": "j1", "key create": "acme", "key list": "acme", "key revoke": "k1 acme",
+    "model create": "acme.m ROWS --domain tiny", "model delete": "acme.m --yes", "model export-module": "acme.m OUT",
+    "model import-module": "acme.m ADAPTER --domain tiny", "model list": "", "model publish": "acme.m 1",
+    "model report": "acme.m",
+    "model rollback": "acme.m 1", "model show": "acme.m", "model update": "acme.m ROWS", "openapi": "",
+    "root delete": "tiny --yes", "root export-locality": "tiny OUT", "root import": "tiny ADAPTER", "root list": "",
+    "root measure": "tiny FILE", "root show": "tiny", "serve": "--port 0", "settings": "", "store compact": "--all",
+    "store diff": "tiny tiny", "store export": "tiny OUT", "store gc": "", "store import": "FILE", "store info": "",
+    "store scrub": "", "store top": "", "store verify": "", "tenant create": "acme", "tenant delete": "acme --yes",
+    "tenant list": "",
+}  # fmt: skip
+"""How each is called. FILE, ROWS and ADAPTER are there, OUT is not."""
+NO_JSON = {"serve": "it answers by HTTP"}
+NO_SERVER = {"check"}
+"""Reads a file and nothing else; HMI_URL may be set beside it."""
+BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
+NO_URL = {
+    **dict.fromkeys((f"bench {name}" for name in BENCHES),
+                    "it measures this machine"),
+    **dict.fromkeys((f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
+                    "it reads or changes the files of the store"),
+    "job resume": "a server resumes its jobs by itself", "root export-locality": "it reads the root's files",
+    "root measure": "it reads the root's files and its source", "serve": "it is the server",
+    "settings": "they are those of this machine",
+}  # fmt: skip
+ELSEWHERE = {
+    *(f"bench {name}" for name in BENCHES), "check", "openapi", "settings", "serve", "root import", "tenant create",
+    "job watch",
+}  # fmt: skip
+"""Work without a data folder, make one, or (job watch) want a server."""
+
+
+def leaves(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", command
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Answers every call alike, so that a message tells that the server was asked."""
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.dumps({"error": {"kind": "not_found", "message": "the server was asked"}}).encode()
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815  # the base class's names
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def called(tmp_path: Path) -> dict[str, list[str]]:
+    """Each command's arguments, its files in a folder of their own."""
+    (tmp_path / "file").write_text("a text\nanother\n")
+    (tmp_path / "rows").write_text("text,label\n" + "a text,a\nanother,b\n" * 20)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter.safetensors"):
+        (adapter / name).write_text("{}")
+    places = {"FILE": tmp_path / "file", "ROWS": tmp_path / "rows", "OUT": tmp_path / "out", "ADAPTER": adapter}
+    return {
+        name: [*name.split(), *(str(places.get(part, part)) for part in given.split())]
+        for name, given in COMMANDS.items()
+    }
+
+
+def test_the_table_has_every_command() -> None:
+    assert sorted(name for name, _ in leaves(cli)) == sorted(COMMANDS)
+
+
+def test_every_command_takes_json_and_a_url() -> None:
+    for name, command in leaves(cli):
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"--data", "--url", "--key"} <= options, name
+        assert ("--json" in options) != (name in NO_JSON), name
+
+
+def test_a_url_is_used_or_refused(called: dict[str, list[str]], url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in called.keys() - NO_SERVER:
+        told = hmi(capsys, *called[name], "--url", url, code=1)
+        assert ("leave --url out" in told) == (name in NO_URL), (name, told)
+        assert ("the server was asked" in told) == (name not in NO_URL), (name, told)
+
+
+def test_nothing_makes_a_data_folder_that_it_only_looks_into(
+    called: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for name, arguments in called.items():
+        if name not in ELSEWHERE:
+            told = hmi(capsys, *arguments, "--data", tmp_path / "typo", code=1)
+            assert f"there is no data folder at {tmp_path / 'typo'}" in told, name
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["tenant", "create", "acme", "--data", str(tmp_path / "d")])
+    assert "making the data folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["tenant", "create", "zeta", "--data", str(tmp_path / "d")])
+    assert "making" not in capsys.readouterr().err
+
+
+READ_ONLY = (
+    "--help", "model create --help", "tenant list", "tenant create zeta", "key list acme", "job list", "root list",
+    "root show tiny", "domain list", "domain show tiny", "model list", "store info", "store gc --dry-run", "store top",
+    "openapi", "settings",
+)  # fmt: skip
+
+
+def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
+    manager = Manager(Settings(data=tmp_path / "d", job_workers=0))
+    add_root(manager)
+    manager.create_tenant("acme")
+    manager.close()
+    commands = [[*given.split(), "--data", str(tmp_path / "d")] for given in READ_ONLY]
+    assert loaded(commands, 0) == [[given, []] for given in READ_ONLY]
+
+
+def test_a_call_of_a_server_loads_no_server(called: dict[str, list[str]], url: str) -> None:
+    names = [name for name in COMMANDS if name not in {*NO_URL, *NO_SERVER}]
+    commands = [[*called[name], "--url", url] for name in names]
+    found = loaded(commands, 1, "aiohttp")
+    assert [heavy for _, heavy in found] == [[] for _ in names]
+
+
+def loaded(commands: list[list[str]], code: int, *more: str) -> list[list[object]]:
+    """Run commands in one process of their own: after each, which heavy modules there are. All must end with `code`."""
+    names = ["torch", "numba", "transformers", "safetensors.torch", "tokenizers", *more]
+    program = f"""
+import json, sys, hmi.cli
+for command in {commands!r}:
+    try:
+        hmi.cli.main(command)
+    except SystemExit as end:
+        assert end.code == {code}, (command, end.code)
+    told = " ".join(command[:-2]), [name for name in {names!r} if name in sys.modules]
+    print("loaded " + json.dumps(told))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.removeprefix("loaded ") for line in done.stdout.splitlines() if line.startswith("loaded ")]
+    return [json.loads(line) for line in lines]
+
+
+def test_a_deletion_asks_or_says_how_not_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ("--data", tmp_path / "d")
+    hmi(capsys, "tenant", "create", "acme", *data)
+
+    def delete(said: str, code: int) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        return hmi(capsys, "tenant", "delete", "acme", *data, code=code)
+
+    nobody = delete("", 2)
+    assert "add --yes" in nobody
+    assert "interrupted" not in nobody
+    assert "nothing was deleted" in delete("n\n", 1)
+    assert [t["tenant"] for t in json.loads(hmi(capsys, "tenant", "list", "--json", *data))] == ["acme"]
+    delete("y\n", 0)
+    assert json.loads(hmi(capsys, "tenant", "list", "--json", *data)) == []
+
+
+def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPO / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == markdown(), "run: python -m hmi settings --markdown --out docs/settings.md"
+    assert hmi(capsys, "settings", "--markdown") == page
+    for setting in settings():
+        assert setting.about.endswith("."), f"say in hmi/config.py, below {setting.name}, what it does"
+        assert f"`{setting.variable}`" in page
+    shown = json.loads(hmi(capsys, "settings", "--json", "--data", "/somewhere"))
+    assert [row["variable"] for row in shown] == [f"HMI_{field.name.upper()}" for field in fields(Settings)]
+    assert shown[0]["value"] == "/somewhere"
