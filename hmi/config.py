@@ -30,6 +30,9 @@ class Settings:
     """Jobs at once; 0 starts none (they wait for another process)."""
     streams: int = 1
     """Compute threads of the engine."""
+    batch_ms: int = 10
+    """A batch is cut to take about so long: what a text may wait for another tenant's. Longer ones gain little
+    throughput. One window of a text that takes longer runs alone."""
     max_batch_tokens: int = 2048
     queue_tokens: int = 65536
     """More tokens waiting than this: new requests get `unavailable`."""
