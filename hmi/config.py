@@ -30,7 +30,7 @@ class Settings:
     """Jobs at once; 0 starts none (they wait for another process)."""
     streams: int = 1
     """Compute threads of the engine."""
-    batch_ms: int = 10
+    batch_ms: int = 20
     """A batch is cut to take about so long: what a text may wait for another tenant's. Longer ones gain little
     throughput. One window of a text that takes longer runs alone."""
     max_batch_tokens: int = 2048

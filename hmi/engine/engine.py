@@ -39,6 +39,8 @@ class Ran:
     answers: list[tuple[Item, InferResult]]
     retrieve_s: float
     compute_s: float
+    cpu_s: float
+    """Of the stream's one thread, in both."""
 
 
 class Engine:
@@ -134,7 +136,7 @@ class Engine:
     async def _run(self, pieces: list[Piece]) -> None:
         begun = time.monotonic()
         ran = await asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces)
-        self._pace.ran(pieces[0].item.group, work_in(pieces), time.monotonic() - begun)
+        self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
         self._reply(ran, begun)
 
     async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
@@ -152,13 +154,14 @@ class Engine:
                 _fail(group, alone)
 
     def _batch(self, pieces: list[Piece]) -> Ran:
-        begun = time.monotonic()
+        begun, cpu = time.monotonic(), time.thread_time()
         watch = self._misses.record if self._misses is not None and self._misses.on else None
         batch = retrieve(self._bundles, pieces, watch)
         retrieved = time.monotonic()
         with self._pool.lease([p.bundle.version.artefact for p in batch.pieces]) as parts:
             answers = compute(batch, parts)
-        return Ran(batch, answers, retrieved - begun, time.monotonic() - retrieved)
+        ended = time.monotonic()
+        return Ran(batch, answers, retrieved - begun, ended - retrieved, time.thread_time() - cpu)
 
     def _reply(self, ran: Ran, begun: float) -> None:
         pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]

@@ -1,10 +1,14 @@
-"""How long a batch takes, learnt from those that ran: batches are cut to a time, whatever machine, root and kind."""
+"""How long a batch takes, learnt from those that ran: batches are cut to a time, whatever machine, root and kind.
+
+The time is that of one core. On the clock a busy machine makes a batch longer; cut shorter for it, batches would cost
+more than they bring, just when there is least to spare.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-BATCH_WORK = 16.0
+BATCH_WORK = 24.0
 """What a batch costs however small it is, in tokens."""
 FIRST_S = 2e-4
 """Seconds a token, until a batch of a kind has run."""

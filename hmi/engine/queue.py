@@ -24,6 +24,10 @@ Group = tuple[str, str, bool, bool]
 """What a batch must share: root, its version, whether [CLS] alone is read, whether it is the exact reference."""
 
 
+_ADDING = threading.Lock()
+"""Short, and so one for all items."""
+
+
 @dataclass
 class Item:
     """A text waiting for its answer. Its windows may run in several batches."""
@@ -41,7 +45,6 @@ class Item:
     hits: Counter[str] = field(default_factory=Counter)
     timing: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds, under the names that an answer gives in milliseconds."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def group(self) -> Group:
@@ -54,7 +57,7 @@ class Item:
 
     def add(self, index: int, output: Tensor, hits: dict[str, int]) -> bool:
         """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once."""
-        with self._lock:
+        with _ADDING:
             if index not in self.outputs:
                 self.hits.update(hits)
             self.outputs[index] = output

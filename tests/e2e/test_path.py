@@ -67,7 +67,7 @@ async def test_fully_covered_text_needs_no_lower_layers(home: Home, tmp_path: Pa
     before = await ask(home, requests)
     for result in before:
         assert result.provenance is not None
-        hits = result.provenance["plot"]
+        hits = result.provenance.plot
         assert hits["trigram"] > 0
         assert hits["bigram"] == hits["unigram"] == hits["miss"] == 0
     (path,) = (home.settings.data / "roots" / "tiny").glob("*/lower.safetensors")
@@ -87,7 +87,7 @@ async def test_retrieved_equals_computed_to_the_storage_types_precision(home: Ho
     exact = await ask(home, [InferRequest(MOOD, t, scores=True, exact=True, provenance=True) for t in texts])
     for a, b in zip(stored, exact, strict=True):
         assert b.provenance is not None
-        assert list(b.provenance["plot"]) == ["computed"]
+        assert list(b.provenance.plot) == ["computed"]
         # int8 rows: one part in 127 of a vector's largest value, through two upper layers and a softmax.
         assert figures(a) == pytest.approx(figures(b), abs=0.03)
     spread = max(figures(r)[0] for r in exact) - min(figures(r)[0] for r in exact)
@@ -96,7 +96,7 @@ async def test_retrieved_equals_computed_to_the_storage_types_precision(home: Ho
 
 async def test_half_covered_text_backs_off(home: Home) -> None:
     results = await ask(home, [InferRequest(OTHER, t, provenance=True) for t in home.covered])
-    hits = [r.provenance["plot"] for r in results if r.provenance]
+    hits = [r.provenance.plot for r in results if r.provenance]
     trigrams = sum(h["trigram"] for h in hits)
     bigrams = sum(h["bigram"] for h in hits)
     assert 0 < bigrams < trigrams + bigrams
