@@ -92,7 +92,8 @@ class BatchQueue:
     """Waiting items by group and, inside a group, by tenant.
 
     The tenant that was given least goes first, and says which group the batch is of; others follow in the same order,
-    a window at a time.
+    a window at a time. Once it has nothing more that waits, only those join who stand no later than it does: the one
+    text of a quiet tenant is not to take as long as what a loud one could fill the batch up with.
     """
 
     def __init__(self, capacity_tokens: int, pace: Pace, batch_s: float) -> None:
@@ -160,10 +161,13 @@ class BatchQueue:
         tenants = self._waiting[group]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
         heapq.heapify(line)
+        *_, first = line[0]
         seconds, tokens = self._pace.seconds(group, BATCH_WORK), 0
         batch: list[Piece] = []
         while line:
-            *_, tenant = line[0]
+            given, _, tenant = line[0]
+            if batch and first not in tenants and given > self._turns.given(first):
+                break
             items = tenants[tenant]
             item = items[0]
             if not _wanted(item):

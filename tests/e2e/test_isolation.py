@@ -94,6 +94,18 @@ async def test_tenants_and_groups_take_turns(home: Home) -> None:
     assert abs(given["acme"] - given["globex"]) < 200, "two that want all get as much"
 
 
+async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: Home) -> None:
+    queue = queue_of(1_000_000)
+    queue.put(await items(home, MOOD, home.covered * 10))
+    await queue.take(200)
+    late = await items(home, OTHER, home.covered[:1])
+    third = [replace(late[0], request=replace(late[0].request, model=ModelId("third", "mood")))]
+    queue.put(late)
+    queue.put(third)
+    assert [p.item for p in await queue.take(10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
+    assert len(await queue.take(200)) > 5
+
+
 async def test_a_batch_is_a_short_turn(home: Home) -> None:
     """Its time is what earlier batches of its kind took, whatever they are."""
     flood = await items(home, MOOD, home.covered * 10)
