@@ -151,7 +151,8 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
     assert [r.version for r in changed] == [2] * 5
     assert [figures(r) for r in changed] != [figures(r) for r in before]
     manager.rollback_model("globex.mood", 1)
-    assert [figures(r) for r in await ask(home, requests)] == [figures(r) for r in before]
+    for a, b in zip(await ask(home, requests), before, strict=True):
+        assert figures(a) == pytest.approx(figures(b), abs=1e-5)
 
 
 @pytest.mark.parametrize(
