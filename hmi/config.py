@@ -38,6 +38,9 @@ class Settings:
     """Jobs at once; 0 starts none (they wait for another process)."""
     streams: int = 1
     """Compute threads of the engine: batches that compute at once."""
+    batch_ms: int = 20
+    """A batch is cut to take about so long: what a text may wait for another tenant's. Longer ones gain little
+    throughput. One window of a text that takes longer runs alone."""
     max_batch_tokens: int = 2048
     """Of the texts that are computed together. More is a little quicker, and a longer turn for those who wait."""
     queue_tokens: int = 65536

@@ -96,14 +96,33 @@ class Output(Answer):
     truncated: bool = Field(default=False, description="The input was longer than the model reads.")
 
 
+class Versions(Answer):
+    """The versions that answered, the same for all inputs of the answer."""
+
+    model: int
+    plot: str
+    domain: str
+    root: str = Field(description="Name and version.")
+
+
+class Provenance(Answer):
+    """What made an answer."""
+
+    plot: dict[str, int] = Field(
+        description="Tokens of all inputs by what answered their look-up: the n-gram (trigram, bigram, unigram, …), "
+        "miss, or of the exact reference computed."
+    )
+    layers: int = Field(description="Upper layers that ran, the same for all inputs.")
+    exact: bool
+    versions: Versions
+
+
 class InferAnswer(Answer):
     model: str
     version: int
     outputs: list[Output]
     timing: dict[str, float] = Field(description="Milliseconds by stage; names end in _ms.")
-    provenance: dict[str, Any] | None = Field(
-        default=None, description="PLOT hits by order over all inputs, the versions that answered, and more."
-    )
+    provenance: Provenance | None = None
 
 
 MixedAnswer = list[InferAnswer]

@@ -5,37 +5,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from hmi.config import Settings
-from hmi.core import ModelId
-from hmi.engine.bundles import Bundle, Bundles, TaskPart
+from hmi.engine.bundles import Bundles, TaskPart
+from hmi.engine.pace import Pace
 from hmi.engine.pipeline import Retrieved, compute, retrieve
-from hmi.engine.queue import BatchQueue, Item
+from hmi.engine.preparing import Preparing
+from hmi.engine.queue import BatchQueue, Item, Piece, work_in
 from hmi.engine.request import InferRequest, InferResult
-from hmi.errors import DeadlineExceeded, InvalidInput, Unavailable
+from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
 from hmi.model.tagging import best_path, marginals
-from hmi.model.tokenizer import Text
-from hmi.model.windows import encode_texts
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger(__name__)
-MAX_PREPARING_CHARACTERS = 32 << 20
-"""Text that may wait to be tokenised; one call alone is always let in."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A batch that ran, the answers that it completed, and the seconds of its two stages."""
+
+    batch: Retrieved
+    answers: list[tuple[Item, InferResult]]
+    retrieve_s: float
+    compute_s: float
+    cpu_s: float
+    """Of the stream's one thread, in both."""
 
 
 class Engine:
-    """Answers requests of all tenants. One retriever feeds `settings.streams` compute streams of one thread each,
-    through a channel of one batch, so that batch i+1 is retrieved while batch i computes.
+    """Answers requests of all tenants: texts are tokenised in turns (`Preparing`), wait in the batch queue, and run in
+    `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not before, so that
+    who comes in between waits for one batch at most.
     """
 
     def __init__(
@@ -43,14 +54,12 @@ class Engine:
     ) -> None:
         self._bundles, self._settings, self._metrics = bundles, settings, metrics
         self._misses = misses
-        self._queue = BatchQueue(settings.queue_tokens)
+        self._pace = Pace()
+        self._queue = BatchQueue(settings.queue_tokens, self._pace, settings.batch_ms / 1e3)
+        self._preparing = Preparing(bundles)
         self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
-        self._channel: asyncio.Queue[Retrieved] = asyncio.Queue(maxsize=1)
         metrics.watch_pool(self._pool)
-        self._threads = ThreadPoolExecutor(settings.streams + 1, thread_name_prefix="hmi-engine")
-        # Apart: a flood of long texts to tokenise must not hold the threads that batches run on.
-        self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
-        self._preparing = 0
+        self._threads = ThreadPoolExecutor(settings.streams, thread_name_prefix="hmi-engine")
         self._tasks: list[asyncio.Task[None]] = []
         self._running = 0
         self._accepting = False
@@ -61,8 +70,8 @@ class Engine:
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
         await asyncio.to_thread(_compile)
-        self._tasks = [asyncio.create_task(self._retrieve_forever())]
-        self._tasks += [asyncio.create_task(self._compute_forever()) for _ in range(self._settings.streams)]
+        self._preparing.start()
+        self._tasks = [asyncio.create_task(self._stream()) for _ in range(self._settings.streams)]
         self._accepting = True
 
     def ready(self) -> bool:
@@ -78,8 +87,8 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._preparing.stop()
         self._threads.shutdown()
-        self._tokenising.shutdown()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
         self._bundles.close()
@@ -103,16 +112,11 @@ class Engine:
             self._running -= 1
 
     async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+        # Before anything is done for a call that must be refused then: each text has three tokens at least.
+        self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
+        prepared = await self._preparing.prepare(requests)
         loop = asyncio.get_running_loop()
-        characters = sum(len(part) for r in requests for part in ((r.text,) if isinstance(r.text, str) else r.text))
-        if self._preparing and self._preparing + characters > MAX_PREPARING_CHARACTERS:
-            raise Unavailable("overloaded: too much text is waiting; try again shortly", retry_after_s=1)
-        self._preparing += characters
-        try:
-            prepared = await loop.run_in_executor(self._tokenising, self._prepare, list(requests))
-        finally:
-            self._preparing -= characters
-        items = [Item(r, b, w, loop.create_future()) for r, b, w in prepared]
+        items = [Item(r, b, w, loop.create_future()) for r, (b, w) in zip(requests, prepared, strict=True)]
         self._queue.put(items)
         try:
             return list(await asyncio.gather(*(i.future for i in items)))
@@ -120,104 +124,73 @@ class Engine:
             for item in items:
                 item.future.cancel()
 
-    def _prepare(self, requests: list[InferRequest]) -> list[tuple[InferRequest, Bundle, list[Encoded]]]:
-        """Pin bundles and tokenise, off the event loop."""
-        pinned: dict[ModelId, Bundle] = {}
-        out = []
-        for i, request in enumerate(requests):
-            bundle = pinned.get(request.model) or self._bundles.resolve(request.model)
-            pinned[request.model] = bundle
-            check_text(request.text, bundle, f"inputs[{i}]")
-            out.append((request, bundle, _windows(request.text, bundle)))
-        return out
-
-    async def _retrieve_forever(self) -> None:
+    async def _stream(self) -> None:
         while True:
-            items = await self._queue.take(self._settings.max_batch_tokens)
+            pieces = await self._queue.take(self._settings.max_batch_tokens)
             self._metrics.queue_tokens(self._queue.tokens)
             try:
-                await self._channel.put(await self._retrieve(items))
+                await self._run(pieces)
             except Exception as error:
-                await self._one_by_one(items, lambda i: i.bundle.version.plot_version, error)
+                await self._one_by_one(pieces, error)
 
-    async def _compute_forever(self) -> None:
-        while True:
-            batch = await self._channel.get()
-            try:
-                await self._finish(batch)
-            except Exception as error:
-                await self._one_by_one(batch.items, lambda i: i.bundle.version.artefact, error)
-
-    async def _retrieve(self, items: list[Item]) -> Retrieved:
+    async def _run(self, pieces: list[Piece]) -> None:
         begun = time.monotonic()
-        watch = self._misses.record if self._misses is not None and self._misses.on else None
-        loop = asyncio.get_running_loop()
-        batch = await loop.run_in_executor(self._threads, retrieve, self._bundles, items, watch)
-        self._metrics.stage("retrieve", time.monotonic() - begun)
-        for item, hits in zip(batch.items, batch.hits, strict=True):
-            self._metrics.plot_hits(item.bundle.version.domain, hits)
-        return batch
+        ran = await asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces)
+        self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
+        self._reply(ran, begun)
 
-    async def _finish(self, batch: Retrieved) -> None:
-        begun = time.monotonic()
-        answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, batch)
-        self._reply(batch, answers, begun)
-
-    async def _one_by_one(self, items: list[Item], part: Callable[[Item], str], error: Exception) -> None:
-        """After a failed batch: run each part's items alone, so that one damaged part fails nobody else's texts."""
-        groups: dict[str, list[Item]] = {}
-        for item in items:
-            groups.setdefault(part(item), []).append(item)
+    async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
+        """After a failed batch: run each model's pieces alone, so that one damaged part fails nobody else's texts."""
+        groups: dict[tuple[str, str], list[Piece]] = {}
+        for piece in pieces:
+            version = piece.bundle.version
+            groups.setdefault((version.plot_version, version.artefact), []).append(piece)
         for group in groups.values():
             try:
                 if len(groups) == 1:
                     raise error
-                await self._finish(await self._retrieve(group))
+                await self._run(group)
             except Exception as alone:
                 _fail(group, alone)
 
-    def _compute(self, batch: Retrieved) -> list[InferResult]:
-        names = [i.bundle.version.artefact for i in batch.items]
-        with self._pool.lease(names) as parts:
-            return compute(batch, parts)
+    def _batch(self, pieces: list[Piece]) -> Ran:
+        begun, cpu = time.monotonic(), time.thread_time()
+        watch = self._misses.record if self._misses is not None and self._misses.on else None
+        batch = retrieve(self._bundles, pieces, watch)
+        retrieved = time.monotonic()
+        with self._pool.lease([p.bundle.version.artefact for p in batch.pieces]) as parts:
+            answers = compute(batch, parts)
+        ended = time.monotonic()
+        return Ran(batch, answers, retrieved - begun, ended - retrieved, time.thread_time() - cpu)
 
-    def _reply(self, batch: Retrieved, answers: list[InferResult], begun: float) -> None:
-        now = time.monotonic()
-        self._metrics.stage("compute", now - begun)
-        self._metrics.batch(len(batch.items), batch.offsets[-1])
-        ms_a_token = (now - begun) * 1e3 / batch.offsets[-1]
-        for item, answer in zip(batch.items, answers, strict=True):
-            tokens, tenant = item.tokens, item.request.model.tenant
-            self._metrics.stage("queue", batch.begun - item.queued)
-            self._metrics.usage.add(tenant, inputs=1, tokens=tokens, compute_ms=tokens * ms_a_token)
+    def _reply(self, ran: Ran, begun: float) -> None:
+        pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
+        self._metrics.stage("retrieve", ran.retrieve_s)
+        self._metrics.stage("compute", ran.compute_s)
+        self._metrics.batch(len(pieces), tokens)
+        for piece, hits in zip(pieces, ran.batch.hits, strict=True):
+            self._metrics.plot_hits(piece.bundle.version.domain, hits)
+            mine = len(piece.window)
+            share = mine * ran.compute_s * 1e3 / tokens
+            self._metrics.usage.add(piece.item.request.model.tenant, tokens=mine, compute_ms=share)
+        for item in {id(piece.item): piece.item for piece in pieces}.values():
+            if "queue_ms" not in item.timing:
+                item.timing["queue_ms"] = begun - item.queued
+                self._metrics.stage("queue", begun - item.queued)
+            item.timing["retrieve_ms"] += ran.retrieve_s
+            item.timing["compute_ms"] += ran.compute_s
+        for item, answer in ran.answers:
+            self._metrics.usage.add(item.request.model.tenant, inputs=1)
             if not item.future.done():
-                timing = {"queue_ms": batch.begun - item.queued, "retrieve_ms": batch.took, "compute_ms": now - begun}
-                item.future.set_result(replace(answer, timing={k: round(v * 1e3, 3) for k, v in timing.items()}))
+                timing = {name: round(seconds * 1e3, 3) for name, seconds in item.timing.items()}
+                item.future.set_result(replace(answer, timing=timing))
 
 
-def _windows(text: Text, bundle: Bundle) -> list[Encoded]:
-    length, windows = bundle.version.max_length, bundle.task.rules.windows
-    (found,) = encode_texts(bundle.root.tokenizer, [text], length, windows=windows)
-    return found
-
-
-def check_text(text: Text, bundle: Bundle, field: str) -> None:
-    """Raise InvalidInput where the input's kind does not fit the model's task or the text is empty."""
-    wanted, called = bundle.task.form
-    if not isinstance(text, wanted):
-        task = bundle.version.task
-        article = "an" if task == "embedding" else "a"
-        raise InvalidInput(f"{bundle.model} is {article} {task} model: give {called} in {field}", field=field)
-    parts = [text] if isinstance(text, str) else list(text)
-    if not parts or not all(p.strip() for p in parts):
-        raise InvalidInput(f"{field} is empty: give some text", field=field)
-
-
-def _fail(items: list[Item], error: Exception) -> None:
-    log.error("a batch of %d failed", len(items), exc_info=error)
-    for item in items:
-        if not item.future.done():
-            item.future.set_exception(error)
+def _fail(pieces: list[Piece], error: Exception) -> None:
+    log.error("a batch of %d failed", len(pieces), exc_info=error)
+    for piece in pieces:
+        if not piece.item.future.done():
+            piece.item.future.set_exception(error)
 
 
 def _compile() -> None:

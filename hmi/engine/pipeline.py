@@ -5,12 +5,9 @@ Pure functions of a batch; the engine decides when and on which thread.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.engine.bundles import Bundle, Bundles, TaskPart
-from hmi.engine.queue import Item
-from hmi.engine.request import InferResult
+from hmi.engine.queue import Item, Piece
+from hmi.engine.request import InferResult, Provenance, Versions
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
 from hmi.model.lexical import bags_of
@@ -33,68 +30,59 @@ Watch = Callable[[VersionInfo, NDArray[np.int32], NDArray[np.int64], Hits], None
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; window i, of all items' windows one after
-    another, is rows offsets[i]:offsets[i+1]."""
+    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; piece i is rows offsets[i]:offsets[i+1]."""
 
-    items: list[Item]
+    pieces: list[Piece]
     rows: Tensor
     offsets: list[int]
     hits: list[PlotHits]
-    """By item."""
-    begun: float
-    """`time.monotonic()` when retrieval began."""
-    took: float
-    """Seconds of retrieval."""
+    """By piece."""
 
 
 @torch.inference_mode()
-def retrieve(bundles: Bundles, items: list[Item], watch: Watch | None = None) -> Retrieved:
+def retrieve(bundles: Bundles, pieces: Sequence[Piece], watch: Watch | None = None) -> Retrieved:
     """Turn a batch's tokens into the upper layers' input.
 
-    Items are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
+    Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
     """
-    begun = time.monotonic()
-    items = sorted(items, key=lambda i: (i.bundle.version.plot_version, i.bundle.version.artefact))
-    windows = [w for i in items for w in i.windows]
+    pieces = sorted(pieces, key=lambda p: (p.bundle.version.plot_version, p.bundle.version.artefact))
+    windows = [p.window for p in pieces]
     offsets = [0, *np.cumsum([len(w) for w in windows]).tolist()]
-    root = items[0].bundle.root
+    root = pieces[0].bundle.root
     rows = torch.empty(offsets[-1], root.dim)
     hits: list[PlotHits] = []
-    at = 0
-    for _, group in groupby(items, lambda i: i.bundle.version.plot_version):
+    for _, group in groupby(pieces, lambda p: p.bundle.version.plot_version):
         same = list(group)
-        texts = [w for i in same for w in i.windows]
-        target = rows[offsets[at] : offsets[at + len(texts)]]
-        if same[0].request.exact:
-            found = _compute_lower(bundles, same[0].bundle, texts, target)
+        texts = [p.window for p in same]
+        target = rows[offsets[len(hits)] : offsets[len(hits) + len(same)]]
+        if same[0].item.request.exact:
+            hits += _compute_lower(bundles, same[0].bundle, texts, target)
         else:
-            found = _look_up(same[0].bundle, texts, target, watch)
-        hits += _by_item(same, found)
-        at += len(texts)
+            hits += _look_up(same[0].bundle, texts, target, watch)
     positions = torch.cat([torch.arange(len(w)) for w in windows])
     types = torch.tensor([t for w in windows for t in w.types])
     rows += root.bias(positions, types)
-    return Retrieved(items, rows, offsets, hits, begun, time.monotonic() - begun)
+    return Retrieved(pieces, rows, offsets, hits)
 
 
 @torch.inference_mode()
-def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[InferResult]:
-    """Upper layers and heads; `parts[i]` is item i's module and head. Answers are in the batch's order."""
-    root = batch.items[0].bundle.root
-    modules = [p.module for item, p in zip(batch.items, parts, strict=True) for _ in item.windows]
-    run = (root.upper, batch.rows, batch.offsets, modules, root.info.shape.heads)
+def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[tuple[Item, InferResult]]:
+    """Upper layers and heads; `parts[i]` is piece i's module and head. Answers of the items that are complete now."""
+    bundle = batch.pieces[0].bundle
+    run = (bundle.root.upper, batch.rows, batch.offsets, [p.module for p in parts], bundle.root.info.shape.heads)
     bounds = list(pairwise(batch.offsets))
     rows: list[tuple[Tensor, Tensor | None]]
-    if batch.items[0].bundle.task.reads == "cls":
+    if bundle.task.reads == "cls":
         read, before = run_classified(*run)
         rows = [(read[i], before[a:b]) for i, (a, b) in enumerate(bounds)]
     else:
         last = run_packed(*run)
         rows = [(last[a:b], None) for a, b in bounds]
-    answers, each = [], iter(rows)
-    for item, part, hits in zip(batch.items, parts, batch.hits, strict=True):
-        outputs = [_output(item, part, window, *next(each)) for window in item.windows]
-        answers.append(_answer(item, part, outputs, hits))
+    answers = []
+    for piece, part, hits, mine in zip(batch.pieces, parts, batch.hits, rows, strict=True):
+        output = _output(piece.item, part, piece.window, *mine)
+        if piece.item.add(piece.index, output, hits):
+            answers.append((piece.item, _answer(piece.item, part)))
     return answers
 
 
@@ -139,40 +127,29 @@ def _counts(hits: Hits, start: int, end: int) -> PlotHits:
     return {ORDER_NAMES[order]: int(found[order]) for order in range(hits.n, -1, -1)}
 
 
-def _by_item(items: Sequence[Item], found: Sequence[PlotHits]) -> list[PlotHits]:
-    """Hits of each item from those of its windows, added up."""
-    rest = iter(found)
-    out = []
-    for item in items:
-        total: Counter[str] = Counter()
-        for _ in item.windows:
-            total.update(next(rest))
-        out.append(dict(total))
-    return out
-
-
-def _answer(item: Item, part: TaskPart, outputs: Sequence[Tensor], hits: PlotHits) -> InferResult:
+def _answer(item: Item, part: TaskPart) -> InferResult:
     task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
+    outputs = [item.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
     return InferResult(
         **vars(task.answer(merged, scores=item.request.scores)),
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
-        provenance=_provenance(item, hits) if item.request.provenance else None,
+        provenance=_provenance(item) if item.request.provenance else None,
     )
 
 
-def _provenance(item: Item, hits: PlotHits) -> dict[str, Any]:
+def _provenance(item: Item) -> Provenance:
     version = item.bundle.version
-    return {
-        "plot": hits,
-        "layers": len(item.bundle.root.upper),
-        "exact": item.request.exact,
-        "versions": {
-            "model": version.version,
-            "plot": version.plot_version,
-            "domain": version.domain,
-            "root": f"{version.root}/{version.root_version}",
-        },
-    }
+    return Provenance(
+        plot=dict(item.hits),
+        layers=len(item.bundle.root.upper),
+        exact=item.request.exact,
+        versions=Versions(
+            model=version.version,
+            plot=version.plot_version,
+            domain=version.domain,
+            root=f"{version.root}/{version.root_version}",
+        ),
+    )

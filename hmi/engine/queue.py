@@ -1,29 +1,36 @@
-"""The batch queue: fair among tenants, budgeted in tokens, owned by the event loop's thread (no locks)."""
+"""The batch queue: fair among tenants, batches cut to a time, owned by the event loop's thread (no locks)."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hmi.engine.bundles import Bundle
-from hmi.engine.request import InferRequest, InferResult
-from hmi.errors import DeadlineExceeded, Unavailable
-from hmi.model.batching import Encoded
+from torch import Tensor
 
-TENANT_SHARE = 4
-"""A tenant may fill one in so many parts of the queue, however much it sends."""
-EXACT_COST = 8
-"""The exact reference computes every trigram: its batches are smaller, so that nobody waits long behind one."""
+from hmi.engine.bundles import Bundle
+from hmi.engine.pace import BATCH_WORK, Pace, work_of
+from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.room import Room
+from hmi.engine.turns import Turns
+from hmi.errors import DeadlineExceeded
+from hmi.model.batching import Encoded
 
 Group = tuple[str, str, bool, bool]
 """What a batch must share: root, its version, whether [CLS] alone is read, whether it is the exact reference."""
 
 
+_ADDING = threading.Lock()
+"""Short, and so one for all items."""
+
+
 @dataclass
 class Item:
-    """A request waiting for its answer."""
+    """A text waiting for its answer. Its windows may run in several batches."""
 
     request: InferRequest
     bundle: Bundle
@@ -31,6 +38,13 @@ class Item:
     """The text, tokenised: one, or several where it is long."""
     future: asyncio.Future[InferResult]
     queued: float = field(default_factory=time.monotonic)
+    cut: int = 0
+    """Windows that are in batches already."""
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """What the head gave for each window that ran."""
+    hits: Counter[str] = field(default_factory=Counter)
+    timing: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds, under the names that an answer gives in milliseconds."""
 
     @property
     def group(self) -> Group:
@@ -41,44 +55,77 @@ class Item:
     def tokens(self) -> int:
         return sum(map(len, self.windows))
 
+    def add(self, index: int, output: Tensor, hits: dict[str, int]) -> bool:
+        """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once."""
+        with _ADDING:
+            if index not in self.outputs:
+                self.hits.update(hits)
+            self.outputs[index] = output
+            return len(self.outputs) == len(self.windows)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One window of an item: what a batch is made of."""
+
+    item: Item
+    index: int
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.item.bundle
+
+    @property
+    def window(self) -> Encoded:
+        return self.item.windows[self.index]
+
+    @property
+    def work(self) -> float:
+        return work_of(len(self.window), self.item.bundle.root.dim)
+
+
+def work_in(pieces: Sequence[Piece]) -> float:
+    return sum(piece.work for piece in pieces)
+
 
 class BatchQueue:
-    """Waiting items by group and, inside a group, by tenant. Groups take turns, and so do the tenants inside one."""
+    """Waiting items by group and, inside a group, by tenant.
 
-    def __init__(self, capacity_tokens: int) -> None:
-        self._capacity = capacity_tokens
-        self._share = max(1, capacity_tokens // TENANT_SHARE)
-        self._waiting: OrderedDict[Group, OrderedDict[str, deque[Item]]] = OrderedDict()
-        self._tokens: Counter[str] = Counter()
+    The tenant that was given least goes first, and says which group the batch is of; others follow in the same order,
+    a window at a time. Once it has nothing more that waits, only those join who stand no later than it does: the one
+    text of a quiet tenant is not to take as long as what a loud one could fill the batch up with.
+    """
+
+    def __init__(self, capacity_tokens: int, pace: Pace, batch_s: float) -> None:
+        self._room = Room(capacity_tokens, "tokens")
+        self._pace, self._batch_s = pace, batch_s
+        self._turns = Turns()
+        self._waiting: dict[Group, dict[str, deque[Item]]] = {}
         self._arrived = asyncio.Event()
 
     @property
     def tokens(self) -> int:
         """All tokens that wait."""
-        return self._tokens.total()
+        return self._room.taken
+
+    def check(self, wanted: Counter[str]) -> None:
+        """Raise Unavailable where there is no room for so many tokens by tenant."""
+        self._room.check(wanted)
 
     def put(self, items: list[Item]) -> None:
-        """Queue all of `items` or none.
-
-        Raises Unavailable where a tenant's own tokens would exceed its share of the capacity, or all tenants'
-        together the whole. What one has beyond its share (one large call) is not counted against the others.
-        """
+        """Queue all of `items` or none; raises Unavailable (`Room.check`)."""
         new: Counter[str] = Counter()
         for item in items:
             new[item.request.model.tenant] += item.tokens
-        taken = sum(min(waiting, self._share) for waiting in self._tokens.values())
-        for tenant, tokens in new.items():
-            mine = self._tokens[tenant]
-            if (mine and mine + tokens > self._share) or (taken and taken + min(tokens, self._share) > self._capacity):
-                raise Unavailable(f"overloaded: {self.tokens} tokens are waiting; try again shortly", retry_after_s=1)
+        self._room.take(new)
         for item in items:
-            tenants = self._waiting.setdefault(item.group, OrderedDict())
+            tenants = self._waiting.setdefault(item.group, {})
             tenants.setdefault(item.request.model.tenant, deque()).append(item)
-        self._tokens.update(new)
         self._arrived.set()
 
-    async def take(self, budget_tokens: int) -> list[Item]:
-        """Wait for work, then return a batch of one group of at most `budget_tokens` (at least one item).
+    async def take(self, most_tokens: int) -> list[Piece]:
+        """Wait for work, then return a batch of one group: what takes `batch_s` at most, and has at most `most_tokens`
+        tokens, or one window that exceeds either.
 
         Items whose client has gone are dropped; items past their deadline fail with DeadlineExceeded.
         """
@@ -86,11 +133,7 @@ class BatchQueue:
             while not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
-            group = next(iter(self._waiting))
-            exact = group[3]
-            batch = self._cut(group, budget_tokens // EXACT_COST if exact else budget_tokens)
-            if group in self._waiting:
-                self._waiting.move_to_end(group)
+            batch = self._cut(self._next(), most_tokens)
             if batch:
                 return batch
 
@@ -102,32 +145,62 @@ class BatchQueue:
                     if not item.future.done():
                         item.future.set_exception(error)
         self._waiting.clear()
-        self._tokens.clear()
+        self._room.clear()
 
-    def _cut(self, group: Group, budget: int) -> list[Item]:
-        tenants, used = self._waiting[group], 0
-        batch: list[Item] = []
-        while tenants:
-            tenant, items = next(iter(tenants.items()))
-            if batch and used + items[0].tokens > budget:
+    def _next(self) -> Group:
+        """The group whose turn it is: of the tenant that was given least, the one that waits longest there."""
+        *_, tenant, group = min(
+            (self._turns.given(tenant), items[0].queued, tenant, group)
+            for group, tenants in self._waiting.items()
+            for tenant, items in tenants.items()
+        )
+        self._turns.begin(tenant)
+        return group
+
+    def _cut(self, group: Group, most_tokens: int) -> list[Piece]:
+        tenants = self._waiting[group]
+        line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
+        heapq.heapify(line)
+        *_, first = line[0]
+        seconds, tokens = self._pace.seconds(group, BATCH_WORK), 0
+        batch: list[Piece] = []
+        while line:
+            given, _, tenant = line[0]
+            if batch and first not in tenants and given > self._turns.given(first):
                 break
-            item = items.popleft()
-            self._forget(tenant, item.tokens)
-            if _wanted(item):
-                batch.append(item)
-                used += item.tokens
-            # To the back of the line: a tenant with many texts waits for the others' turn.
-            tenants.move_to_end(tenant)
-            if not items:
+            items = tenants[tenant]
+            item = items[0]
+            if not _wanted(item):
+                self._drop(items)
+            else:
+                piece = Piece(item, item.cut)
+                takes = self._pace.seconds(group, piece.work)
+                if batch and (seconds + takes > self._batch_s or tokens + len(piece.window) > most_tokens):
+                    break
+                batch.append(piece)
+                seconds, tokens = seconds + takes, tokens + len(piece.window)
+                self._turns.charge(tenant, takes)
+                self._advance(items)
+            if items:
+                heapq.heapreplace(line, (self._turns.given(tenant), items[0].queued, tenant))
+            else:
+                heapq.heappop(line)
                 del tenants[tenant]
         if not tenants:
             del self._waiting[group]
         return batch
 
-    def _forget(self, tenant: str, tokens: int) -> None:
-        self._tokens[tenant] -= tokens
-        if not self._tokens[tenant]:
-            del self._tokens[tenant]
+    def _advance(self, items: deque[Item]) -> None:
+        """The first item's next window is in a batch."""
+        item = items[0]
+        self._room.leave(item.request.model.tenant, len(item.windows[item.cut]))
+        item.cut += 1
+        if item.cut == len(item.windows):
+            items.popleft()
+
+    def _drop(self, items: deque[Item]) -> None:
+        item = items.popleft()
+        self._room.leave(item.request.model.tenant, sum(map(len, item.windows[item.cut :])))
 
 
 def _wanted(item: Item) -> bool:

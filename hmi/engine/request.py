@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hmi.core import ModelId
 from hmi.model.answer import Answer
@@ -24,6 +24,28 @@ class InferRequest:
     deadline: float | None = None
 
 
+@dataclass(frozen=True)
+class Versions:
+    """What answered: each model's inputs of a call have the same."""
+
+    model: int
+    plot: str
+    domain: str
+    root: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made an answer. Only `plot` counts."""
+
+    plot: dict[str, int]
+    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; of the exact reference `computed`."""
+    layers: int
+    """Upper layers that ran."""
+    exact: bool
+    versions: Versions
+
+
 @dataclass(frozen=True, kw_only=True)
 class InferResult(Answer):
     """One answer, filled in as its task has it, and what made it."""
@@ -31,6 +53,6 @@ class InferResult(Answer):
     model: ModelId
     version: int
     truncated: bool = False
-    provenance: dict[str, Any] | None = None
+    provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
-    """queue_ms, retrieve_ms and compute_ms: the last two are those of the text's batch."""
+    """queue_ms, retrieve_ms and compute_ms: the last two are those of the text's batches, added up."""

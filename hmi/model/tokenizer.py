@@ -10,17 +10,13 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.errors import UnsupportedModel
 from hmi.model.batching import Encoded
-
-Text = str | tuple[str, str] | list[str]
-"""A text, a pair of texts, or the words of a text to tag."""
+from hmi.model.beginnings import CHARACTERS_A_TOKEN, GROWTH, beginning, beginnings_of, is_cut
+from hmi.model.beginnings import Text as Text
 
 ROWS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 4 << 20
-CHARACTERS_A_TOKEN = 64
 SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
 """What masking and padding are called where the first token is called so."""
-LONGEST_WORD = 100
-"""WordPiece makes one [UNK] of any longer word: cutting a text spoils at most this many tokens at its end."""
 
 
 class Tokenizer:
@@ -37,6 +33,7 @@ class Tokenizer:
             raise UnsupportedModel(f"{path} is not a readable tokenizer.json: {error}", field="source") from error
         self._fast.no_padding()
         self._fast.no_truncation()
+        self._beginnings = beginnings_of(self._fast)
         empty = self._fast.encode("").tokens
         if len(empty) != 2 or empty[0] not in SPECIALS:
             known = " or ".join(SPECIALS)
@@ -51,12 +48,17 @@ class Tokenizer:
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
         """Tokenise; a text of more than `max_length` tokens is cut there, its last token being [SEP].
 
-        Memory is that of the result and of a few hundred texts: what lies far beyond the cut is not tokenised.
+        Time and memory are those of what is kept: what lies far beyond the cut is not tokenised.
         """
         out: list[Encoded] = []
-        for some in _at_once([_shortened(t, max_length) for t in texts]):
+        for some in _at_once([self._beginning(t, max_length) for t in texts]):
             out += self._encode_some(some, texts[len(out) : len(out) + len(some)], max_length)
         return out
+
+    def _beginning(self, text: Text, max_length: int) -> Text:
+        """The beginning of a text that is likely to be enough."""
+        known = self._beginnings
+        return text if known is None else beginning(text, CHARACTERS_A_TOKEN * (max_length + known.margin))
 
     def _encode_some(self, short: Sequence[Text], whole: Sequence[Text], max_length: int) -> list[Encoded]:
         singles = [i for i, t in enumerate(short) if not isinstance(t, list)]
@@ -65,11 +67,39 @@ class Tokenizer:
         for at, pretokenised in ((singles, False), (words, True)):
             batch = self._fast.encode_batch([short[i] for i in at], is_pretokenized=pretokenised) if at else []
             for i, e in zip(at, batch, strict=True):
-                if not _enough(e, short[i], whole[i], max_length):
-                    # Unusually few tokens for its length: only the whole text shows them all.
-                    e = self._fast.encode_batch([whole[i]], is_pretokenized=pretokenised)[0]
+                if not self._enough(e, short[i], whole[i], max_length):
+                    e = self._longer(whole[i], max_length)
                 out[i] = self._cut(e, max_length)
         return [out[i] for i in range(len(short))]
+
+    def _longer(self, text: Text, max_length: int) -> Encoding:
+        """Of a text that has unusually few tokens for its length: more and more of it, until it is enough."""
+        known = self._beginnings
+        assert known is not None
+        if isinstance(text, str):
+            text = known.squeezed(text)
+        else:
+            squeezed = map(known.squeezed, text)
+            text = list(squeezed) if isinstance(text, list) else (next(squeezed), next(squeezed))
+        characters = CHARACTERS_A_TOKEN * (max_length + known.margin)
+        while True:
+            short = beginning(text, characters)
+            e = self._fast.encode_batch([short], is_pretokenized=isinstance(text, list))[0]
+            if self._enough(e, short, text, max_length):
+                return e
+            characters *= GROWTH
+
+    def _enough(self, e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
+        """Whether the tokens of a text's beginning show the first `max_length` of the whole, and that there are more.
+
+        Of a pair the longer text loses its end, so that of each that was cut there must be as many.
+        """
+        cut = [i for i, less in enumerate(is_cut(short, whole)) if less]
+        if not cut:
+            return True
+        assert self._beginnings is not None
+        sides = e.sequence_ids
+        return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
     @property
     def vocab_size(self) -> int:
@@ -101,23 +131,6 @@ class Tokenizer:
         if found is None:
             raise UnsupportedModel(f"the tokenizer has no {token} token", field="source")
         return int(found)
-
-
-def _shortened(text: Text, max_length: int) -> Text:
-    """The beginning of a text that holds its first `max_length` tokens, unless `_enough` says otherwise."""
-    if isinstance(text, list):
-        return text[:max_length]
-    most = CHARACTERS_A_TOKEN * max_length
-    return text[:most] if isinstance(text, str) else (text[0][:most], text[1][:most])
-
-
-def _enough(e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
-    """Whether a shortened text's first `max_length` tokens are those of the whole."""
-    if isinstance(short, list):
-        return len(short) == len(whole) or len(e.ids) > max_length
-    pairs = [(short, whole)] if isinstance(short, str) else zip(short, whole, strict=True)
-    cut = [i for i, (a, b) in enumerate(pairs) if len(a) < len(b)]
-    return all(e.sequence_ids.count(i) > max_length + LONGEST_WORD for i in cut)
 
 
 def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:

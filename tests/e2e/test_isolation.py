@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import Engine, InferRequest
 from hmi.engine.cache import IdleCache
-from hmi.engine.queue import BatchQueue, Item
-from hmi.errors import Damaged, DeadlineExceeded, Unavailable
+from hmi.engine.pace import Pace, work_of
+from hmi.engine.preparing import Preparing
+from hmi.engine.queue import BatchQueue, Item, work_in
+from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, Unavailable
+from hmi.metrics import Metrics
+from hmi.model.batching import Encoded
+from hmi.model.tokenizer import Text, Tokenizer
 from tests.e2e.conftest import Home
 
 MOOD, TAGS, OTHER = ModelId("acme", "mood"), ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -61,31 +69,127 @@ async def items(home: Home, model: ModelId, texts: list[str], exact: bool = Fals
     ]
 
 
+def queue_of(capacity: int) -> BatchQueue:
+    """A queue whose batches are bounded by their tokens alone."""
+    return BatchQueue(capacity, Pace(), 1e9)
+
+
 async def test_tenants_and_groups_take_turns(home: Home) -> None:
-    queue = BatchQueue(1_000_000)
     flood = await items(home, MOOD, home.covered * 10, exact=True)
-    queue.put(flood)
     late = await items(home, OTHER, home.covered[:2])
+    queue = queue_of(1_000_000)
+    queue.put(flood)
+    await queue.take(200)
     queue.put(late)
-    batches = [await queue.take(200) for _ in range(2)]
-    assert any(late[0] in b for b in batches), "the later group must be served at the second turn"
-    queue = BatchQueue(1_000_000)
+    batch = await queue.take(200)
+    assert [p.item for p in batch] == late, "who was given nothing goes first, and with it its group"
+    queue = queue_of(1_000_000)
+    flood = await items(home, MOOD, home.covered * 10)
+    queue.put(flood)
+    queue.put(await items(home, OTHER, home.covered * 10))
+    given: Counter[str] = Counter()
+    for _ in range(10):
+        for piece in await queue.take(200):
+            given[piece.item.request.model.tenant] += len(piece.window)
+    assert abs(given["acme"] - given["globex"]) < 200, "two that want all get as much"
+
+
+async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: Home) -> None:
+    queue = queue_of(1_000_000)
     queue.put(await items(home, MOOD, home.covered * 10))
+    await queue.take(200)
+    late = await items(home, OTHER, home.covered[:1])
+    third = [replace(late[0], request=replace(late[0].request, model=ModelId("third", "mood")))]
     queue.put(late)
-    (first, second, *_) = await queue.take(10_000)
-    assert {first.request.model.tenant, second.request.model.tenant} == {"acme", "globex"}
+    queue.put(third)
+    assert [p.item for p in await queue.take(10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
+    assert len(await queue.take(200)) > 5
+
+
+async def test_a_batch_is_a_short_turn(home: Home) -> None:
+    """Its time is what earlier batches of its kind took, whatever they are."""
+    flood = await items(home, MOOD, home.covered * 10)
+    for a_token in (0.001, 0.1):
+        pace = Pace()
+        for _ in range(30):
+            pace.ran(flood[0].group, 500.0, 500 * a_token)
+        queue = BatchQueue(1_000_000, pace, 100 * a_token)
+        queue.put(await items(home, MOOD, home.covered * 10))
+        sizes = [work_in(await queue.take(100_000)) for _ in range(4)]
+        assert all(40 < size <= 100 for size in sizes), sizes
+    assert work_of(512, 64) > 2 * work_of(256, 64), "attention is of each to each"
+
+
+async def test_a_long_text_is_as_many_turns_as_windows(home: Home) -> None:
+    (long,) = await items(home, MOOD, home.covered[:1])
+    long.windows *= 8
+    queue = queue_of(1_000_000)
+    queue.put([long])
+    (first,) = await queue.take(10)
+    late = await items(home, OTHER, home.covered[:1])
+    queue.put(late)
+    (second,) = await queue.take(10)
+    assert (first.item, second.item) == (long, late[0])
+    long.future.cancel()
+    queue.put(await items(home, OTHER, home.covered[1:2]))
+    assert [p.item.request.model.tenant for p in await queue.take(1000)] == ["globex"], "whose client has gone goes"
+    assert queue.tokens == 0
+
+
+async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.engine.preparing.SLICE_S", 0.0)
+    bundles = home.engine()._bundles
+    read: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:
+        read.extend(map(str, texts))
+        return encode(self, texts, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    preparing = Preparing(bundles)
+    preparing.start()
+    flood = asyncio.create_task(preparing.prepare([InferRequest(MOOD, t) for t in home.covered * 30]))
+    while not read:
+        await asyncio.sleep(0.001)
+    before = len(read)
+    ((_, windows),) = await preparing.prepare([InferRequest(OTHER, "a quiet text")])
+    assert len(windows[0]) == 5
+    assert read.index("a quiet text") <= before + 1, "one text of the flood that was begun, and no more"
+    flood.cancel()
+    await asyncio.gather(flood, return_exceptions=True)
+    await preparing.prepare([InferRequest(OTHER, "the last")])
+    assert len(read) < len(home.covered * 30), "a call whose client has gone is dropped"
+    with pytest.raises(InvalidInput, match=r"inputs\[1\]"):
+        await preparing.prepare([InferRequest(OTHER, "good"), InferRequest(OTHER, " ")])
+    await preparing.stop()
+
+
+async def test_a_text_in_several_batches_answers_as_in_one(home: Home) -> None:
+    words = " ".join(home.covered * 3).split()
+    answers = []
+    for batch_ms in (1, 10_000):
+        engine = Engine(home.engine()._bundles, replace(home.settings, batch_ms=batch_ms, streams=2), Metrics())
+        await engine.start()
+        engine._pace.ran = lambda *_: None  # type: ignore[method-assign]
+        answers.append(await engine.infer([InferRequest(TAGS, words[i:]) for i in range(4)]))
+        await engine.stop()
+    for apart, together in zip(*answers, strict=True):
+        assert apart.tags == together.tags
+        assert apart.tag_scores == pytest.approx(together.tag_scores, abs=1e-4)
 
 
 async def test_one_tenants_flood_leaves_room_for_others(home: Home) -> None:
-    queue = BatchQueue(400)
-    queue.put(await items(home, MOOD, home.covered * 10))
+    flood = await items(home, MOOD, home.covered * 10)
+    queue = queue_of(400)
+    queue.put(flood)
     with pytest.raises(Unavailable):
         queue.put(await items(home, MOOD, home.covered[:1]))
     queue.put(await items(home, OTHER, home.covered[:1]))
     before = queue.tokens
     drained = 0
     while drained < before:
-        drained += sum(i.tokens for i in await queue.take(500))
+        drained += sum(len(p.window) for p in await queue.take(500))
     assert queue.tokens == 0
 
 

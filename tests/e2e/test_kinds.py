@@ -152,7 +152,7 @@ async def test_a_tag_far_beyond_the_first_window_is_found(home: Home, kinds: dic
     assert long.tags[36] == "B-bio"
     assert long.tags.count("B-bio") < 5
     assert long.provenance is not None
-    assert sum(long.provenance["plot"].values()) > len(words), "tokens of every window are looked up"
+    assert sum(long.provenance.plot.values()) > len(words), "tokens of every window are looked up"
     (huge,) = await ask(engine, [(LONG_TAGS, words * 9)])
     await engine.stop()
     assert huge.truncated

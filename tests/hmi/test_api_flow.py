@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ async def inference(world: World, key: str, other: str) -> None:
     status, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
     assert (status, answer["model"], answer["version"], len(answer["outputs"])) == (200, "acme.topic", 1, 2)
     assert abs(sum(answer["outputs"][0]["scores"].values()) - 1) < 1e-4
-    assert answer["provenance"]
+    await provenance(world, key, answer["provenance"])
     assert all(name.endswith("_ms") for name in answer["timing"])
     mixed = [{"model": "acme.m", "inputs": "the market falls"}, {"model": "acme.topic", **sent}]
     status, answers, _ = await world.call("POST", "/infer", mixed, key=key)
@@ -104,6 +105,21 @@ async def inference(world: World, key: str, other: str) -> None:
     assert [a["model"] for a in answers] == ["acme.m", "acme.topic"]
     assert answers[1]["outputs"][0]["label"] == answer["outputs"][0]["label"]
     await wrong_inputs(world, key, other)
+
+
+async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
+    """Counts add up over a call's inputs; what is one model's is stated once."""
+    each = []
+    for text in ("the market falls", "a gene binds"):
+        sent = {"inputs": text, "parameters": {"return": ["provenance"]}}
+        _, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
+        each.append(answer["provenance"])
+    assert set(of_two) == {"plot", "layers", "exact", "versions"}
+    assert set(of_two["versions"]) == {"model", "plot", "domain", "root"}
+    assert of_two["versions"] == each[0]["versions"] == each[1]["versions"]
+    assert (of_two["layers"], of_two["exact"]) == (each[0]["layers"], False)
+    assert of_two["plot"] == {name: each[0]["plot"][name] + each[1]["plot"][name] for name in each[0]["plot"]}
+    assert of_two["versions"]["model"] == 1
 
 
 async def wrong_inputs(world: World, key: str, other: str) -> None:

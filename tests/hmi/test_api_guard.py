@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -133,3 +137,30 @@ async def test_a_tenant_cannot_fill_the_queue(tmp_path: Path, monkeypatch: pytes
         assert len(list((tmp_path / "jobs").iterdir())) == 2
         assert (await create("zeta.m", zeta))[0] == 202
         assert (await create("acme.m2", None))[0] == 202, "an administrator is not limited"
+
+
+def test_what_stays_for_ever_is_not_collected_again_and_again(tmp_path: Path) -> None:
+    """A full collection over all imported libraries stops every thread: a served process leaves them out."""
+    code = (
+        "import gc, pathlib; from hmi.api import server; from hmi.config import Settings\n"
+        f"server.serve(Settings(data=pathlib.Path({str(tmp_path)!r}), port=0))\n"
+        "print(gc.get_freeze_count())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (tmp_path / "server.json").exists() or not _serves(tmp_path):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    frozen = process.communicate(timeout=60)[0]
+    assert int(frozen) > 50_000
+
+
+def _serves(data: Path) -> bool:
+    url = json.loads((data / "server.json").read_text())["url"]
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

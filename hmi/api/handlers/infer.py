@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from hmi.api.errors import over
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.route import Call, Reply
-from hmi.api.schemas_infer import InferAnswer, InferBody, LabelScore, MixedItem, Output, TokensInput
+from hmi.api.schemas_infer import (
+    InferAnswer,
+    InferBody,
+    LabelScore,
+    MixedItem,
+    Output,
+    Provenance,
+    TokensInput,
+    Versions,
+)
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult
+from hmi.engine import request as engine
 from hmi.errors import HmiError, InvalidInput, NotFound
 
 Placed = tuple[str, InferRequest]
@@ -141,13 +152,12 @@ def _replace(error: HmiError, places: Sequence[str]) -> None:
 
 def _answer(model: ModelId, results: Sequence[InferResult], call: Call) -> InferAnswer:
     call.services.metrics.usage.add(model.tenant, requests=1)
-    hits = [r.provenance for r in results if r.provenance is not None]
     return InferAnswer(
         model=str(model),
         version=results[0].version,
         outputs=[_output(r) for r in results],
         timing={**_timing(results), "total_ms": round((time.monotonic() - call.arrived) * 1000, 3)},
-        provenance=_merged(hits) if hits else None,
+        provenance=_provenance([r.provenance for r in results if r.provenance is not None]),
     )
 
 
@@ -171,16 +181,13 @@ def _timing(results: Sequence[InferResult]) -> dict[str, float]:
     return {name: round(max(r.timing.get(name, 0.0) for r in results), 3) for name in names}
 
 
-def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of all inputs added up; of anything else the first input's."""
-    merged: dict[str, Any] = {}
+def _provenance(parts: Sequence[engine.Provenance]) -> Provenance | None:
+    """Counts of all inputs added up. The rest is one model's, pinned for the whole call: the same for each input."""
+    if not parts:
+        return None
+    plot: Counter[str] = Counter()
     for part in parts:
-        for name, value in part.items():
-            old = merged.get(name)
-            if isinstance(value, Mapping):
-                merged[name] = _merged([old or {}, value])
-            elif isinstance(value, int) and not isinstance(value, bool) and isinstance(old, int):
-                merged[name] = old + value
-            else:
-                merged.setdefault(name, value)
-    return merged
+        plot.update(part.plot)
+    one = parts[0]
+    versions = Versions(**vars(one.versions))
+    return Provenance(plot=dict(plot), layers=one.layers, exact=one.exact, versions=versions)

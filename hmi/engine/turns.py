@@ -1,0 +1,31 @@
+"""Whose turn it is among tenants: theirs that were given least. Owned by the event loop's thread (no locks)."""
+
+from __future__ import annotations
+
+KEPT = 4096
+
+
+class Turns:
+    """What each tenant was given of one shared thing, in seconds of it.
+
+    Who comes, or comes back, starts where those stand that wait: nobody saves up turns by being away, and nobody is
+    forgiven what it had by going away for an instant.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, float] = {}
+        self._now = 0.0
+        """Where the tenant stood whose turn began last: of those that wait nobody stands before it."""
+
+    def given(self, tenant: str) -> float:
+        """The least goes first."""
+        return max(self._given.get(tenant, 0.0), self._now)
+
+    def begin(self, tenant: str) -> None:
+        """The turn of `tenant` begins, the first of all that wait."""
+        self._now = self.given(tenant)
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        self._given[tenant] = self.given(tenant) + seconds
+        if len(self._given) > KEPT:
+            self._given = {t: given for t, given in self._given.items() if given > self._now}
