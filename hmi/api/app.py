@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from hmi.api.auth import Auth, is_loopback
-from hmi.api.body import MAX_JSON_BYTES
-from hmi.api.dispatch import add_request_id, answer_errors, handler_of
+from hmi.api.bodies import Bodies
+from hmi.api.connection import handler_settings, most_connections
+from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.routes import ROUTES
 from hmi.api.services import SERVICES, Services
+from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.engine import Engine
@@ -47,15 +49,17 @@ def build_services(settings: Settings) -> Services:
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings.data, settings.max_upload_bytes),
+        bodies=Bodies(settings.body_bytes),
+        places=Shares(most_connections(settings), "requests"),
     )
 
 
 def application(services: Services) -> web.Application:
     """An application around parts that exist."""
-    app = web.Application(middlewares=[answer_errors], client_max_size=MAX_JSON_BYTES)
+    app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, handler_of(route))
+        app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_running)
     return app
@@ -92,4 +96,5 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     services.phase = "serving"
     yield
     await drain(services)
+    services.bodies.close()
     await asyncio.to_thread(services.manager.close)

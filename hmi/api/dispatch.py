@@ -16,13 +16,15 @@ from pydantic import BaseModel
 
 from hmi.api.auth import NOBODY
 from hmi.api.body import parse_query, receive
+from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.loop import off_loop
 from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services
-from hmi.errors import HmiError, NotFound
+from hmi.api.shares import Loan
+from hmi.errors import HmiError, NotFound, Unavailable
 
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
@@ -39,6 +41,8 @@ def handler_of(route: Route) -> AioHandler:
         services = request.app[SERVICES]
         if route.draining:
             return await _serve(route, request, services)
+        if is_guest(request):
+            raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
         work = asyncio.create_task(_counted(route, request, services))
         if route.cancellable:
@@ -57,7 +61,8 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     wished = request.headers.get("X-Request-Id", "")
     request[REQUEST_ID] = wished if _SAFE_ID.fullmatch(wished) else uuid.uuid4().hex
     request[OUTCOME] = "ok"
-    began = time.monotonic()
+    began(request)
+    arrived = time.monotonic()
     try:
         return await handler(request)
     except asyncio.CancelledError:
@@ -71,8 +76,12 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     finally:
         route = request.match_info.route.resource
         request.app[SERVICES].metrics.request(
-            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - began
+            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - arrived
         )
+
+
+async def no_answer_yet(request: web.Request) -> None:
+    """For `Expect: 100-continue`: the client is told to send its body once the server begins to read it."""
 
 
 async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -95,10 +104,21 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
-    received = await receive(route, request, services, caller.tenant)
+    # Before anything of the body is read: no holder's requests take more than its share of the server.
+    holder = call.holder()
+    with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
+        try:
+            return await _answered(route, call, request, loan)
+        finally:
+            services.bodies.finished(loan)
+
+
+async def _answered(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
+    services = call.services
+    received = await receive(route, request, services, call.caller.tenant, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
-        once = once_of(route, request, caller, received.digest)
+        once = once_of(route, request, call.caller, received.digest)
         if once is None:
             return await _response(route, *await _rendered(await route.handler(call)))
         async with alone(once, services):

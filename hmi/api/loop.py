@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 OFF_LOOP_BYTES = 1 << 18
-"""Larger request bodies are parsed and converted in a thread."""
+"""Inputs of larger request bodies are converted in a thread."""
 OFF_LOOP_VALUES = 10_000
 """Answers of more labels, tags and scores than this are rendered in a thread."""
 

@@ -42,7 +42,7 @@ def error_kinds(route: Route) -> set[str]:
     if not route.draining:
         kinds.add("unavailable")
     if route.scope is not None:
-        kinds |= {"unauthorised", "forbidden"}
+        kinds |= {"unauthorised", "forbidden", "quota_exceeded"}
     if route.parameters:
         kinds |= {"not_found", "invalid_input"}
     if route.query is not None or route.creates:

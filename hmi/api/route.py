@@ -39,6 +39,15 @@ class Call:
     size: int = 0
     """Bytes of the JSON body; 0 where it came without HTTP."""
 
+    def holder(self) -> str | None:
+        """Whose share of the server the request uses: the caller's tenant, or for an administrator the model's.
+
+        Raises NotFound where the caller does not reach the model in the path.
+        """
+        if "model" in self.path:
+            return self.model().tenant
+        return self.caller.tenant
+
     def model(self) -> ModelId:
         """The model in the path; raises NotFound where the caller does not reach its tenant."""
         model = ModelId.parse(self.path["model"])

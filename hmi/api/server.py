@@ -13,6 +13,7 @@ from aiohttp import web
 
 from hmi.api.app import application, build_services, drain
 from hmi.api.auth import check_binding
+from hmi.api.door import Door
 from hmi.api.presence import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
@@ -52,14 +53,17 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
     # The work of a request whose client has gone is cancelled; dispatch shields what must be finished.
     runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
     await runner.setup()
+    assert runner.server is not None
+    door = Door(listener, runner.server, services.settings)
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
+        door.open()
         log.info("%s", greeting(services, url))
         await stop.wait()
         log.info("stopping: new requests get 503, accepted ones are answered")
         await drain(services)
         await asyncio.sleep(LINGER_S)
     finally:
+        door.close()
         await runner.cleanup()
 
 

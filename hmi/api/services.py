@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 from aiohttp import web
 
 from hmi.api.auth import Auth
+from hmi.api.bodies import Bodies
+from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import now
@@ -48,6 +50,9 @@ class Services:
     metrics: Metrics
     auth: Auth
     uploads: Uploads
+    bodies: Bodies
+    places: Shares
+    """For requests under way: as many as there may be connections."""
     phase: Phase = "starting"
     started: str = field(default_factory=now)
     in_flight: int = 0
