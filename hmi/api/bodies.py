@@ -16,9 +16,11 @@ T = TypeVar("T")
 RESTS = 3
 """After its work the thread rests so many times as long before the next. Parsing holds the interpreter's lock, and all
 others wait meanwhile; in a quarter of the time it still parses far more than the engine can compute."""
+LEAST_S = 0.001
+"""Less work of the event loop at a time needs no rest. Bodies in chunks of one byte take many times as long."""
 TRIM_BYTES = 4 << 20
 """After a request that held more than this, memory is given back to the kernel."""
-TRIM_EVERY_S = 10.0
+TRIM_EVERY_S = 5.0
 
 
 @dataclass
@@ -38,9 +40,22 @@ class Bodies:
         self._turns: dict[Holder, Turn] = {}
         self._trimming = False
         self._rested = 0.0
+        self._resting: dict[Holder, float] = {}
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def rest(self, holder: Holder, worked_s: float) -> None:
+        """Let others have the event loop after it worked so long for the holder, whose rests add up."""
+        now = time.monotonic()
+        until = max(self._resting.get(holder, 0.0), now) + RESTS * worked_s
+        if worked_s < LEAST_S:
+            until = now
+        else:
+            self._resting[holder] = until
+        await asyncio.sleep(until - now)
+        if self._resting.get(holder) == until:
+            del self._resting[holder]
 
     async def work(self, holder: Holder, work: Callable[[], T]) -> T:
         """`work()` off the event loop, after what the holder asked for before."""

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,6 +29,8 @@ from hmi.errors import InvalidInput
 LIGHT = Census(1024, 256)
 """A small body of no more than this is parsed on the event loop: the way to the thread takes longer."""
 LIGHT_BYTES = 1 << 16
+FIRST_BYTES = 1 << 14
+"""Room for a body of unknown length; it doubles."""
 VALUES_AN_INPUT = 128
 """A call may have so many JSON values (words of `tokens`, mostly) for each input that it may have."""
 MEMBERS_AN_INPUT = 8
@@ -51,7 +54,7 @@ class Received:
             self.form.discard()
 
 
-def parse(model: Any, data: bytes | bytearray) -> Any:
+def parse(model: Any, data: bytes) -> Any:
     """JSON bytes → the model; raises Malformed or InvalidInput naming each field."""
     try:
         return _adapter(model).validate_json(data, strict=True)
@@ -75,7 +78,7 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
         wanted = "application/json" + (" or multipart/form-data" if route.files else "")
         raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
     limit = _limit(route, services.settings)
-    sent = await _read(request, limit, services.settings, loan)
+    sent = await _read(request, limit, services, loan)
     body, digest, size = await _parsed(route, sent, encoding, limit, services, loan)
     if not route.files:
         return Received(body, {}, None, digest, size)
@@ -101,7 +104,7 @@ async def _multipart(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    form = await services.uploads.receive(request, tuple(route.files), services.settings.body_idle_s)
+    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files))
     try:
         body, _, _ = await _parsed(route, form.spec, "identity", MAX_SPEC_BYTES, services, loan)
         for name in route.files:
@@ -154,16 +157,26 @@ def _limit(route: Route, settings: Settings) -> int:
     return settings.max_body_bytes if _is_inference(route) else MAX_SPEC_BYTES
 
 
-async def _read(request: web.Request, limit: int, settings: Settings, loan: Loan) -> bytearray:
+def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
+    return Inflow(request, services.settings.body_idle_s, partial(services.bodies.rest, loan.holder))
+
+
+async def _read(request: web.Request, limit: int, services: Services, loan: Loan) -> bytes:
     """The body as it was sent. What it will take is borrowed before any of it is read, where its length is known."""
-    data = bytearray()
     _check_size(request.content_length or 0, limit, loan)
-    inflow = Inflow(request, settings.body_idle_s)
+    inflow = _inflow(request, services, loan)
     await inflow.begin()
+    # One block of the body's length: one that grew would leave ever larger holes behind, and a list of what came could
+    # be of single bytes. The kernel gives pages as they are written to, so bytes that do not come take none.
+    block, size = np.empty(request.content_length or FIRST_BYTES, np.uint8), 0
     while chunk := await inflow.readany():
-        _check_size(len(data) + len(chunk), limit, loan)
-        data += chunk
-    return data
+        end = size + len(chunk)
+        _check_size(end, limit, loan)
+        if end > len(block):
+            block = np.concatenate([block[:size], np.empty(max(end, len(block)), np.uint8)])
+        block[size:end] = np.frombuffer(chunk, np.uint8)
+        size = end
+    return block[:size].tobytes()
 
 
 def _check_size(size: int, limit: int, loan: Loan) -> None:
@@ -173,7 +186,7 @@ def _check_size(size: int, limit: int, loan: Loan) -> None:
 
 
 async def _parsed(
-    route: Route, sent: bytes | bytearray, encoding: Encoding, limit: int, services: Services, loan: Loan
+    route: Route, sent: bytes, encoding: Encoding, limit: int, services: Services, loan: Loan
 ) -> tuple[Any, str, int]:
     """(the model, a digest, bytes of JSON) of a body as it was sent."""
 

@@ -25,16 +25,16 @@ class Census:
         return self.values <= most.values and self.members <= most.members
 
 
-def census(data: bytes | bytearray, most: Census) -> Census:
+def census(data: bytes, most: Census) -> Census:
     """The counts; where a look that does not tell texts from the rest finds them within `most`, that look's."""
     quick = Census(1 + data.count(b",") + data.count(b"[") + data.count(b"{"), data.count(b":"))
     return quick if quick.within(most) else _exact(data)
 
 
-def _exact(data: bytes | bytearray) -> Census:
+def _exact(data: bytes) -> Census:
     values, members, at, within = 1, 0, 0, False
     while at < len(data):
-        part = bytes(data[at : at + STEP])
+        part = data[at : at + STEP]
         if (len(part) - len(part.rstrip(b"\\"))) % 2 and at + len(part) < len(data):
             part = part[:-1]  # an escape is not cut in two
         at += len(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import time
 import uuid
 from typing import Any, Protocol, cast
 
@@ -15,14 +16,14 @@ from hmi.config import Settings
 from hmi.errors import HmiError, InvalidInput
 
 log = logging.getLogger("hmi.api")
-READ_BYTES = 1 << 16
-"""A connection buffers twice this before it stops reading; in so many bytes it is parsed at a time."""
+READ_BYTES = 1 << 14
+"""A connection that has twice this waiting, or a sixteenth as many chunks, stops reading."""
 MOST_CONNECTIONS = 4096
 LEAST_CONNECTIONS = 16
 KEPT_FILES = 64
 """Descriptors that are never lent to connections."""
-REST_BYTES, REST_PAUSE_S, REST_S = 1 << 18, 0.02, 5.0
-"""Of a body that nobody wants: how much is thrown away at a time, how often, and for how long before the end."""
+REST_PAUSE_S, REST_S = 0.02, 5.0
+"""Of a body that nobody wants: the pause after each piece that is thrown away, and for how long before the end."""
 
 
 class Books(Protocol):
@@ -61,7 +62,7 @@ def most_connections(settings: Settings) -> int:
 class Connection(web.RequestHandler):
     """Known to the door from its first byte to its last. A guest is one too many: it gets an answer and is closed."""
 
-    __slots__ = ("address", "books", "guest", "since", "unsent", "wire")
+    __slots__ = ("address", "books", "guest", "since", "toil_s", "unsent", "wire")
 
     def __init__(self, server: web.Server, books: Books, address: str, guest: bool, **settings: Any) -> None:
         # What is left of a body after its answer, _throw_away reads.
@@ -70,6 +71,8 @@ class Connection(web.RequestHandler):
         self.books, self.address, self.guest = books, address, guest
         self.since = 0.0
         """When it arrived, or was last answered, on the loop's clock."""
+        self.toil_s = 0.0
+        """Time that the event loop has spent on what it sent, since that was last asked."""
         self.unsent = (0, 0.0)
         """Bytes of answers that the client has not read, and since when there are so many."""
         self.wire: asyncio.Transport | None = None
@@ -82,6 +85,11 @@ class Connection(web.RequestHandler):
     def connection_lost(self, error: BaseException | None) -> None:
         self.books.left(self)
         super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        began = time.thread_time()
+        super().data_received(data)
+        self.toil_s += time.thread_time() - began
 
     def abort(self) -> None:
         """Close at once, whatever the client has not read yet."""
@@ -132,6 +140,14 @@ def began(request: web.BaseRequest) -> None:
         request.protocol.books.busy(request.protocol)
 
 
+def toil_of(request: web.BaseRequest) -> float:
+    """Seconds of the event loop that the connection's bytes took since this was last asked."""
+    if not isinstance(request.protocol, Connection):
+        return 0.0
+    toil, request.protocol.toil_s = request.protocol.toil_s, 0.0
+    return toil
+
+
 def is_guest(request: web.BaseRequest) -> bool:
     return isinstance(request.protocol, Connection) and request.protocol.guest
 
@@ -147,7 +163,7 @@ async def _throw_away(request: web.BaseRequest) -> None:
     while not rest.is_eof() and loop.time() < end:
         try:
             async with asyncio.timeout_at(end):
-                await rest.read(REST_BYTES)
+                await rest.readany()
         except Exception:  # whatever ends the body ends this
             return
         await asyncio.sleep(REST_PAUSE_S)

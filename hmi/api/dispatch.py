@@ -45,12 +45,17 @@ def handler_of(route: Route) -> AioHandler:
             raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
         work = asyncio.create_task(_counted(route, request, services))
-        if route.cancellable:
-            return await work
-        # What creates something is finished even when its client goes away.
-        services.working.add(work)
-        work.add_done_callback(services.working.discard)
-        return await asyncio.shield(work)
+        try:
+            if route.cancellable:
+                return await work
+            # What creates something is finished even when its client goes away.
+            services.working.add(work)
+            work.add_done_callback(services.working.discard)
+            return await asyncio.shield(work)
+        finally:
+            # An error's traceback leads here: with the task, which holds the error, what the body took would stay
+            # until the garbage collector comes by.
+            del work
 
     return handle
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import logging
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -19,6 +21,8 @@ AT_ONCE = 32
 """Connections accepted before the event loop goes on to others."""
 GUESTS = 32
 """Beyond the limit: they ask whether the server lives, or hear that it is overloaded."""
+GRACE_S = 1.0
+"""In which an honest client has sent its request: younger connections are the last to be closed."""
 RETRY_S = 0.2
 SWEEP_S = 1.0
 COMPLAIN_S = 60.0
@@ -41,7 +45,7 @@ class Door:
     """Owns the listening socket's accepting and every connection's place.
 
     With all places taken, the connection that has waited longest goes: first of those that have not sent the whole
-    head of a request, then of those that have been answered. Where all are at work, a newcomer is a guest.
+    head of a request in a second, then of those that have been answered. Where all are at work, a newcomer is a guest.
     """
 
     def __init__(self, listener: socket.socket, server: web.Server, settings: Settings) -> None:
@@ -151,12 +155,18 @@ class Door:
 
     def _make_room(self, address: str | None) -> bool:
         """Close the connection (of `address`) that has waited longest; False where all are at work."""
-        for waiting in (self._fresh, self._answered):
-            for connection in waiting:
-                if address in (None, connection.address):
-                    self._drop(connection)
-                    return True
+        for connection in self._waiting():
+            if address in (None, connection.address):
+                self._drop(connection)
+                return True
         return False
+
+    def _waiting(self) -> Iterator[Connection]:
+        """Those not at work, the first to go first."""
+        young = self._loop.time() - GRACE_S
+        yield from itertools.takewhile(lambda c: c.since < young, self._fresh)
+        yield from self._answered
+        yield from self._fresh
 
     def _drop(self, connection: Connection) -> None:
         self.left(connection)  # now: its last callback comes later, and the next victim must be another

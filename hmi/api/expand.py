@@ -51,22 +51,22 @@ def expand_into(source: BinaryIO, target: Path, field: str, limit: int) -> int:
     return written
 
 
-def expanded(body: bytes | bytearray, encoding: Encoding, limit: int, held: Callable[[int], None]) -> bytearray:
+def expanded(body: bytes, encoding: Encoding, limit: int, held: Callable[[int], None]) -> bytes:
     """A body of a Content-Encoding; `held` is told how many bytes there are before they are kept.
 
     Raises TooLarge once more than `limit` bytes come out, and Malformed.
     """
-    out = bytearray()
+    out, size = [], 0
     try:
         for chunk in _chunks(io.BytesIO(body), encoding):
-            size = len(out) + len(chunk)
+            size += len(chunk)
             if size > limit:
                 raise over("body", limit, "bytes (expanded)", "send fewer inputs in a request")
             held(size)
-            out += chunk
+            out.append(chunk)
     except _BROKEN as error:
         raise Malformed(f"the body is not sound {encoding} ({error}): check its Content-Encoding") from error
-    return out
+    return b"".join(out)
 
 
 def _encoding_of(source: BinaryIO) -> Encoding:

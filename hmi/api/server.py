@@ -7,9 +7,10 @@ import errno
 import logging
 import signal
 import socket
+import warnings
 from contextlib import ExitStack
 
-from aiohttp import web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from hmi.api.app import application, build_services, drain
 from hmi.api.auth import check_binding
@@ -30,6 +31,9 @@ def serve(settings: Settings) -> None:
 
     Raises Conflict (port or data folder in use), InvalidInput (a host that needs a key), Damaged.
     """
+    # Python remembers each warning by its text, and these quote what a client sent.
+    for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
+        warnings.simplefilter("ignore", quoting)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))

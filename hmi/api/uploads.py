@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from aiohttp import BodyPartReader, StreamReader, web
+from aiohttp import BodyPartReader, StreamReader
 from aiohttp.http import HttpProcessingError
 from aiohttp.multipart import MultipartReader
 
@@ -22,6 +22,7 @@ from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 
 MAX_SPEC_BYTES = 1 << 20
+MOST_PART_HEADERS = 32
 
 
 @dataclass
@@ -56,13 +57,12 @@ class Uploads:
         folder.mkdir(parents=True)
         return folder
 
-    async def receive(self, request: web.Request, names: tuple[str, ...], idle_s: float) -> Form:
+    async def receive(self, inflow: Inflow, names: tuple[str, ...]) -> Form:
         """Read a multipart body; `names` are the file parts it may have. The caller discards the form.
 
         Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput.
         """
-        inflow = Inflow(request, idle_s)
-        reader = _reader(request, inflow)
+        reader = _reader(inflow)
         await inflow.begin()
         form = Form(self.new_folder())
         try:
@@ -150,18 +150,20 @@ def _malformed(error: Exception) -> Malformed:
     return Malformed(f"the multipart body is not well-formed ({said}): check its boundary and its parts' headers")
 
 
-def _reader(request: web.Request, inflow: Inflow) -> MultipartReader:
+def _reader(inflow: Inflow) -> MultipartReader:
     try:
-        return MultipartReader(request.headers, cast(StreamReader, inflow))
+        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MOST_PART_HEADERS)
     except _NOT_WELL_FORMED as error:
         raise _malformed(error) from error
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     name = part.name if isinstance(part, BodyPartReader) else None
-    if name is None or name not in ("spec", *names):
+    if name is None:
+        raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
+    if name not in ("spec", *names):
         known = ", ".join(("spec", *names))
-        raise InvalidInput(f"part {str(name)[:80]!r} is not one of {known}", field=str(name)[:80])
+        raise InvalidInput(f"part {name[:80]!r} is not one of {known}", field=name[:80])
     if name in seen:
         raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
     seen.add(name)
