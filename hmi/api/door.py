@@ -68,10 +68,11 @@ class Door:
         self._listen()
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
-    def close(self) -> None:
-        """Let nobody in any more; the connections stay."""
+    async def stop(self) -> None:
+        """Let nobody in any more, and close the socket; the connections stay."""
         self._open = False
         self._stop_listening()
+        self._listener.close()
 
     # What connections tell: see `connection.Books`.
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from hmi.api.connection import toil_of
 from hmi.api.errors import Malformed
+from hmi.errors import HmiError
 
 LEAST_RATE = 1024
 """Bytes a second that a client must send on the average, counted after the first `idle_s` seconds of waiting for it."""
@@ -86,6 +87,8 @@ class Inflow:
         try:
             async with asyncio.timeout(max(0.0, min(self._idle_s, left))):
                 return await read
+        except HmiError:  # whoever stops the reading says why
+            raise
         except TimeoutError as error:
             raise Malformed(
                 f"the body does not come: send it whole, without a pause of {self._idle_s:g} seconds and at no less "

@@ -67,7 +67,7 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
         await drain(services)
         await asyncio.sleep(LINGER_S)
     finally:
-        door.close()
+        await door.stop()
         await runner.cleanup()
 
 

@@ -40,14 +40,15 @@ async def serving(data: Path, **settings: Any) -> AsyncIterator[tuple[Services, 
     runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = Door(listener, runner.server, services.settings)
-        door.open()
-        try:
-            yield services, door, listener.getsockname()[1]
-        finally:
-            door.close()
-            await runner.cleanup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    door = Door(listener, runner.server, services.settings)
+    door.open()
+    try:
+        yield services, door, listener.getsockname()[1]
+    finally:
+        await door.stop()
+        await runner.cleanup()
+    assert not door._all
 
 
 async def connect(port: int, data: bytes = b"", host: str = "127.0.0.1") -> tuple[Any, asyncio.StreamWriter]:
