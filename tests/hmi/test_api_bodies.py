@@ -217,6 +217,8 @@ async def test_who_calls_is_asked_before_the_body_is_sent(tmp_path: Path) -> Non
         writer.close()
 
 
+# As `serve` ignores it; it quotes bytes that cannot be printed.
+@pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionHeader")
 async def test_malformed_multipart(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         sound = b'--b\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{}\r\n'
