@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -77,7 +78,8 @@ class Bodies:
 
     def _trim(self) -> None:
         self._trimming = False
-        self._thread.submit(give_back_memory)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(give_back_memory)
 
     def _paced(self, work: Callable[[], T]) -> T:
         time.sleep(max(0.0, self._rested - time.monotonic()))

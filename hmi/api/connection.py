@@ -135,8 +135,9 @@ class Connection(web.RequestHandler):
 
 
 def began(request: web.BaseRequest) -> None:
-    """A whole head has come."""
+    """A whole head has come. What the requests before it took is not for its body to rest from."""
     if isinstance(request.protocol, Connection):
+        request.protocol.toil_s = 0.0
         request.protocol.books.busy(request.protocol)
 
 

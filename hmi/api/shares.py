@@ -62,16 +62,23 @@ class Loan:
     def __init__(self, shares: Shares, holder: Holder) -> None:
         self._shares, self.holder = shares, holder
         self.amount = 0
+        self._ended = False
+        self._lock = threading.Lock()
 
     def cover(self, amount: int) -> None:
-        """Hold at least `amount`. Raises QuotaExceeded, Unavailable."""
-        if amount > self.amount:
-            self._shares.take(self.holder, amount - self.amount)
-            self.amount = amount
+        """Hold at least `amount`. Raises QuotaExceeded, Unavailable, also once the loan was given back: a thread may
+        go on with what its request does not wait for any more."""
+        with self._lock:
+            if self._ended:
+                raise Unavailable("the request has ended")
+            if amount > self.amount:
+                self._shares.take(self.holder, amount - self.amount)
+                self.amount = amount
 
     def __enter__(self) -> Loan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._shares.give_back(self.holder, self.amount)
-        self.amount = 0
+        with self._lock:
+            self._shares.give_back(self.holder, self.amount)
+            self.amount, self._ended = 0, True

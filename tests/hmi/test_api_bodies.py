@@ -162,6 +162,9 @@ def test_shares_leave_room_for_others() -> None:
     with greedy, second, third, shares.loan("fourth", 75):
         assert shares.used == 1125
     assert shares.used == 0
+    with pytest.raises(Unavailable):
+        greedy.cover(1)  # by a thread that has not heard that the client has gone: nobody would give it back
+    assert shares.used == 0
     assert shares.loan("second", 600).amount == 600
 
 
