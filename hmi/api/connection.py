@@ -29,6 +29,9 @@ REST_PAUSE_S, REST_S = 0.02, 5.0
 class Books(Protocol):
     """What a connection tells the door."""
 
+    resting: int
+    """Connections that read what is left of an unwanted body."""
+
     def arrived(self, connection: Connection) -> None: ...
     def busy(self, connection: Connection) -> None: ...
     def answered(self, connection: Connection) -> None: ...
@@ -106,7 +109,12 @@ class Connection(web.RequestHandler):
             finished = await super().finish_response(request, resp, start_time)
         finally:
             self.books.answered(self)
-        await _throw_away(request)
+        if not request.content.is_eof():
+            self.books.resting += 1
+            try:
+                await _throw_away(request, self.books)
+            finally:
+                self.books.resting -= 1
         return finished
 
     def handle_error(
@@ -153,10 +161,11 @@ def is_guest(request: web.BaseRequest) -> bool:
     return isinstance(request.protocol, Connection) and request.protocol.guest
 
 
-async def _throw_away(request: web.BaseRequest) -> None:
+async def _throw_away(request: web.BaseRequest, books: Books) -> None:
     """Read on slowly after an answer that did not need the whole body, so that the client comes to read the answer.
 
-    Closed at once, it could lose it; at full speed, unwanted bodies would keep the event loop busy.
+    Closed at once, it could lose it; at full speed, unwanted bodies would keep the event loop busy. So all that there
+    are share the speed of one.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + REST_S
@@ -167,4 +176,4 @@ async def _throw_away(request: web.BaseRequest) -> None:
                 await rest.readany()
         except Exception:  # whatever ends the body ends this
             return
-        await asyncio.sleep(REST_PAUSE_S)
+        await asyncio.sleep(min(REST_PAUSE_S * books.resting, max(0.0, end - loop.time())))

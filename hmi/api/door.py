@@ -57,6 +57,7 @@ class Door:
         self._answered: dict[Connection, None] = {}
         self._by_address: Counter[str] = Counter()
         self._arriving = 0
+        self.resting = 0
         self._greetings: set[asyncio.Task[None]] = set()
         self._open = self._listening = False
         self._complained = -COMPLAIN_S
