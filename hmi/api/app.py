@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -12,7 +11,8 @@ from aiohttp import web
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.body import MAX_JSON_BYTES
 from hmi.api.dispatch import add_request_id, answer_errors, handler_of
-from hmi.api.routes import ROUTES
+from hmi.api.routes import ROUTES, contract
+from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -39,7 +39,7 @@ def build_services(settings: Settings) -> Services:
     metrics = Metrics()
     bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
     engine = Engine(bundles, settings, metrics, manager.misses)
-    metrics.watch_jobs(lambda: Counter(job.state for job in manager.registry.jobs()))
+    metrics.watch_jobs(manager.registry.count_jobs)
     return Services(
         settings=settings,
         manager=manager,
@@ -47,6 +47,7 @@ def build_services(settings: Settings) -> Services:
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings.data, settings.max_upload_bytes),
+        scrape=Scrape(metrics),
     )
 
 
@@ -86,6 +87,7 @@ async def _answered(services: Services) -> bool:
 
 async def _running(app: web.Application) -> AsyncIterator[None]:
     services = app[SERVICES]
+    await asyncio.to_thread(contract)
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)

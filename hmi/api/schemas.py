@@ -22,9 +22,14 @@ DomainName = Annotated[
     StringConstraints(pattern=rf"^{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}$"),
     Field(description="root/branch[/sub…]; '.' is accepted for '/'", examples=["minilm/biomedical"]),
 ]
+ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+JobId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Alpha = Annotated[
     float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")
 ]
+
+
+NEXT = "Pass as `after` for the next page; null on the last. A page may have fewer than `limit`, even none, before it."
 
 
 class Request(BaseModel):
@@ -87,14 +92,14 @@ class JobView(Answer):
 
 class JobList(Answer):
     jobs: list[JobView]
-    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+    next: str | None = Field(description=NEXT)
 
 
 class JobQuery(Query):
     tenant: Name | None = None
     state: JobState | None = None
     kind: JobKind | None = None
-    after: str | None = Field(default=None, max_length=64)
+    after: JobId | None = None
     limit: int = Field(default=100, ge=1, le=1000)
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from aiohttp import web
 
 from hmi.api.auth import Auth
+from hmi.api.scrape import Scrape
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import now
@@ -48,6 +49,7 @@ class Services:
     metrics: Metrics
     auth: Auth
     uploads: Uploads
+    scrape: Scrape
     phase: Phase = "starting"
     started: str = field(default_factory=now)
     in_flight: int = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.config import Settings
-from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
+from hmi.core import JobKind, JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runner import JobRunner
 from hmi.manager.domains import Domains, DomainView
 from hmi.manager.exchange import Exchange, ModuleFiles
@@ -242,8 +242,20 @@ class Manager:
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """The oldest first."""
+        """The oldest first. Reads them all: see `page_of_jobs`."""
         return self.registry.jobs(tenant, state)
+
+    def page_of_jobs(
+        self,
+        tenant: str | None = None,
+        state: JobState | None = None,
+        kind: JobKind | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> tuple[list[JobRecord], str | None]:
+        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is bounded, so
+        a page may be short, even empty, and not the last."""
+        return self.registry.page_of_jobs(tenant, state, kind, after, limit)
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""

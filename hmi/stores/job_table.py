@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
+from typing import get_args
 
-from hmi.core import ENDED, JobRecord, ModelId, now
+from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
 from hmi.errors import Conflict, NotFound, QuotaExceeded
 from hmi.stores.ledger import Txn
-from hmi.stores.table import GONE, JOB, LIVE, Table
+from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
+
+LOOKED_AT = 2000
+"""Records that one page of a list may look at, whatever it is asked for."""
 
 _TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -36,11 +41,69 @@ def get_job(table: Table, txn: Txn, job: str) -> JobRecord:
 
 
 def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
-    table.put(txn, JOB + check_job_id(record.job), record)
+    old = table.get(txn, JOB + check_job_id(record.job), JobRecord)
+    table.put(txn, JOB + record.job, record)
     if record.state in ENDED:
         txn.delete(LIVE + record.job)
     else:
         txn.put(LIVE + record.job, b"")
+    txn.put(_of(record.tenant) + record.job, b"")
+    _count(txn, None if old is None else old.state, record.state)
+
+
+def drop_job(table: Table, txn: Txn, job: str) -> None:
+    """Remove a job's record and its places in the indexes; nothing where there is none."""
+    old = table.get(txn, JOB + job, JobRecord)
+    if old is not None:
+        for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
+            txn.delete(key)
+        _count(txn, old.state, None)
+
+
+def index_jobs(table: Table, txn: Txn) -> None:
+    """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
+    if txn.get(JOBS_INDEXED) is not None:
+        return
+    states: Counter[str] = Counter()
+    for record in table.all(txn, JOB, JobRecord):
+        txn.put(_of(record.tenant) + record.job, b"")
+        states[record.state] += 1
+    for state in get_args(JobState):
+        txn.put(JOB_COUNT + state, str(states[state]).encode())
+    txn.put(JOBS_INDEXED, b"")
+
+
+def count_jobs(txn: Txn) -> dict[str, int]:
+    """How many jobs there are in each state that any has."""
+    found = {state: int(raw) for state, raw in txn.items(JOB_COUNT)}
+    return {state: count for state, count in found.items() if count}
+
+
+def page_of_jobs(
+    table: Table,
+    txn: Txn,
+    tenant: str | None,
+    state: JobState | None,
+    kind: JobKind | None,
+    after: str | None,
+    limit: int,
+) -> tuple[list[JobRecord], str | None]:
+    """Up to `limit` jobs, the newest first, and the job to go on after; None: there are no more.
+
+    At most LOOKED_AT records are read, so a page may be short, even empty, and not the last.
+    """
+    live = state is not None and state not in ENDED
+    prefix = _of(tenant) if tenant is not None else LIVE if live else JOB
+    found: list[JobRecord] = []
+    last = None
+    for looked, job in enumerate(txn.names_back(prefix, after)):
+        if len(found) == limit or looked == LOOKED_AT:
+            return found, last
+        last = job
+        record = table.get(txn, JOB + job, JobRecord)
+        if record is not None and state in (None, record.state) and kind in (None, record.kind):
+            found.append(record)
+    return found, None
 
 
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
@@ -98,14 +161,11 @@ def cancel_for_model(table: Table, txn: Txn, model: ModelId) -> None:
 
 def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
     """Remove a tenant's jobs. One that runs finds its mark in GONE and cannot publish any more."""
-    dropped = []
-    for record in all_jobs(table, txn):
-        if record.tenant == tenant:
-            if record.state not in ENDED:
-                txn.put(GONE + record.job, b"")
-            txn.delete(JOB + record.job)
-            txn.delete(LIVE + record.job)
-            dropped.append(record.job)
+    dropped = txn.keys(_of(tenant))
+    for job in dropped:
+        if txn.get(LIVE + job) is not None:
+            txn.put(GONE + job, b"")
+        drop_job(table, txn, job)
     return dropped
 
 
@@ -115,9 +175,9 @@ def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) 
     return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
 
 
-def drop_jobs(txn: Txn, jobs: list[str]) -> None:
+def drop_jobs(table: Table, txn: Txn, jobs: list[str]) -> None:
     for job in jobs:
-        txn.delete(JOB + job)
+        drop_job(table, txn, job)
 
 
 def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
@@ -136,3 +196,13 @@ def _end(record: JobRecord) -> datetime:
 
 def _age(record: JobRecord) -> tuple[str, str]:
     return record.created, record.job
+
+
+def _of(tenant: str | None) -> str:
+    return f"{JOB_OF}{tenant or ''}/"
+
+
+def _count(txn: Txn, old: JobState | None, new: JobState | None) -> None:
+    for state, step in ((old, -1), (new, +1)):
+        if state is not None and old != new:
+            txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())

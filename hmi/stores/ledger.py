@@ -47,6 +47,17 @@ class Txn:
                     yield key, cursor.value()
                 more = cursor.next()
 
+    def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
+        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too)."""
+        head = prefix.encode()
+        # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
+        end = head + (b"\xff" if before is None else before.encode())
+        with self._raw.cursor() as cursor:
+            more = cursor.prev() if cursor.set_range(end) else cursor.last()
+            while more and cursor.key().startswith(head):
+                yield cursor.key().decode()[len(prefix) :]
+                more = cursor.prev()
+
     def keys(self, prefix: str) -> list[str]:
         return [key for key, _ in self.items(prefix)]
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-
 from aiohttp import web
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
-from hmi.api.scrape import totals
 from hmi.errors import Unavailable
 
 
@@ -30,6 +26,6 @@ async def metrics(call: Call) -> web.StreamResponse:
     """Tenants' series for administrators only; for others their sum."""
     assert call.request is not None
     services = call.services
-    render = services.metrics.render if services.auth.is_admin(call.request) else partial(totals, services.metrics)
-    text = await asyncio.to_thread(render)
+    shown = services.scrape.whole if services.auth.is_admin(call.request) else services.scrape.summed
+    text = await shown.get()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobList, JobQuery, JobView
 from hmi.api.services import Services
@@ -20,7 +21,8 @@ async def list_jobs(call: Call) -> Reply:
     """Newest first."""
     query: JobQuery = call.query
     tenant = call.caller.only(query.tenant)
-    return Reply(await asyncio.to_thread(_page, call.services, query, tenant))
+    found = await asyncio.to_thread(_page, call.services, query, tenant)
+    return Reply(found, large=len(found.jobs) > OFF_LOOP_ROWS)
 
 
 async def show_job(call: Call) -> Reply:
@@ -79,11 +81,5 @@ def _view(call: Call) -> JobView:
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
-    found = [job for job in manager.jobs(tenant=tenant, state=query.state) if query.kind in (None, job.kind)]
-    found.reverse()  # newest first
-    if query.after is not None:
-        places = [i for i, job in enumerate(found) if job.job == query.after]
-        found = found[places[0] + 1 :] if places else []
-    page, rest = found[: query.limit], found[query.limit :]
-    views = [job_view(job, manager.job_progress(job.job)) for job in page]
-    return JobList(jobs=views, next=page[-1].job if rest else None)
+    page, more = manager.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
+    return JobList(jobs=[job_view(job, manager.job_progress(job.job)) for job in page], next=more)
