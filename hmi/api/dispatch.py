@@ -21,7 +21,7 @@ from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.loop import off_loop
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services
+from hmi.api.services import SERVICES, Services, Stopping
 from hmi.errors import HmiError, NotFound
 
 log = logging.getLogger("hmi.api")
@@ -81,6 +81,10 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
+        # The header was written from this before the signal; a client is to come back on another connection.
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 async def _counted(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
@@ -166,8 +170,9 @@ def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int,
         log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=error)
         shaped = HmiError(INTERNAL_MESSAGE)
     status = status_of(shaped)
-    if status >= 500:
-        log.warning("request %s: %s: %s", request_id, shaped.kind, shaped.message)
+    if status >= 500 and not isinstance(shaped, Stopping):
+        seldom = request.app[SERVICES].seldom
+        seldom.warning(shaped.kind, "request %s: %s: %s", request_id, shaped.kind, shaped.message)
     return body_of(shaped, request_id), status, headers_of(status)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from hmi.api.auth import Auth
 from hmi.api.scrape import Scrape
+from hmi.api.seldom import Seldom
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import now
@@ -19,7 +21,12 @@ from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
+log = logging.getLogger("hmi.api")
 Phase = Literal["starting", "serving", "draining"]
+
+
+class Stopping(Unavailable):
+    """Of a request that came after the signal to stop: nothing is wrong, so no line is logged."""
 
 
 class Inference(Protocol):
@@ -53,6 +60,9 @@ class Services:
     phase: Phase = "starting"
     started: str = field(default_factory=now)
     in_flight: int = 0
+    refused: int = 0
+    """Requests that came after the signal to stop."""
+    seldom: Seldom = field(default_factory=lambda: Seldom(log))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Requests that are finished even without their client."""
@@ -61,7 +71,8 @@ class Services:
     def admit(self) -> None:
         """Count a request in; raises Unavailable once the server drains."""
         if self.phase == "draining":
-            raise Unavailable("the server is stopping: try again in a few seconds")
+            self.refused += 1
+            raise Stopping("the server is stopping: try again in a few seconds")
         self.in_flight += 1
         self.idle.clear()
 

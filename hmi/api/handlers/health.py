@@ -6,6 +6,7 @@ from aiohttp import web
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
+from hmi.api.services import Stopping
 from hmi.errors import Unavailable
 
 
@@ -18,7 +19,8 @@ async def readyz(call: Call) -> Reply:
     """Inference is served; 503 while the server starts or drains."""
     services = call.services
     if services.phase != "serving" or not services.engine.ready():
-        raise Unavailable(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
+        kind = Stopping if services.phase == "draining" else Unavailable
+        raise kind(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
     return Reply(Health(status="ready"))
 
 
