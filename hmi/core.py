@@ -212,6 +212,8 @@ class JobRecord(Record):
     started: str | None = None
     ended: str | None = None
     attempts: int = 0
+    stalled: int = 0
+    """How often in a row its process died since its last checkpoint."""
     cancel_requested: bool = False
     spec: dict[str, Any] = Field(default_factory=dict)
     result: dict[str, Any] | None = None

@@ -21,7 +21,8 @@ from hmi.engine.bundles import Bundles
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
-DRAIN_S = 30
+DRAIN_S = 26
+"""With what comes after (hmi.api.leaving), a stop takes half a minute."""
 log = logging.getLogger("hmi.api")
 
 

@@ -41,6 +41,8 @@ def error_kinds(route: Route) -> set[str]:
     kinds = {"internal", *route.kinds}
     if not route.draining:
         kinds.add("unavailable")
+    if route.changes:
+        kinds.add("quota_exceeded")
     if route.scope is not None:
         kinds |= {"unauthorised", "forbidden"}
     if route.parameters:

@@ -109,6 +109,11 @@ class Route:
     """Errors of its own, beside those that its shape implies."""
 
     @property
+    def changes(self) -> bool:
+        """Whether it creates, changes or deletes something: a tenant may do so often, and not without end."""
+        return self.method != "GET" and self.scope in ("manage", "admin")
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(re.findall(r"{(\w+)}", self.path))
 

@@ -134,12 +134,12 @@ MODELS = (
     Route(
         "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
         body=CreateModel, files=DATA, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of `adapters`.",
         JobAccepted, "manage", 202, body=ImportModule, files=ADAPTER, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "GET", f"{MODEL}/module", models.export_module, "The module in the format of `adapters`.", ModuleExport,
@@ -149,7 +149,7 @@ MODELS = (
     Route(
         "POST", f"{MODEL}/update", models.update_model, "Fine-tune a new version.", JobAccepted, "manage", 202,
         body=UpdateModel, files=DATA, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "POST", f"{MODEL}/rollback", models.rollback_model, "Let another version answer.",
@@ -166,7 +166,7 @@ JOBS = (
     Route("GET", JOB, jobs.show_job, "A job and its progress.", JobView, "manage"),
     Route(
         "GET", f"{JOB}/events", jobs.job_events, "Follow a job (server-sent events).", None, "manage",
-        media="text/event-stream", cancellable=True,
+        media="text/event-stream", cancellable=True, kinds=("quota_exceeded",),
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),

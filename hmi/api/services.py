@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from aiohttp import web
 
 from hmi.api.auth import Auth
+from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
 from hmi.api.seldom import Seldom
 from hmi.api.uploads import Uploads
@@ -60,6 +61,7 @@ class Services:
     phase: Phase = "starting"
     started: str = field(default_factory=now)
     in_flight: int = 0
+    quotas: Quotas = field(default_factory=Quotas)
     refused: int = 0
     """Requests that came after the signal to stop."""
     seldom: Seldom = field(default_factory=lambda: Seldom(log))

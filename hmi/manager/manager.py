@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.config import Settings
-from hmi.core import JobKind, JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
+from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runner import JobRunner
 from hmi.manager.domains import Domains, DomainView
 from hmi.manager.exchange import Exchange, ModuleFiles
@@ -155,9 +155,14 @@ class Manager:
         """
         return self._tenants.delete(name)
 
-    def create_key(self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES) -> tuple[KeyRecord, str]:
-        """A key in plain text, shown this once; `tenant` None reaches all. Raises InvalidInput, NotFound."""
-        return self._tenants.create_key(tenant, scopes)
+    def create_key(
+        self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
+    ) -> tuple[KeyRecord, str]:
+        """A key in plain text, shown this once; `tenant` None reaches all. `limit`: how many keys it may have.
+
+        Raises InvalidInput, NotFound, QuotaExceeded.
+        """
+        return self._tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
         """Raises NotFound."""
@@ -242,20 +247,8 @@ class Manager:
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """The oldest first. Reads them all: see `page_of_jobs`."""
+        """The oldest first. Reads them all: `registry.page_of_jobs` does not."""
         return self.registry.jobs(tenant, state)
-
-    def page_of_jobs(
-        self,
-        tenant: str | None = None,
-        state: JobState | None = None,
-        kind: JobKind | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> tuple[list[JobRecord], str | None]:
-        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is bounded, so
-        a page may be short, even empty, and not the last."""
-        return self.registry.page_of_jobs(tenant, state, kind, after, limit)
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
+from itertools import islice, takewhile
 from typing import get_args
 
 from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
@@ -16,6 +18,9 @@ from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, T
 LOOKED_AT = 2000
 """Records that one page of a list may look at, whatever it is asked for."""
 
+PER_DAY = 1000
+"""Jobs that a tenant with a limit may begin within a day."""
+DAY_S = 86_400.0
 _TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -23,8 +28,18 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 def check_job_id(job: str) -> str:
     """The id itself; NotFound for what cannot be one. Whatever passes is safe as a folder's name."""
     if not _JOB_ID.fullmatch(job):
-        raise NotFound(f"there is no job {job[:80]!r}: check the id")
+        raise no_job(job)
     return job
+
+
+def no_job(job: str) -> NotFound:
+    """Also of one that the caller may not see, which must not be told from one that does not exist."""
+    return NotFound(f"there is no job {job[:80]!r}: check the id")
+
+
+def job_id_at(at: float) -> str:
+    """How the ids begin of jobs that are made at this time (seconds since 1970): ids sort by time."""
+    return f"j{int(at * 1000):011x}"
 
 
 def target_of(job: JobRecord) -> str | None:
@@ -36,7 +51,7 @@ def target_of(job: JobRecord) -> str | None:
 def get_job(table: Table, txn: Txn, job: str) -> JobRecord:
     record = table.get(txn, JOB + check_job_id(job), JobRecord)
     if record is None:
-        raise NotFound(f"there is no job {job!r}: check the id")
+        raise no_job(job)
     return record
 
 
@@ -109,20 +124,34 @@ def page_of_jobs(
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
     """Put a new job; Conflict where another one is at work on the same root, domain or model.
 
-    QuotaExceeded where its tenant has `tenant_limit` live ones already.
+    Raises QuotaExceeded as `check_quota`.
     """
-    target, live = target_of(record), live_jobs(table, txn)
-    if tenant_limit is not None and sum(other.tenant == record.tenant for other in live) >= tenant_limit:
-        raise QuotaExceeded(
-            f"tenant {record.tenant} has {tenant_limit} jobs queued or running: wait for one to end, or cancel one",
-            limit=tenant_limit,
-        )
-    for other in live:
+    target = target_of(record)
+    check_quota(table, txn, record.tenant, tenant_limit)
+    for other in live_jobs(table, txn):
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
             raise Conflict(f"job {other.job} is at work on {target}: wait for its end, or cancel it", job=other.job)
     put_job(table, txn, record)
+
+
+def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
+    """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones included."""
+    if limit is None:
+        return
+    if sum(job.tenant == tenant for job in live_jobs(table, txn)) >= limit:
+        raise QuotaExceeded(
+            f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one", limit=limit
+        )
+    yesterday = job_id_at(time.time() - DAY_S)
+    today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
+    if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
+        raise QuotaExceeded(
+            f"tenant {tenant} has begun {PER_DAY} jobs within a day, with those that ended or were cancelled: "
+            "wait some hours, or ask the administrator to begin the job",
+            limit=PER_DAY,
+        )
 
 
 def live_jobs(table: Table, txn: Txn) -> list[JobRecord]:

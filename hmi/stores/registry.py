@@ -123,12 +123,13 @@ class Registry:
         """A tenant's keys; those of None are the administrator's."""
         return self._ledger.read(lambda t: key_table.keys_of(self._table, t, tenant))
 
-    def put_key(self, record: KeyRecord) -> None:
-        """Raises NotFound for a tenant that does not exist."""
+    def put_key(self, record: KeyRecord, limit: int | None = None) -> None:
+        """Raises NotFound for a tenant that does not exist, QuotaExceeded where it has `limit` keys."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
+            key_table.check_count(txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
         self._ledger.write(body)
@@ -212,7 +213,7 @@ class Registry:
 
     def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
         """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant);
-        QuotaExceeded where the tenant has `tenant_limit` live jobs."""
+        QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a day."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
@@ -220,6 +221,10 @@ class Registry:
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._ledger.write(body)
+
+    def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
+        """Raises QuotaExceeded where `add_job` would, before anything is written for the job."""
+        self._ledger.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Read, change and write in one transaction. Raises NotFound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 
+from hmi.api import quotas
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
@@ -21,9 +22,6 @@ from hmi.api.schemas_manage import (
 from hmi.api.views import model_view
 from hmi.core import DomainId, JobRecord, ModelId
 from hmi.stores.job_table import LOOKED_AT
-
-TENANT_JOBS = 100
-"""Queued and running jobs that a tenant may have."""
 
 
 async def create_model(call: Call) -> Reply:
@@ -106,7 +104,7 @@ def accepted(job: JobRecord) -> Reply:
 
 def _job_limit(call: Call) -> int | None:
     """A tenant's key may not fill the queue; an administrator's may."""
-    return None if call.caller.tenant is None else TENANT_JOBS
+    return None if call.caller.tenant is None else quotas.TENANT_JOBS
 
 
 def _view(call: Call) -> ModelView:

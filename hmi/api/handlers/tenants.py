@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from hmi.api import quotas
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
@@ -76,7 +77,8 @@ async def create_key(call: Call) -> Reply:
 
     def create() -> Reply:
         call.services.manager.registry.tenant(tenant)
-        stored, key = call.services.manager.create_key(tenant, scopes)
+        limit = None if call.caller.tenant is None else quotas.TENANT_KEYS
+        stored, key = call.services.manager.create_key(tenant, scopes, limit=limit)
         return _key_created(stored, key)
 
     return await asyncio.to_thread(create)
