@@ -101,7 +101,8 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
         services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
-    received = await receive(route, request, services, caller.tenant)
+    with services.reading(request):
+        received = await receive(route, request, services, caller.tenant)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
         once = once_of(route, request, caller, received.digest)
@@ -163,7 +164,7 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     told, headers = _told(request, error)
     request[OUTCOME] = told.kind
     status = status_of(told)
-    if status >= 500 and not isinstance(told, Stopping):
+    if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
         seldom = request.app[SERVICES].seldom
         seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
     return body_of(told, request[REQUEST_ID]), status, {**headers_of(status), **headers}

@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 import sys
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -21,18 +22,17 @@ CUT_S = 0.5
 POLL_S = 0.02
 
 
-async def leave(runner: web.AppRunner, listener: socket.socket, until: float) -> None:
+async def leave(
+    server: web.Server, listener: socket.socket, stop_accepting: Callable[[], Awaitable[None]], until: float
+) -> None:
     """Take no more connections and wait for the ends of those there are, until `until` (of the loop's clock).
 
-    What is left then, whose bodies never come or whose answers are never read, is the runner's to cut.
+    `stop_accepting` closes the listener. What is left in the end, since its answer is never read, is to be cut.
     """
-    server = runner.server
-    assert server is not None
     loop = asyncio.get_running_loop()
     refuse_new(listener)
     await _ended(server, loop.time() + LINGER_S)
-    for site in runner.sites:
-        await site.stop()
+    await stop_accepting()
     server.pre_shutdown()
     if not await _ended(server, max(until, loop.time() + GRACE_S)):
         log.warning("stopping with %d connections cut: they sent or read too slowly", len(server.connections))

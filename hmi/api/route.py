@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from hmi.api.auth import Caller
-from hmi.api.schemas import ID_PATTERN, DomainName, ModelName, Name, Query
+from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
-from hmi.core import DomainId, ModelId, Scope, check_name
+from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
 
 

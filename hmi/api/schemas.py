@@ -9,20 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hmi.core import NAME_PATTERN, JobCost, JobKind, JobState, Progress
+from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, JobCost, JobKind, JobState, Progress
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 ModelName = Annotated[
     str,
-    StringConstraints(pattern=rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"),
+    StringConstraints(pattern=f"^{MODEL_PATTERN}$"),
     Field(description="tenant.model", examples=["acme.intent"]),
 ]
 DomainName = Annotated[
     str,
-    StringConstraints(pattern=rf"^{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}$"),
+    StringConstraints(pattern=f"^{DOMAIN_PATTERN}$"),
     Field(description="root/branch[/sub…]; '.' is accepted for '/'", examples=["minilm/biomedical"]),
 ]
-ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 JobId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Alpha = Annotated[
     float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")

@@ -53,14 +53,16 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
         application(services), handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S
     )
     await runner.setup()
+    assert runner.server is not None
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
+        site = web.SockSite(runner, listener, backlog=1024)
+        await site.start()
         log.info("%s", greeting(services, url))
         await stop.wait()
         log.info("stopping: new requests get 503, accepted ones are answered")
         until = loop.time() + DRAIN_S
         await drain(services)
-        await leaving.leave(runner, listener, until)
+        await leaving.leave(runner.server, listener, site.stop, until)
         log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
         await runner.cleanup()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -28,6 +29,10 @@ Phase = Literal["starting", "serving", "draining"]
 
 class Stopping(Unavailable):
     """Of a request that came after the signal to stop: nothing is wrong, so no line is logged."""
+
+
+class Unfinished(Stopping, TimeoutError):
+    """Of a request whose body does not come whole in time. aiohttp, which reads on, takes a TimeoutError calmly."""
 
 
 class Inference(Protocol):
@@ -62,6 +67,8 @@ class Services:
     started: str = field(default_factory=now)
     in_flight: int = 0
     quotas: Quotas = field(default_factory=Quotas)
+    receiving: dict[int, web.Request] = field(default_factory=dict)
+    """Requests whose bodies are being read, by `id`: aiohttp's have no hash."""
     refused: int = 0
     """Requests that came after the signal to stop."""
     seldom: Seldom = field(default_factory=lambda: Seldom(log))
@@ -77,6 +84,15 @@ class Services:
             raise Stopping("the server is stopping: try again in a few seconds")
         self.in_flight += 1
         self.idle.clear()
+
+    @contextmanager
+    def reading(self, request: web.Request) -> Iterator[None]:
+        """For the block the body of `request` is being read."""
+        self.receiving[id(request)] = request
+        try:
+            yield
+        finally:
+            del self.receiving[id(request)]
 
     def leave(self) -> None:
         self.in_flight -= 1
