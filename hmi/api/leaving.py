@@ -30,12 +30,18 @@ async def leave(
     `stop_accepting` closes the listener. What is left in the end, since its answer is never read, is to be cut.
     """
     loop = asyncio.get_running_loop()
+    began = loop.time()
     refuse_new(listener)
     await _ended(server, loop.time() + LINGER_S)
     await stop_accepting()
-    server.pre_shutdown()
-    if not await _ended(server, max(until, loop.time() + GRACE_S)):
-        log.warning("stopping with %d connections cut: they sent or read too slowly", len(server.connections))
+    server.pre_shutdown()  # those that are at work end with this request, the others wait for none
+    while not await _ended(server, loop.time() + POLL_S):
+        for connection in server.connections:
+            if _waits(connection):
+                connection.force_close()
+        if loop.time() > max(until, began + LINGER_S + GRACE_S):
+            log.warning("stopping with %d connections cut: their answers are read too slowly", len(server.connections))
+            return
 
 
 async def _ended(server: web.Server, until: float) -> bool:
@@ -44,6 +50,12 @@ async def _ended(server: web.Server, until: float) -> bool:
     while server.connections and loop.time() < until:
         await asyncio.sleep(POLL_S)
     return not server.connections
+
+
+def _waits(connection: web.RequestHandler) -> bool:
+    """Whether it has no request at work. aiohttp ends its task then, and forgets to close it."""
+    task = connection._task_handler
+    return task is not None and task.done()
 
 
 class _Program(ctypes.Structure):
