@@ -46,6 +46,8 @@ _NOT_JSON = (
     ("EOF while parsing", "it ends too early"),
     ("unexpected end", "it ends too early"),
     ("expected value", "a value is missing or is none of JSON"),
+    ("expected ident", "a value is missing or is none of JSON"),
+    ("expected `", "a comma, a colon or a bracket is missing"),
     ("key must be a string", "a field's name must be in double quotes"),
     ("trailing comma", "there is a comma with nothing after it"),
     ("trailing characters", "there is something after its end"),
