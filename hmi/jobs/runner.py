@@ -148,7 +148,8 @@ class JobRunner:
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()
+            # Housekeeping may take minutes, and whatever cuts it off is repaired by the next.
+            self._thread.join(STOP_S)
         with self._lock:
             children = list(self._children.values())
             self._children.clear()

@@ -105,6 +105,11 @@ class Ledger:
                 self._env.close()
                 self._env = None
 
+    def generation(self) -> int:
+        """A number that each committed change, of whichever process, makes larger."""
+        with self._entered():
+            return int(self._env.info()["last_txnid"])
+
     def read(self, body: Callable[[Txn], T]) -> T:
         """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
         return self._run(body, write=False)

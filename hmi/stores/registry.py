@@ -54,6 +54,10 @@ class Registry:
     def close(self) -> None:
         self._ledger.close()
 
+    def generation(self) -> int:
+        """While it is the same, nothing in the registry has changed: for what is costly to read again."""
+        return self._ledger.generation()
+
     # Roots
 
     def roots(self) -> list[RootRecord]:

@@ -95,6 +95,8 @@ async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest
             ("/manage/tenants", acme, 5),
             ("/manage/tenants/acme/usage", acme, 5),
             ("/manage/tenants/acme/keys", acme, 10),
+            ("/manage/domains", acme, 405),
+            ("/manage/domains", acme, 5),  # nothing has changed since
             ("/metrics", None, 5),
             ("/healthz", None, 0),
             ("/readyz", None, 0),
@@ -103,6 +105,11 @@ async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest
             async with world.client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {}) as answer:
                 assert answer.status == 200
             assert len(read) <= most, path
+        registry = world.services.manager.registry
+        seen = registry.generation()
+        assert registry.generation() == seen
+        registry.store("key", "scope", {})
+        assert registry.generation() > seen
         assert await everything(world, "/manage/models?domain=tiny.news&limit=9", "models") == 400
         assert await everything(world, "/manage/models?domain=none&limit=9", "models") == 0
         assert await everything(world, "/manage/jobs?state=failed&limit=9", "jobs") == 400
