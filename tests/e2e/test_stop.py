@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Round:
     def some(self, number: int, count: int) -> bytes:
         kind = (number + count) % 8
         if kind == 0:
-            return request("POST", "/manage/tenants", {"tenant": f"t-{self.port}-{number}-{count}"})
+            return request("POST", "/manage/tenants", {"tenant": f"t-{uuid.uuid4().hex}"})
         if kind == 1:
             return request("GET", "/manage/jobs")
         if kind == 2:
