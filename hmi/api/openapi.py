@@ -149,7 +149,9 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.answer is not None:
         success["content"] = {"application/json": {"schema": schemas.answer(route)}}
     elif route.media:
-        success["content"] = {route.media: {"schema": {} if "json" in route.media else {"type": "string"}}}
+        # Of events a schema tells nothing: tools take it for that of the text, or of each event.
+        text = route.media.startswith("text/") and route.media != "text/event-stream"
+        success["content"] = {route.media: {"schema": {"type": "string"} if text else {}}}
     if route.status == 202:
         success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
     if route.tagged:
