@@ -59,7 +59,7 @@ def parse(model: Any, data: bytes) -> Any:
     try:
         return _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, model) from error
 
 
 async def receive(route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan) -> Received:
@@ -97,7 +97,7 @@ def parse_query(route: Route, query: Mapping[str, str]) -> Any:
     try:
         return route.query.model_validate(dict(query))
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, route.query) from error
 
 
 async def _multipart(

@@ -22,7 +22,7 @@ from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.loop import off_loop
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services
+from hmi.api.services import SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
 
@@ -95,6 +95,10 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
+        # The header was written from this before the signal; a client is to come back on another connection.
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 async def _counted(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
@@ -107,6 +111,8 @@ async def _counted(route: Route, request: web.Request, services: Services) -> we
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
+    if route.changes:
+        services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
     # Before anything of the body is read: no holder's requests take more than its share of the server.
@@ -120,7 +126,8 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
 
 async def _answered(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
     services = call.services
-    received = await receive(route, request, services, call.caller.tenant, loan)
+    with services.reading(request):
+        received = await receive(route, request, services, call.caller.tenant, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
         once = once_of(route, request, call.caller, received.digest)
@@ -173,27 +180,32 @@ def plain(body: Any) -> Any:
 
 
 def _error(request: web.Request, error: Exception) -> web.Response:
-    shaped, status, headers = _shape(request, error)
-    request[OUTCOME] = shaped["error"]["kind"]
+    shaped, status, headers = shape(request, error)
     return _json(_ENCODER.encode(shaped), status, headers)
 
 
-def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
-    request_id = request[REQUEST_ID]
+def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """(body, status, headers) of an error, which is logged where it is ours and counted in any case."""
+    told, headers = _told(request, error)
+    request[OUTCOME] = told.kind
+    status = status_of(told)
+    if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
+        seldom = request.app[SERVICES].seldom
+        seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
+    return body_of(told, request[REQUEST_ID]), status, {**headers_of(status), **headers}
+
+
+def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        wrong = MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}")
-        return body_of(wrong, request_id), 405, {"Allow": allowed}
+        return MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}"), {"Allow": allowed}
     if isinstance(error, web.HTTPNotFound):
-        error = NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json")
-    shaped = known(error)
-    if shaped is None:
-        log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=error)
-        shaped = HmiError(INTERNAL_MESSAGE)
-    status = status_of(shaped)
-    if status >= 500:
-        log.warning("request %s: %s: %s", request_id, shaped.kind, shaped.message)
-    return body_of(shaped, request_id), status, headers_of(status)
+        return NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json"), {}
+    told = known(error)
+    if told is None:
+        log.error("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path, exc_info=error)
+        told = HmiError(INTERNAL_MESSAGE)
+    return told, {}
 
 
 def _text_in_chunks(body: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hmi.api import body as body_module
-from hmi.api import dispatch
-from hmi.api.handlers import models
+from hmi.api import dispatch, quotas
 from hmi.metrics import Metrics
 from tests.hmi.api_world import World, rows, running
 from tests.hmi.manager_lab import add_root
@@ -118,7 +117,7 @@ def test_large_answers_are_written_as_small_ones() -> None:
 
 
 async def test_a_tenant_cannot_fill_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "TENANT_JOBS", 2)
+    monkeypatch.setattr(quotas, "TENANT_JOBS", 2)
     async with running(tmp_path, job_workers=0) as world:
         add_root(world.services.manager)
         acme, zeta = await tenant(world), await tenant(world, "zeta")
