@@ -15,7 +15,7 @@ MIB = 1 << 20
 PREFIX = "HMI_"
 _LEAST: dict[str, int] = {
     "port": 0, "job_workers": 0, "pool_bytes": 0, "plot_max_bytes": 0, "plot_min_free_bytes": 0, "compact_segments": 0,
-    "compact_small_bytes": 1 << 14,
+    "compact_small_bytes": 1 << 14, "max_connections": 0, "max_address_connections": 0,
 }  # fmt: skip
 _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -51,6 +51,20 @@ class Settings:
     """Of one text of a request, in UTF-8."""
     max_inputs: int = 1024
     """Texts in one request."""
+    max_body_bytes: int = 8 * MIB
+    """Of the JSON of one call to infer, after it is expanded."""
+    body_bytes: int = 128 * MIB
+    """Memory for request bodies in flight; a tenant may hold as much of it as is then left for others."""
+    body_idle_s: int = 30
+    """A body that pauses for longer is refused."""
+    head_s: int = 20
+    """A new connection that has not sent the whole head of a request by then is closed."""
+    idle_s: int = 75
+    """A kept connection without a request, and one whose client does not read its answer, is closed after this."""
+    max_connections: int = 0
+    """Connections at once; 0 = half of the files that the process may open, at most 4096."""
+    max_address_connections: int = 0
+    """Of these from one address other than this machine's own; 0 = half of them."""
     max_upload_bytes: int = 256 * MIB
     """Of one uploaded file, after it is expanded."""
     plot_max_bytes: int = 0

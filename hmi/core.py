@@ -13,6 +13,11 @@ from hmi.errors import InvalidInput
 from hmi.modulespec import ModuleSpec as ModuleSpec
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
+NAME_RULE = "1 to 63 lower-case letters (a-z), digits and hyphens, not beginning with a hyphen"
+MODEL_PATTERN = rf"{NAME_PATTERN}\.{NAME_PATTERN}"
+DOMAIN_PATTERN = rf"{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}"
+ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+"""Of jobs and keys."""
 _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # as many as a ref of the PLOT store has
 
@@ -26,10 +31,7 @@ ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 def check_name(value: str, field: str) -> str:
     """Return `value` if it is a legal name, else raise InvalidInput naming `field`."""
     if not _NAME.fullmatch(value):
-        raise InvalidInput(
-            f"{field} {value[:80]!r} is not a name: use 1 to 63 of a-z, 0-9 and '-', not starting with '-'",
-            field=field,
-        )
+        raise InvalidInput(f"{field} {value[:80]!r} is not a name: use {NAME_RULE}", field=field)
     return value
 
 
@@ -217,6 +219,8 @@ class JobRecord(Record):
     started: str | None = None
     ended: str | None = None
     attempts: int = 0
+    stalled: int = 0
+    """How often in a row its process died since its last checkpoint."""
     cancel_requested: bool = False
     spec: dict[str, Any] = Field(default_factory=dict)
     result: dict[str, Any] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -75,17 +75,14 @@ class Usage:
             rows = dict(self._by_tenant)
         busiest = heapq.nlargest(count, rows.items(), key=lambda item: (item[1].requests, item[0]))
         result = dict(busiest)
-        other = TenantUse()
-        for name, use in rows.items():
-            if name not in result:
-                other = replace(
-                    other,
-                    requests=other.requests + use.requests,
-                    inputs=other.inputs + use.inputs,
-                    tokens=other.tokens + use.tokens,
-                    compute_ms=other.compute_ms + use.compute_ms,
-                )
-        return {**result, "_other": other} if len(result) < len(rows) else result
+        rest = [use for name, use in rows.items() if name not in result]
+        other = TenantUse(
+            sum(use.requests for use in rest),
+            sum(use.inputs for use in rest),
+            sum(use.tokens for use in rest),
+            sum(use.compute_ms for use in rest),
+        )
+        return {**result, "_other": other} if rest else result
 
 
 class Lookups:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from aiohttp import web
 
 from hmi.api.auth import Auth, is_loopback
-from hmi.api.body import MAX_JSON_BYTES
-from hmi.api.dispatch import add_request_id, answer_errors, handler_of
-from hmi.api.routes import ROUTES
-from hmi.api.services import SERVICES, Inference, Services
+from hmi.api.bodies import Bodies
+from hmi.api.connection import handler_settings, most_connections
+from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.routes import ROUTES, contract
+from hmi.api.scrape import Scrape
+from hmi.api.services import SERVICES, Inference, Services, Unfinished
+from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
-DRAIN_S = 30
+DRAIN_S = 26
+"""With what comes after (hmi.api.leaving), a stop takes half a minute."""
+STALL_S = 5.0
+"""A body of which nothing comes for so long is not waited for."""
+CHECK_S = 0.25
 log = logging.getLogger("hmi.api")
 
 
@@ -45,7 +53,7 @@ def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], I
     """Open the data folder and wire the parts."""
     manager = Manager(settings)
     metrics = Metrics()
-    metrics.watch_jobs(lambda: Counter(job.state for job in manager.registry.jobs()))
+    metrics.watch_jobs(manager.registry.count_jobs)
     return Services(
         settings=settings,
         manager=manager,
@@ -53,15 +61,18 @@ def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], I
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings.data, settings.max_upload_bytes),
+        bodies=Bodies(settings.body_bytes),
+        places=Shares(most_connections(settings), "requests"),
+        scrape=Scrape(metrics),
     )
 
 
 def application(services: Services) -> web.Application:
     """An application around parts that exist."""
-    app = web.Application(middlewares=[answer_errors], client_max_size=MAX_JSON_BYTES)
+    app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, handler_of(route))
+        app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_running)
     return app
@@ -79,23 +90,41 @@ async def drain(services: Services) -> None:
 
 
 async def _answered(services: Services) -> bool:
-    """Wait until the accepted requests are answered, but not for ever: a client may send endlessly slowly."""
-    if services.in_flight == 0:
-        return True
-    try:
-        await asyncio.wait_for(services.idle.wait(), DRAIN_S)
-    except TimeoutError:
+    """Wait until the accepted requests are answered, but not for ever: a body may come slowly, or never."""
+    began = time.monotonic()
+    seen: dict[int, tuple[int, float]] = {}  # by request: bytes of its body, and since when there are so many
+    while services.in_flight and (waited := time.monotonic() - began) < DRAIN_S:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(services.idle.wait(), min(CHECK_S, DRAIN_S - waited))
+        for name, request in services.receiving.items():
+            size, at = request.content.total_bytes, time.monotonic()
+            if size != seen.get(name, (-1, 0.0))[0]:
+                seen[name] = size, at
+            elif at - seen[name][1] >= STALL_S:
+                _give_up(request)
+    for request in services.receiving.values():
+        _give_up(request)
+    await asyncio.sleep(0)
+    if services.in_flight:
         log.warning("stopping with %d requests unanswered after %d s", services.in_flight, DRAIN_S)
-        return False
-    return True
+    return not services.in_flight
+
+
+def _give_up(request: web.Request) -> None:
+    """Let whoever reads this body answer instead."""
+    request.content.set_exception(
+        Unfinished("the server is stopping and the body has not come whole: send it again in a few seconds")
+    )
 
 
 async def _running(app: web.Application) -> AsyncIterator[None]:
     services = app[SERVICES]
+    await asyncio.to_thread(contract)
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
     services.phase = "serving"
     yield
     await drain(services)
+    services.bodies.close()
     await asyncio.to_thread(services.manager.close)

@@ -6,21 +6,36 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ContentTypeError, web
+import numpy as np
+from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from hmi.api.errors import Malformed, UnsupportedMediaType, from_validation, over
-from hmi.api.loop import OFF_LOOP_BYTES, off_loop
+from hmi.api.census import Census, census
+from hmi.api.errors import UnsupportedMediaType, from_validation, over
+from hmi.api.expand import ENCODINGS, Encoding, expanded
+from hmi.api.inflow import Inflow
 from hmi.api.route import Route
+from hmi.api.schemas_infer import InferBody
 from hmi.api.services import Services
-from hmi.api.uploads import Form
+from hmi.api.shares import Loan
+from hmi.api.uploads import MAX_SPEC_BYTES, Form
+from hmi.config import Settings
 from hmi.errors import InvalidInput
 
-MAX_JSON_BYTES = 32 << 20
+LIGHT = Census(1024, 256)
+"""A small body of no more than this is parsed on the event loop: the way to the thread takes longer."""
+LIGHT_BYTES = 1 << 16
+FIRST_BYTES = 1 << 14
+"""Room for a body of unknown length; it doubles."""
+VALUES_AN_INPUT = 128
+"""A call may have so many JSON values (words of `tokens`, mostly) for each input that it may have."""
+MEMBERS_AN_INPUT = 8
+VALUE_BYTES = 160
+"""Memory that a value takes while it is parsed, at most."""
 
 
 @dataclass
@@ -44,32 +59,36 @@ def parse(model: Any, data: bytes) -> Any:
     try:
         return _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, model) from error
 
 
-async def receive(route: Route, request: web.Request, services: Services, tenant: str | None) -> Received:
-    """Read what `route` expects; `tenant` is the caller's, None reaches all.
+async def receive(route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan) -> Received:
+    """Read what `route` expects; `tenant` is the caller's, None reaches all; `loan` holds memory for the body.
 
-    Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound.
+    Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound, QuotaExceeded, Unavailable.
     """
     if route.body is None:
         return Received(None, {}, None, "")
+    encoding = _encoding(request)
     if route.files and request.content_type == "multipart/form-data":
-        return await _multipart(route, request, services, tenant)
+        if encoding != "identity":
+            raise UnsupportedMediaType("a multipart body is not taken compressed as a whole: compress the files in it")
+        return await _multipart(route, request, services, tenant, loan)
     if request.content_type != "application/json":
         wanted = "application/json" + (" or multipart/form-data" if route.files else "")
         raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
-    data = await _read(request)
-    body = await off_loop(len(data) > OFF_LOOP_BYTES, parse, route.body, data)
+    limit = _limit(route, services.settings)
+    sent = await _read(request, limit, services, loan)
+    body, digest, size = await _parsed(route, sent, encoding, limit, services, loan)
     if not route.files:
-        return Received(body, {}, None, _digest(data), len(data))
+        return Received(body, {}, None, digest, size)
     form = Form(services.uploads.new_folder())
     try:
         files = await asyncio.to_thread(_named_files, route, body, services, form, tenant)
     except BaseException:
         form.discard()
         raise
-    return Received(body, files, form, _digest(data), len(data))
+    return Received(body, files, form, digest, size)
 
 
 def parse_query(route: Route, query: Mapping[str, str]) -> Any:
@@ -78,13 +97,16 @@ def parse_query(route: Route, query: Mapping[str, str]) -> Any:
     try:
         return route.query.model_validate(dict(query))
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, route.query) from error
 
 
-async def _multipart(route: Route, request: web.Request, services: Services, tenant: str | None) -> Received:
-    form = await services.uploads.receive(request, tuple(route.files))
+async def _multipart(
+    route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
+) -> Received:
+    loan.cover(2 * MAX_SPEC_BYTES)
+    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files))
     try:
-        body = parse(route.body, form.spec)
+        body, _, _ = await _parsed(route, form.spec, "identity", MAX_SPEC_BYTES, services, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
@@ -117,17 +139,84 @@ def _named_files(
     return files
 
 
-async def _read(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise over("body", MAX_JSON_BYTES, "bytes", "send fewer inputs in a request") from error
-    except (ContentTypeError, web.PayloadAccessError) as error:
-        raise Malformed(f"the body cannot be read ({error}): check its Content-Encoding") from error
+def _encoding(request: web.Request) -> Encoding:
+    """The Content-Encoding; raises UnsupportedMediaType for one that is not known, or several."""
+    named = request.headers.get("Content-Encoding", "").strip().lower() or "identity"
+    if named not in ENCODINGS:
+        known = ", ".join(ENCODINGS[1:])
+        raise UnsupportedMediaType(f"Content-Encoding {named[:80]!r} is not known: use {known}, or leave it out")
+    return named
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _is_inference(route: Route) -> bool:
+    return route.scope == "infer"
+
+
+def _limit(route: Route, settings: Settings) -> int:
+    """Bytes of JSON: what a multipart body's spec may have, and for texts to infer the setting."""
+    return settings.max_body_bytes if _is_inference(route) else MAX_SPEC_BYTES
+
+
+def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
+    return Inflow(request, services.settings.body_idle_s, partial(services.bodies.rest, loan.holder))
+
+
+async def _read(request: web.Request, limit: int, services: Services, loan: Loan) -> bytes:
+    """The body as it was sent. What it will take is borrowed before any of it is read, where its length is known."""
+    _check_size(request.content_length or 0, limit, loan)
+    inflow = _inflow(request, services, loan)
+    await inflow.begin()
+    # One block of the body's length: one that grew would leave ever larger holes behind, and a list of what came could
+    # be of single bytes. The kernel gives pages as they are written to, so bytes that do not come take none.
+    block, size = np.empty(request.content_length or FIRST_BYTES, np.uint8), 0
+    while chunk := await inflow.readany():
+        end = size + len(chunk)
+        _check_size(end, limit, loan)
+        if end > len(block):
+            block = np.concatenate([block[:size], np.empty(max(end, len(block)), np.uint8)])
+        block[size:end] = np.frombuffer(chunk, np.uint8)
+        size = end
+    return block[:size].tobytes()
+
+
+def _check_size(size: int, limit: int, loan: Loan) -> None:
+    if size > limit:
+        raise over("body", limit, "bytes", "send fewer inputs in a request")
+    loan.cover(2 * size)  # the body, and the texts in it
+
+
+async def _parsed(
+    route: Route, sent: bytes, encoding: Encoding, limit: int, services: Services, loan: Loan
+) -> tuple[Any, str, int]:
+    """(the model, a digest, bytes of JSON) of a body as it was sent."""
+
+    def work() -> tuple[Any, str, int]:
+        data = (
+            sent if encoding == "identity" else expanded(sent, encoding, limit, lambda n: loan.cover(len(sent) + 2 * n))
+        )
+        most = _most(route, services.settings)
+        found = census(data, most)
+        _check_census(found, most, route)
+        loan.cover(loan.amount + found.values * VALUE_BYTES)
+        return parse(route.body, data), hashlib.sha256(data).hexdigest(), len(data)
+
+    if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
+        return work()
+    return await services.bodies.work(loan.holder, work)
+
+
+def _most(route: Route, settings: Settings) -> Census:
+    inputs = max(settings.max_inputs, 16) if _is_inference(route) else 16
+    return Census(VALUES_AN_INPUT * inputs, 64 + MEMBERS_AN_INPUT * inputs)
+
+
+def _check_census(found: Census, most: Census, route: Route) -> None:
+    """Raise TooLarge naming the field that alone can hold so much."""
+    field = "inputs" if route.body is InferBody else "body"
+    if found.values > most.values:
+        raise over(field, most.values, "JSON values (texts and words)", "send several requests")
+    if found.members > most.members:
+        raise over(field, most.members, "fields of objects", "send several requests")
 
 
 @cache

@@ -16,13 +16,15 @@ from pydantic import BaseModel
 
 from hmi.api.auth import NOBODY
 from hmi.api.body import parse_query, receive
+from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.loop import off_loop
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services
-from hmi.errors import HmiError, NotFound
+from hmi.api.services import SERVICES, Services, Stopping
+from hmi.api.shares import Loan
+from hmi.errors import HmiError, NotFound, Unavailable
 
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
@@ -39,14 +41,21 @@ def handler_of(route: Route) -> AioHandler:
         services = request.app[SERVICES]
         if route.draining:
             return await _serve(route, request, services)
+        if is_guest(request):
+            raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
         work = asyncio.create_task(_counted(route, request, services))
-        if route.cancellable:
-            return await work
-        # What creates something is finished even when its client goes away.
-        services.working.add(work)
-        work.add_done_callback(services.working.discard)
-        return await asyncio.shield(work)
+        try:
+            if route.cancellable:
+                return await work
+            # What creates something is finished even when its client goes away.
+            services.working.add(work)
+            work.add_done_callback(services.working.discard)
+            return await asyncio.shield(work)
+        finally:
+            # An error's traceback leads here: with the task, which holds the error, what the body took would stay
+            # until the garbage collector comes by.
+            del work
 
     return handle
 
@@ -57,7 +66,8 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     wished = request.headers.get("X-Request-Id", "")
     request[REQUEST_ID] = wished if _SAFE_ID.fullmatch(wished) else uuid.uuid4().hex
     request[OUTCOME] = "ok"
-    began = time.monotonic()
+    began(request)
+    arrived = time.monotonic()
     try:
         return await handler(request)
     except asyncio.CancelledError:
@@ -71,8 +81,12 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     finally:
         route = request.match_info.route.resource
         request.app[SERVICES].metrics.request(
-            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - began
+            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - arrived
         )
+
+
+async def no_answer_yet(request: web.Request) -> None:
+    """For `Expect: 100-continue`: the client is told to send its body once the server begins to read it."""
 
 
 async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -81,6 +95,10 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
+        # The header was written from this before the signal; a client is to come back on another connection.
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 async def _counted(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
@@ -93,12 +111,26 @@ async def _counted(route: Route, request: web.Request, services: Services) -> we
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
+    if route.changes:
+        services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
-    received = await receive(route, request, services, caller.tenant)
+    # Before anything of the body is read: no holder's requests take more than its share of the server.
+    holder = call.holder()
+    with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
+        try:
+            return await _answered(route, call, request, loan)
+        finally:
+            services.bodies.finished(loan)
+
+
+async def _answered(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
+    services = call.services
+    with services.reading(request):
+        received = await receive(route, request, services, call.caller.tenant, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
-        once = once_of(route, request, caller, received.digest)
+        once = once_of(route, request, call.caller, received.digest)
         if once is None:
             return await _response(route, *await _rendered(await route.handler(call)))
         async with alone(once, services):
@@ -148,27 +180,32 @@ def plain(body: Any) -> Any:
 
 
 def _error(request: web.Request, error: Exception) -> web.Response:
-    shaped, status, headers = _shape(request, error)
-    request[OUTCOME] = shaped["error"]["kind"]
+    shaped, status, headers = shape(request, error)
     return _json(_ENCODER.encode(shaped), status, headers)
 
 
-def _shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
-    request_id = request[REQUEST_ID]
+def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """(body, status, headers) of an error, which is logged where it is ours and counted in any case."""
+    told, headers = _told(request, error)
+    request[OUTCOME] = told.kind
+    status = status_of(told)
+    if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
+        seldom = request.app[SERVICES].seldom
+        seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
+    return body_of(told, request[REQUEST_ID]), status, {**headers_of(status), **headers}
+
+
+def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        wrong = MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}")
-        return body_of(wrong, request_id), 405, {"Allow": allowed}
+        return MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}"), {"Allow": allowed}
     if isinstance(error, web.HTTPNotFound):
-        error = NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json")
-    shaped = known(error)
-    if shaped is None:
-        log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=error)
-        shaped = HmiError(INTERNAL_MESSAGE)
-    status = status_of(shaped)
-    if status >= 500:
-        log.warning("request %s: %s: %s", request_id, shaped.kind, shaped.message)
-    return body_of(shaped, request_id), status, headers_of(status)
+        return NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json"), {}
+    told = known(error)
+    if told is None:
+        log.error("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path, exc_info=error)
+        told = HmiError(INTERNAL_MESSAGE)
+    return told, {}
 
 
 def _text_in_chunks(body: Any) -> str:

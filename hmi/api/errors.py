@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
 from hmi.stores.plots import as_hmi
+from hmi.words import not_json, said
 from plot_store import PlotStoreError
 
 STATUS: dict[str, int] = {
@@ -35,6 +36,11 @@ STATUS: dict[str, int] = {
     "storage_full": 507,
 }
 RETRY_AFTER_S = {429: 5, 503: 2}
+MOST_PROBLEMS = 10_000
+"""A body with more is not looked into: that would take seconds."""
+TOLD_PROBLEMS = 20
+LONGEST_NAME = 80
+"""Of a field that is named back to who sent it."""
 INTERNAL = "something went wrong inside the server: quote the request_id when you report it"
 
 
@@ -98,22 +104,27 @@ def pointer(loc: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith("<"):
-            path += f".{part}" if path else part
+            path += f".{part[:LONGEST_NAME]}" if path else part[:LONGEST_NAME]
     return path or "body"
 
 
-def from_validation(error: ValidationError) -> HmiError:
-    """400 for what is not JSON, 413 for what is over a limit, else 422 naming each field."""
-    problems = error.errors(include_url=False, include_input=False)
+def from_validation(error: ValidationError, model: Any) -> HmiError:
+    """400 for what is not JSON, 413 for what is over a limit, else 422 naming each field. `model`: what was wanted."""
+    if error.error_count() > MOST_PROBLEMS:
+        return InvalidInput(f"body: {error.error_count()} things in it are wrong: check its form", field="body")
+    problems = error.errors(include_url=False)
     if problems and problems[0]["type"] == "json_invalid":
-        return Malformed(f"the body is not JSON: {problems[0]['msg']}")
+        return Malformed(f"the body is not JSON: {not_json(problems[0])}")
     for problem in problems:
         if problem["type"] == "too_long":
             return over(pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request")
-    fields = _merged(problems)
+    # What is there and should not be tells more than what is missing: it is the same field misspelt, as a rule.
+    problems.sort(key=lambda p: p["type"] != "extra_forbidden")
+    fields = _merged(problems[:TOLD_PROBLEMS], model)
     field, message = next(iter(fields.items()))
-    more = f" (and {len(fields) - 1} more fields)" if len(fields) > 1 else ""
-    listed = [{"field": f, "message": m} for f, m in list(fields.items())[:20]]
+    others = len({pointer(problem["loc"]) for problem in problems}) - 1
+    more = f" (and {others} more field{'s' if others > 1 else ''})" if others else ""
+    listed = [{"field": f, "message": m} for f, m in fields.items()]
     return InvalidInput(f"{field}: {message}{more}", field=field, fields=listed)
 
 
@@ -129,20 +140,9 @@ def _from_store(error: PlotStoreError) -> HmiError | None:
     return ours if ours.kind != "internal" else None
 
 
-def _merged(problems: list[ErrorDetails]) -> dict[str, str]:
+def _merged(problems: Sequence[ErrorDetails], model: Any) -> dict[str, str]:
     fields: dict[str, str] = {}
     for problem in problems:
-        field = pointer(problem["loc"])
-        message = _plain(problem)
+        field, message = pointer(problem["loc"]), said(problem, model)
         fields[field] = f"{fields[field]}; {message}" if field in fields else message
     return fields
-
-
-def _plain(problem: ErrorDetails) -> str:
-    if problem["type"] == "extra_forbidden":
-        return "is not a field of this request: remove it"
-    if problem["type"] == "missing":
-        return "is missing: add it"
-    if problem["type"] in ("string_too_short", "too_short"):
-        return "is empty: give at least one character or item"
-    return problem["msg"].removeprefix("Value error, ")

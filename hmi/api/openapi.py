@@ -41,8 +41,10 @@ def error_kinds(route: Route) -> set[str]:
     kinds = {"internal", *route.kinds}
     if not route.draining:
         kinds.add("unavailable")
+    if route.changes:
+        kinds.add("quota_exceeded")
     if route.scope is not None:
-        kinds |= {"unauthorised", "forbidden"}
+        kinds |= {"unauthorised", "forbidden", "quota_exceeded"}
     if route.parameters:
         kinds |= {"not_found", "invalid_input"}
     if route.query is not None or route.creates:
@@ -133,6 +135,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         for name, schema in route.query.model_json_schema()["properties"].items():
             found.append({"name": name, "in": "query", "required": False, "schema": _not_null(schema)})
+    if route.tagged:
+        schema = {"type": "string"}
+        found.append({"name": "If-None-Match", "in": "header", "required": False, "schema": schema})
     if route.creates:
         schema = {"type": "string", "pattern": "^[!-~]{1,255}$"}
         found.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema})
@@ -144,10 +149,16 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.answer is not None:
         success["content"] = {"application/json": {"schema": schemas.answer(route)}}
     elif route.media:
-        success["content"] = {route.media: {"schema": {} if "json" in route.media else {"type": "string"}}}
+        # Of events a schema tells nothing: tools take it for that of the text, or of each event.
+        text = route.media.startswith("text/") and route.media != "text/event-stream"
+        success["content"] = {route.media: {"schema": {"type": "string"} if text else {}}}
     if route.status == 202:
         success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
+    if route.tagged:
+        success.setdefault("headers", {})["ETag"] = {"schema": {"type": "string"}}
     responses = {str(route.status): success}
+    if route.tagged:
+        responses["304"] = {"description": "Unchanged: If-None-Match names its ETag."}
     by_status: dict[int, list[str]] = {}
     for kind in sorted(error_kinds(route)):
         by_status.setdefault(STATUS[kind], []).append(kind)

@@ -13,10 +13,8 @@ from aiohttp import web
 from hmi.api.auth import Caller
 from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
-from hmi.core import DomainId, ModelId, Scope, check_name
+from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
-
-_ID = r"[A-Za-z0-9_-]{1,64}"
 
 
 @dataclass
@@ -39,6 +37,15 @@ class Call:
     size: int = 0
     """Bytes of the JSON body; 0 where it came without HTTP."""
 
+    def holder(self) -> str | None:
+        """Whose share of the server the request uses: the caller's tenant, or for an administrator the model's.
+
+        Raises NotFound where the caller does not reach the model in the path.
+        """
+        if "model" in self.path:
+            return self.model().tenant
+        return self.caller.tenant
+
     def model(self) -> ModelId:
         """The model in the path; raises NotFound where the caller does not reach its tenant."""
         model = ModelId.parse(self.path["model"])
@@ -60,7 +67,7 @@ class Call:
     def opaque(self, name: str) -> str:
         """The id of a job or key in the path; raises NotFound for one that no job or key can have."""
         value = self.path[name]
-        if not re.fullmatch(_ID, value):
+        if not re.fullmatch(ID_PATTERN, value):
             raise NotFound(f"there is no {name} {value[:80]!r}: check the id")
         return value
 
@@ -105,8 +112,15 @@ class Route:
     cancellable: bool = False
     draining: bool = False
     """Answered while the server drains, too."""
+    tagged: bool = False
+    """The answer has an ETag, and is 304 without a body to a client that has it."""
     kinds: tuple[str, ...] = ()
     """Errors of its own, beside those that its shape implies."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it creates, changes or deletes something: a tenant may do so often, and not without end."""
+        return self.method != "GET" and self.scope in ("manage", "admin")
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -115,4 +129,4 @@ class Route:
 
 PARAMETERS: dict[str, Any] = {"model": ModelName, "tenant": Name, "domain": DomainName, "root": Name}
 """Types of path parameters; any other is an opaque id."""
-OPAQUE_PATTERN = f"^{_ID}$"
+OPAQUE_PATTERN = f"^{ID_PATTERN}$"

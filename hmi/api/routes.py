@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from functools import cache
 
 from aiohttp import web
 
@@ -47,8 +49,21 @@ DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/man
 INFER_KINDS = ("not_found", "collected", "deadline_exceeded", "damaged")
 
 
+@cache
+def contract() -> tuple[bytes, str]:
+    """The document as it is sent, and its ETag. Rendered once: anybody may ask, and it takes tens of milliseconds."""
+    body = json.dumps(document(ROUTES), ensure_ascii=False, separators=(",", ":")).encode()
+    return body, hashlib.sha256(body).hexdigest()[:32]
+
+
 async def openapi(call: Call) -> web.StreamResponse:
-    return web.json_response(document(ROUTES))
+    """The document, or 304 to a client that has it."""
+    assert call.request is not None
+    body, tag = contract()
+    known = any(given.value in (tag, "*") for given in call.request.if_none_match or ())
+    answer = web.Response(status=304) if known else web.Response(body=body, content_type="application/json")
+    answer.etag = tag
+    return answer
 
 
 ROOTS = (
@@ -119,12 +134,12 @@ MODELS = (
     Route(
         "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
         body=CreateModel, files=DATA, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of `adapters`.",
         JobAccepted, "manage", 202, body=ImportModule, files=ADAPTER, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "GET", f"{MODEL}/module", models.export_module, "The module in the format of `adapters`.", ModuleExport,
@@ -134,7 +149,7 @@ MODELS = (
     Route(
         "POST", f"{MODEL}/update", models.update_model, "Fine-tune a new version.", JobAccepted, "manage", 202,
         body=UpdateModel, files=DATA, creates=True,
-        kinds=("conflict", "invalid_data", "quota_exceeded"),
+        kinds=("conflict", "invalid_data"),
     ),
     Route(
         "POST", f"{MODEL}/rollback", models.rollback_model, "Let another version answer.",
@@ -151,7 +166,7 @@ JOBS = (
     Route("GET", JOB, jobs.show_job, "A job and its progress.", JobView, "manage"),
     Route(
         "GET", f"{JOB}/events", jobs.job_events, "Follow a job (server-sent events).", None, "manage",
-        media="text/event-stream", cancellable=True,
+        media="text/event-stream", cancellable=True, kinds=("quota_exceeded",),
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
@@ -172,7 +187,7 @@ OPERATION = (
     Route("GET", "/healthz", health.healthz, "Alive.", Health, draining=True),
     Route("GET", "/readyz", health.readyz, "Serving.", Health, draining=True, kinds=("unavailable",)),
     Route("GET", "/metrics", health.metrics, "Prometheus metrics.", media="text/plain", draining=True),
-    Route("GET", "/openapi.json", openapi, "This document.", draining=True),
+    Route("GET", "/openapi.json", openapi, "This document.", draining=True, tagged=True),
 )
 
 ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *INFER, *OPERATION)

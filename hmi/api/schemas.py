@@ -9,22 +9,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hmi.core import NAME_PATTERN, JobCost, JobKind, JobState, Progress
+from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, JobCost, JobKind, JobState, Progress
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 ModelName = Annotated[
     str,
-    StringConstraints(pattern=rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"),
+    StringConstraints(pattern=f"^{MODEL_PATTERN}$"),
     Field(description="tenant.model", examples=["acme.intent"]),
 ]
 DomainName = Annotated[
     str,
-    StringConstraints(pattern=rf"^{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}$"),
+    StringConstraints(pattern=f"^{DOMAIN_PATTERN}$"),
     Field(description="root/branch[/sub…]; '.' is accepted for '/'", examples=["minilm/biomedical"]),
 ]
+JobId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Alpha = Annotated[
     float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")
 ]
+
+
+NEXT = "Pass as `after` for the next page; null on the last. A page may have fewer than `limit`, even none, before it."
 
 
 class Request(BaseModel):
@@ -87,14 +91,14 @@ class JobView(Answer):
 
 class JobList(Answer):
     jobs: list[JobView]
-    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+    next: str | None = Field(description=NEXT)
 
 
 class JobQuery(Query):
     tenant: Name | None = None
     state: JobState | None = None
     kind: JobKind | None = None
-    after: str | None = Field(default=None, max_length=64)
+    after: JobId | None = None
     limit: int = Field(default=100, ge=1, le=1000)
 
 

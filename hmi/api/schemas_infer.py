@@ -26,26 +26,32 @@ class TokensInput(Request):
     tokens: list[Text] = Field(min_length=1, max_length=MAX_WORDS, fail_fast=True)
 
 
-def _item_kind(value: Any) -> str:
+AN_INPUT = 'an input is a text, {"text": …}, {"text": …, "text_pair": …} or {"tokens": [words]}'
+
+
+def _item_kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "<text>"
-    tokens = isinstance(value, TokensInput) or (isinstance(value, dict) and "tokens" in value)
-    return "<tokens>" if tokens else "<object>"
+    if isinstance(value, TokensInput) or (isinstance(value, dict) and "tokens" in value):
+        return "<tokens>"
+    return "<object>" if isinstance(value, (dict, TextInput)) else None
 
 
-def _inputs_kind(value: Any) -> str:
-    return "<one>" if isinstance(value, str) else "<many>"
+def _inputs_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<one>"
+    return "<many>" if isinstance(value, list) else None
 
 
 # The tags in <> are left out of the path that an error names: see errors.pointer.
 Item = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[TextInput, Tag("<object>")] | Annotated[TokensInput, Tag("<tokens>")],
-    Discriminator(_item_kind),
+    Discriminator(_item_kind, "input_form", f"is no input: {AN_INPUT}"),
 ]
 Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Inputs = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[Items, Tag("<many>")],
-    Discriminator(_inputs_kind),
+    Discriminator(_inputs_kind, "inputs_form", f"must be a text or a list of inputs, also for one: [ … ]; {AN_INPUT}"),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hmi.api.schemas import Alpha, Answer, DomainName, ModelName, Name, Query, Request
+from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
 from hmi.core import ModelVersion, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
@@ -190,7 +190,7 @@ class ModuleExport(Answer):
 
 class ModelList(Answer):
     models: list[ModelView]
-    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+    next: str | None = Field(description=NEXT)
 
 
 class ModelQuery(Query):

@@ -8,7 +8,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from hmi.api.shared import Shared
 from hmi.metrics import Metrics
+
+SHOWN_S = 1.0
+"""A scrape shows figures up to so old: anybody may ask, and each rendering takes milliseconds."""
+
+
+class Scrape:
+    """The text of /metrics: for administrators, and for all others."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.whole: Shared[bytes] = Shared(metrics.render, SHOWN_S)
+        self.summed: Shared[bytes] = Shared(lambda: totals(metrics), SHOWN_S)
 
 
 def totals(metrics: Metrics) -> bytes:

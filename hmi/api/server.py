@@ -8,12 +8,15 @@ import gc
 import logging
 import signal
 import socket
+import warnings
 from contextlib import ExitStack
 
-from aiohttp import web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
-from hmi.api.app import application, build_services, drain
+from hmi.api import leaving
+from hmi.api.app import DRAIN_S, application, build_services, drain
 from hmi.api.auth import check_binding
+from hmi.api.door import Door
 from hmi.api.presence import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
@@ -21,8 +24,6 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.manager.store_care import probe_plots
 
 log = logging.getLogger("hmi.api")
-LINGER_S = 0.5
-"""How long a draining server goes on answering 503, for clients that hold a connection."""
 
 
 def serve(settings: Settings) -> None:
@@ -30,6 +31,9 @@ def serve(settings: Settings) -> None:
 
     Raises Conflict (port or data folder in use), InvalidInput (a host that needs a key), Damaged.
     """
+    # Python remembers each warning by its text, and these quote what a client sent.
+    for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
+        warnings.simplefilter("ignore", quoting)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -51,17 +55,24 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     # The work of a request whose client has gone is cancelled; dispatch shields what must be finished.
-    runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        application(services), handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S
+    )
     await runner.setup()
     _settle()
+    assert runner.server is not None
+    door = Door(listener, runner.server, services.settings)
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
+        door.open()
         log.info("%s", greeting(services, url))
         await stop.wait()
         log.info("stopping: new requests get 503, accepted ones are answered")
+        until = loop.time() + DRAIN_S
         await drain(services)
-        await asyncio.sleep(LINGER_S)
+        await leaving.leave(runner.server, listener, door.stop, until)
+        log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
+        await door.stop()
         await runner.cleanup()
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from aiohttp import web
 
 from hmi.api.auth import Auth
+from hmi.api.bodies import Bodies
+from hmi.api.quotas import Quotas
+from hmi.api.scrape import Scrape
+from hmi.api.seldom import Seldom
+from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import now
@@ -18,7 +25,16 @@ from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
+log = logging.getLogger("hmi.api")
 Phase = Literal["starting", "serving", "draining"]
+
+
+class Stopping(Unavailable):
+    """Of a request that came after the signal to stop: nothing is wrong, so no line is logged."""
+
+
+class Unfinished(Stopping, TimeoutError):
+    """Of a request whose body does not come whole in time. aiohttp, which reads on, takes a TimeoutError calmly."""
 
 
 class Inference(Protocol):
@@ -48,9 +64,19 @@ class Services:
     metrics: Metrics
     auth: Auth
     uploads: Uploads
+    bodies: Bodies
+    places: Shares
+    """For requests under way: as many as there may be connections."""
+    scrape: Scrape
     phase: Phase = "starting"
     started: str = field(default_factory=now)
     in_flight: int = 0
+    quotas: Quotas = field(default_factory=Quotas)
+    receiving: dict[int, web.Request] = field(default_factory=dict)
+    """Requests whose bodies are being read, by `id`: aiohttp's have no hash."""
+    refused: int = 0
+    """Requests that came after the signal to stop."""
+    seldom: Seldom = field(default_factory=lambda: Seldom(log))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Requests that are finished even without their client."""
@@ -59,9 +85,19 @@ class Services:
     def admit(self) -> None:
         """Count a request in; raises Unavailable once the server drains."""
         if self.phase == "draining":
-            raise Unavailable("the server is stopping: try again in a few seconds")
+            self.refused += 1
+            raise Stopping("the server is stopping: try again in a few seconds")
         self.in_flight += 1
         self.idle.clear()
+
+    @contextmanager
+    def reading(self, request: web.Request) -> Iterator[None]:
+        """For the block the body of `request` is being read."""
+        self.receiving[id(request)] = request
+        try:
+            yield
+        finally:
+            del self.receiving[id(request)]
 
     def leave(self) -> None:
         self.in_flight -= 1

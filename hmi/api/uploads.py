@@ -9,16 +9,20 @@ import stat
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, StreamReader
+from aiohttp.http import HttpProcessingError
 from aiohttp.multipart import MultipartReader
 
-from hmi.api.errors import Malformed, over
+from hmi.api.errors import Malformed, UnsupportedMediaType, over
 from hmi.api.expand import expand_into
+from hmi.api.inflow import Inflow
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 
 MAX_SPEC_BYTES = 1 << 20
+MOST_PART_HEADERS = 32
 
 
 @dataclass
@@ -26,7 +30,7 @@ class Form:
     """A multipart body: the JSON part `spec`, and files on disk by part name."""
 
     folder: Path
-    spec: bytes = b"{}"
+    spec: bytes = b""
     files: dict[str, Path] = field(default_factory=dict)
     digest: str = ""
 
@@ -53,12 +57,17 @@ class Uploads:
         folder.mkdir(parents=True)
         return folder
 
-    async def receive(self, request: web.Request, names: tuple[str, ...]) -> Form:
-        """Read a multipart body; `names` are the file parts it may have. The caller discards the form."""
+    async def receive(self, inflow: Inflow, names: tuple[str, ...]) -> Form:
+        """Read a multipart body; `names` are the file parts it may have. The caller discards the form.
+
+        Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput.
+        """
+        reader = _reader(inflow)
+        await inflow.begin()
         form = Form(self.new_folder())
         try:
             digest = hashlib.sha256()
-            await self._parts(await _reader(request), names, form, digest)
+            await self._parts(reader, names, form, digest)
         except BaseException:
             form.discard()
             raise
@@ -76,8 +85,10 @@ class Uploads:
                     form.spec = await _small(part, digest)
                 else:
                     form.files[name] = await self._file(part, name, form.folder, digest)
-        except ValueError as error:
-            raise Malformed(f"the multipart body is not well-formed ({error}): check its boundary") from error
+        except _NOT_WELL_FORMED as error:
+            raise _malformed(error) from error
+        if "spec" not in seen:
+            raise InvalidInput("spec is missing: send the request's JSON as the multipart part 'spec'", field="spec")
 
     async def _file(self, part: BodyPartReader, name: str, folder: Path, digest: hashlib._Hash) -> Path:
         raw = folder / f"{name}.raw"
@@ -129,21 +140,39 @@ class Uploads:
         return found
 
 
-async def _reader(request: web.Request) -> MultipartReader:
+_NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError)
+"""What aiohttp's reader raises for parts and headers that are not what they should be."""
+
+
+def _malformed(error: Exception) -> Malformed:
+    said = error.message if isinstance(error, HttpProcessingError) else str(error)
+    said = " ".join(said.split())[:200]
+    return Malformed(f"the multipart body is not well-formed ({said}): check its boundary and its parts' headers")
+
+
+def _reader(inflow: Inflow) -> MultipartReader:
     try:
-        return await request.multipart()
-    except (ValueError, AssertionError) as error:
-        raise Malformed(f"the multipart body is not well-formed ({error}): check its boundary") from error
+        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MOST_PART_HEADERS)
+    except _NOT_WELL_FORMED as error:
+        raise _malformed(error) from error
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     name = part.name if isinstance(part, BodyPartReader) else None
-    if name is None or name not in ("spec", *names):
+    if name is None:
+        raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
+    if name not in ("spec", *names):
         known = ", ".join(("spec", *names))
-        raise InvalidInput(f"part {str(name)[:80]!r} is not one of {known}", field=str(name)[:80])
+        raise InvalidInput(f"part {name[:80]!r} is not one of {known}", field=name[:80])
     if name in seen:
         raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
     seen.add(name)
+    assert isinstance(part, BodyPartReader)
+    coding = part.headers.get("Content-Transfer-Encoding", "binary").lower()
+    if coding not in ("binary", "8bit", "7bit"):
+        raise UnsupportedMediaType(
+            f"part {name!r} has Content-Transfer-Encoding {coding[:80]!r}: send its bytes as they are"
+        )
     return name
 
 

@@ -189,6 +189,7 @@ def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, opti
 
         pretrain_lower(lower, root.bias, root.upper, texts, root.tokenizer.mask_id, plan, report)
         write_tensors(done, lower.state_dict())
+        ctx.checkpointed()
     name, _ = ctx.lowers.put(lower.state_dict(), {"root": root.info.version})
     return name
 

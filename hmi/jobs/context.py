@@ -42,6 +42,7 @@ class JobContext:
         self._files = JobFolder(self._layout.jobs, job.job)
         self._stopping = stopping
         self._phase: str | None = None
+        self._moved_on = False
         self._began: tuple[float, int] = (0.0, 0)
         self._written = self._asked = float("-inf")
 
@@ -94,6 +95,14 @@ class JobContext:
             wanted = not self.registry.job(self.job.job).cancel_requested
         if not wanted:
             raise JobCancelled("the job was cancelled: start it again if it was not meant")
+
+    def checkpointed(self) -> None:
+        """Say that what was done so far is durable, and more than any earlier attempt had kept: a death from now on
+        costs a part of the work, so those before it do not count any more. Once for each new checkpoint."""
+        if self.job.stalled and not self._moved_on:
+            self._moved_on = True
+            with suppress(NotFound):  # its tenant was deleted: the next `check` says so
+                self.registry.update_job(self.job.job, lambda r: r.model_copy(update={"stalled": 0}))
 
     def log(self, text: str) -> None:
         """Append a line to the job's log."""

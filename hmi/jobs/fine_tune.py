@@ -237,6 +237,7 @@ def _checkpoint(
     state = {**trainer.state(), **trainer.optimiser_state(), **{f"best.{k}": v for k, v in best_state.items()}}
     about = {"about": json.dumps({"epoch": epoch, "best": best})}
     write_tensors(ctx.folder / "checkpoint.safetensors", state, about)
+    ctx.checkpointed()
 
 
 def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any]]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from hmi.core import Progress
 from hmi.errors import InvalidInput
 from hmi.model.files import full_or, sync_folder
-from hmi.stores.job_table import check_job_id
+from hmi.stores.job_table import check_job_id, job_id_at
 from hmi.stores.layout import read_json, try_lock
 
 _INPUT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -25,7 +25,7 @@ KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
 
 def new_job_id() -> str:
     """Sorts by time of creation."""
-    return f"j{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+    return job_id_at(time.time()) + secrets.token_hex(5)
 
 
 class JobFolder:

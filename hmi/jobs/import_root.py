@@ -257,6 +257,7 @@ def _report(ctx: JobContext, phase: str) -> Report:
 def _checkpoint(ctx: JobContext, name: str, parts: Parts) -> None:
     state = {f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()}
     write_tensors(ctx.folder / f"checkpoint-{name}.safetensors", state)
+    ctx.checkpointed()
 
 
 def _restored(ctx: JobContext, name: str, parts: Parts) -> bool:

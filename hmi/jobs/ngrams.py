@@ -45,7 +45,9 @@ def count_corpus(
             done += len(offsets) - 1
             # Long documents count as several.
             ctx.progress(min(done, documents), documents, phase="counting n-grams")
-        return counter.finish(lambda merged, of: ctx.progress(merged, of, phase="merging counts"))
+        made = counter.finish(lambda merged, of: ctx.progress(merged, of, phase="merging counts"))
+    ctx.checkpointed()
+    return made
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:

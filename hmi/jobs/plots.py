@@ -98,6 +98,8 @@ def _write_order(
         left = want.keep(chunk)
         for at in range(0, len(left), BATCH):
             stored += _write_batch(writer, left[at : at + BATCH], compute, decide, max(0, durable - stored))
+            if writer.resume_point(want.order) > durable:
+                ctx.checkpointed()
             ctx.progress(done + len(chunk) * at // len(left), total, phase="representations")
         done += len(chunk)
         ctx.progress(done, total, phase="representations")

@@ -28,7 +28,8 @@ from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
 from plot_store import PlotStoreError
 
-MAX_ATTEMPTS = 5
+MAX_STALLED = 5
+"""Deaths in a row without a checkpoint between them, after which a job is given up."""
 DONE, TAKEN = 0, 75
 """Exit codes: ended (or nothing to do), another process has the job."""
 
@@ -55,7 +56,8 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
     """A job that is `running` though its process has gone: queue it again, or end it. Caller holds its lock.
 
-    `crashed` False (an orderly stop) does not count as an attempt. Raises NotFound.
+    `crashed` False (an orderly stop) does not count as an attempt, and a death counts against the job only where no
+    checkpoint came before it: a server may die often while a long job goes on well. Raises NotFound.
     """
 
     def change(record: JobRecord) -> JobRecord:
@@ -63,11 +65,16 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord
             return record
         if record.cancel_requested:
             return _ended(record, "cancelled")
-        if crashed and record.attempts >= MAX_ATTEMPTS:
-            message = f"its process died {record.attempts} times: see the job's log, and check memory and disk"
+        if not crashed:
+            return record.model_copy(update={"state": "queued", "attempts": record.attempts - 1})
+        stalled = record.stalled + 1
+        if stalled >= MAX_STALLED:
+            message = (
+                f"its process died {stalled} times in a row without coming to another checkpoint: see the job's log, "
+                "and check memory and disk"
+            )
             return _ended(record, "failed", error={"kind": "interrupted", "message": message})
-        attempts = record.attempts if crashed else record.attempts - 1
-        return record.model_copy(update={"state": "queued", "attempts": attempts})
+        return record.model_copy(update={"state": "queued", "stalled": stalled})
 
     return registry.update_job(job, change)
 

@@ -70,8 +70,9 @@ class JobRunner:
         """Queue a job; its inputs are durable before it can be seen. Uploads are moved, other files copied.
 
         Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull,
-        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs).
+        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began too many within a day).
         """
+        self._registry.check_job_quota(tenant, tenant_limit)
         inputs = inputs or {}
         job = new_job_id()
         spec = {**spec, "inputs": sorted(inputs)}
@@ -154,7 +155,8 @@ class JobRunner:
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()
+            # Housekeeping may take minutes, and whatever cuts it off is repaired by the next.
+            self._thread.join(STOP_S)
         with self._lock:
             children = list(self._children.values())
             self._children.clear()

@@ -96,6 +96,7 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOp
         score, said = taught(encoder, root, replace(lesson, texts=texts), options, report)
         answers = [{"text": row.text, "said": said_as_json(gold)} for row, gold in zip(texts, said, strict=True)]
         write_json(path, {"score": score, "answers": answers})
+        ctx.checkpointed()
     kept = json.loads(path.read_text())
     answers = kept["answers"]
     metrics, least = {"score": kept["score"], "texts": len(answers)}, unlearnt_score(lesson)

@@ -57,6 +57,7 @@ class Domains:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._counted: tuple[int, Counter[str]] | None = None
 
     def create(
         self, domain: str, corpus: Path | bytes, alpha: float | None, pretrain: bool, options: Mapping[str, Any] | None
@@ -188,7 +189,12 @@ class Domains:
         return self._parts.runner.submit("build_plot", spec, inputs={"corpus": corpus})
 
     def _models_by_domain(self) -> Counter[str]:
-        return Counter(d for m in self._parts.registry.models() for d in {v.domain for v in m.versions})
+        """Kept while the registry stays as it is: anybody with a key may ask, and it reads all models."""
+        at = self._parts.registry.generation()  # before reading: a change meanwhile only makes it be read again
+        if self._counted is None or self._counted[0] != at:
+            models = self._parts.registry.models()
+            self._counted = at, Counter(d for m in models for d in {v.domain for v in m.versions})
+        return self._counted[1]
 
     def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainView:
         branch = DomainId.parse(current.ref)

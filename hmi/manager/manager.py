@@ -155,9 +155,14 @@ class Manager:
         """
         return self._tenants.delete(name)
 
-    def create_key(self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES) -> tuple[KeyRecord, str]:
-        """A key in plain text, shown this once; `tenant` None reaches all. Raises InvalidInput, NotFound."""
-        return self._tenants.create_key(tenant, scopes)
+    def create_key(
+        self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
+    ) -> tuple[KeyRecord, str]:
+        """A key in plain text, shown this once; `tenant` None reaches all. `limit`: how many keys it may have.
+
+        Raises InvalidInput, NotFound, QuotaExceeded.
+        """
+        return self._tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
         """Raises NotFound."""
@@ -242,7 +247,7 @@ class Manager:
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """The oldest first."""
+        """The oldest first. Reads them all: `registry.page_of_jobs` does not."""
         return self.registry.jobs(tenant, state)
 
     def job(self, job: str) -> JobRecord:

@@ -89,10 +89,12 @@ def export_locality(registry: Registry, layout: Layout, name: str, path: Path, s
 
 def _resolved(source: str) -> str:
     """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be imported."""
-    from hmi.model.source import find_source, must_be_fetched  # torch, which other commands need not wait for
+    from hmi.model.source import find_source, is_folder, must_be_fetched  # torch: other commands need not wait for it
 
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    folder = Path(source)
+    with suppress(RuntimeError):  # there is no such user
+        folder = folder.expanduser()
+    if is_folder(folder):
         source = str(folder.resolve())
     elif must_be_fetched(source):
         # Looking there means to download it, which is the job's work.

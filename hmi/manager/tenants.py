@@ -26,7 +26,9 @@ class Tenants:
         self._parts.registry.create_tenant(record, key)
         return record, plain
 
-    def create_key(self, tenant: str | None, scopes: Sequence[Scope]) -> tuple[KeyRecord, str]:
+    def create_key(
+        self, tenant: str | None, scopes: Sequence[Scope], limit: int | None = None
+    ) -> tuple[KeyRecord, str]:
         wrong = [s for s in scopes if s not in get_args(Scope)]
         if wrong or not scopes:
             known = ", ".join(get_args(Scope))
@@ -34,7 +36,7 @@ class Tenants:
         if tenant is not None and "admin" in scopes:
             raise InvalidInput("a tenant's key cannot have the scope admin: leave the tenant out", field="scopes")
         key, plain = new_key(tenant, tuple(dict.fromkeys(scopes)))
-        self._parts.registry.put_key(key)
+        self._parts.registry.put_key(key, limit)
         return key, plain
 
     def delete(self, name: str) -> dict[str, int]:

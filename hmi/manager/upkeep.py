@@ -103,10 +103,10 @@ class Upkeep:
             },
             "roots": len(parts.registry.roots()),
             "domains": plots.refs,
-            "tenants": len(parts.registry.tenants()),
+            "tenants": parts.registry.count_tenants(),
             "models": len(models),
             "model_versions": sum(len(m.versions) for m in models),
-            "jobs": len(parts.registry.jobs()),
+            "jobs": sum(parts.registry.count_jobs().values()),
             "plot_entries": {str(order): count for order, count in plots.entries.items()},
         }
 

@@ -1,4 +1,4 @@
-"""Memory of a process that trains."""
+"""What malloc keeps of freed memory: all of it where a process trains, nothing where one serves."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def keep_freed_memory() -> bool:
     return all(
         mallopt(option, value) == 1 for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, KEPT), (_TOP_PAD, MORE))
     )
+
+
+def give_back_memory() -> bool:
+    """Give freed memory back to the kernel, also what lies between what is in use. False where malloc is another one.
+
+    Takes a while and locks malloc's arenas one after the other meanwhile: call it seldom and off the event loop.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    return bool(trim(0))

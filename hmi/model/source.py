@@ -42,7 +42,7 @@ def find_source(source: str) -> Source:
     needs the network at its first use, unless its packages are installed.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if is_folder(folder):
         return _checked(folder.resolve(), folder.resolve().name, "folder")
     packaged = _package_folder(source)
     if packaged is not None:
@@ -58,9 +58,17 @@ def find_source(source: str) -> Source:
     )
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; no name that the file system refuses (too long, a NUL in it) is one."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def must_be_fetched(source: str) -> bool:
     """Whether `find_source` may have to download `source`, which is no work for a request."""
-    if Path(source).is_dir():
+    if is_folder(Path(source)):
         return False
     return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
 
@@ -130,8 +138,11 @@ def _package_folder(name: str) -> Path | None:
     module = name.replace("-", "_")
     if not module.isidentifier():
         return None
-    # find_spec locates the package without running it.
-    spec = importlib.util.find_spec(module)
+    try:
+        # find_spec locates the package without running it.
+        spec = importlib.util.find_spec(module)
+    except (ImportError, OSError, ValueError):  # also of a module that runs without one, as __main__ does
+        return None
     if spec is None or not spec.submodule_search_locations:
         return None
     for location in spec.submodule_search_locations:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
+from itertools import islice, takewhile
+from typing import get_args
 
-from hmi.core import ENDED, JobRecord, ModelId, now
+from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
 from hmi.errors import Conflict, NotFound, QuotaExceeded
 from hmi.stores.ledger import Txn
-from hmi.stores.table import GONE, JOB, LIVE, Table
+from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
 
+LOOKED_AT = 2000
+"""Records that one page of a list may look at, whatever it is asked for."""
+
+PER_DAY = 1000
+"""Jobs that a tenant with a limit may begin within a day."""
+DAY_S = 86_400.0
 _TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -18,8 +28,18 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 def check_job_id(job: str) -> str:
     """The id itself; NotFound for what cannot be one. Whatever passes is safe as a folder's name."""
     if not _JOB_ID.fullmatch(job):
-        raise NotFound(f"there is no job {job[:80]!r}: check the id")
+        raise no_job(job)
     return job
+
+
+def no_job(job: str) -> NotFound:
+    """Also of one that the caller may not see, which must not be told from one that does not exist."""
+    return NotFound(f"there is no job {job[:80]!r}: check the id")
+
+
+def job_id_at(at: float) -> str:
+    """How the ids begin of jobs that are made at this time (seconds since 1970): ids sort by time."""
+    return f"j{int(at * 1000):011x}"
 
 
 def target_of(job: JobRecord) -> str | None:
@@ -31,30 +51,84 @@ def target_of(job: JobRecord) -> str | None:
 def get_job(table: Table, txn: Txn, job: str) -> JobRecord:
     record = table.get(txn, JOB + check_job_id(job), JobRecord)
     if record is None:
-        raise NotFound(f"there is no job {job!r}: check the id")
+        raise no_job(job)
     return record
 
 
 def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
-    table.put(txn, JOB + check_job_id(record.job), record)
+    old = table.get(txn, JOB + check_job_id(record.job), JobRecord)
+    table.put(txn, JOB + record.job, record)
     if record.state in ENDED:
         txn.delete(LIVE + record.job)
     else:
         txn.put(LIVE + record.job, b"")
+    txn.put(_of(record.tenant) + record.job, b"")
+    _count(txn, None if old is None else old.state, record.state)
+
+
+def drop_job(table: Table, txn: Txn, job: str) -> None:
+    """Remove a job's record and its places in the indexes; nothing where there is none."""
+    old = table.get(txn, JOB + job, JobRecord)
+    if old is not None:
+        for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
+            txn.delete(key)
+        _count(txn, old.state, None)
+
+
+def index_jobs(table: Table, txn: Txn) -> None:
+    """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
+    if txn.get(JOBS_INDEXED) is not None:
+        return
+    states: Counter[str] = Counter()
+    for record in table.all(txn, JOB, JobRecord):
+        txn.put(_of(record.tenant) + record.job, b"")
+        states[record.state] += 1
+    for state in get_args(JobState):
+        txn.put(JOB_COUNT + state, str(states[state]).encode())
+    txn.put(JOBS_INDEXED, b"")
+
+
+def count_jobs(txn: Txn) -> dict[str, int]:
+    """How many jobs there are in each state that any has."""
+    found = {state: int(raw) for state, raw in txn.items(JOB_COUNT)}
+    return {state: count for state, count in found.items() if count}
+
+
+def page_of_jobs(
+    table: Table,
+    txn: Txn,
+    tenant: str | None,
+    state: JobState | None,
+    kind: JobKind | None,
+    after: str | None,
+    limit: int,
+) -> tuple[list[JobRecord], str | None]:
+    """Up to `limit` jobs, the newest first, and the job to go on after; None: there are no more.
+
+    At most LOOKED_AT records are read, so a page may be short, even empty, and not the last.
+    """
+    live = state is not None and state not in ENDED
+    prefix = _of(tenant) if tenant is not None else LIVE if live else JOB
+    found: list[JobRecord] = []
+    last = None
+    for looked, job in enumerate(txn.names_back(prefix, after)):
+        if len(found) == limit or looked == LOOKED_AT:
+            return found, last
+        last = job
+        record = table.get(txn, JOB + job, JobRecord)
+        if record is not None and state in (None, record.state) and kind in (None, record.kind):
+            found.append(record)
+    return found, None
 
 
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
     """Put a new job; Conflict where another one is at work on the same root, domain or model.
 
-    QuotaExceeded where its tenant has `tenant_limit` live ones already.
+    Raises QuotaExceeded as `check_quota`.
     """
-    target, live = target_of(record), live_jobs(table, txn)
-    if tenant_limit is not None and sum(other.tenant == record.tenant for other in live) >= tenant_limit:
-        raise QuotaExceeded(
-            f"tenant {record.tenant} has {tenant_limit} jobs queued or running: wait for one to end, or cancel one",
-            limit=tenant_limit,
-        )
-    for other in live:
+    target = target_of(record)
+    check_quota(table, txn, record.tenant, tenant_limit)
+    for other in live_jobs(table, txn):
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
@@ -66,6 +140,24 @@ def _doing(job: JobRecord) -> str:
     if job.state == "running":
         return "is at work on"
     return "was interrupted, and is still to make" if job.attempts else "is queued to make"
+
+
+def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
+    """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones included."""
+    if limit is None:
+        return
+    if sum(job.tenant == tenant for job in live_jobs(table, txn)) >= limit:
+        raise QuotaExceeded(
+            f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one", limit=limit
+        )
+    yesterday = job_id_at(time.time() - DAY_S)
+    today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
+    if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
+        raise QuotaExceeded(
+            f"tenant {tenant} has begun {PER_DAY} jobs within a day, with those that ended or were cancelled: "
+            "wait some hours, or ask the administrator to begin the job",
+            limit=PER_DAY,
+        )
 
 
 def live_jobs(table: Table, txn: Txn) -> list[JobRecord]:
@@ -104,14 +196,11 @@ def cancel_for_model(table: Table, txn: Txn, model: ModelId) -> None:
 
 def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
     """Remove a tenant's jobs. One that runs finds its mark in GONE and cannot publish any more."""
-    dropped = []
-    for record in all_jobs(table, txn):
-        if record.tenant == tenant:
-            if record.state not in ENDED:
-                txn.put(GONE + record.job, b"")
-            txn.delete(JOB + record.job)
-            txn.delete(LIVE + record.job)
-            dropped.append(record.job)
+    dropped = txn.keys(_of(tenant))
+    for job in dropped:
+        if txn.get(LIVE + job) is not None:
+            txn.put(GONE + job, b"")
+        drop_job(table, txn, job)
     return dropped
 
 
@@ -121,9 +210,9 @@ def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) 
     return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
 
 
-def drop_jobs(txn: Txn, jobs: list[str]) -> None:
+def drop_jobs(table: Table, txn: Txn, jobs: list[str]) -> None:
     for job in jobs:
-        txn.delete(JOB + job)
+        drop_job(table, txn, job)
 
 
 def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
@@ -142,3 +231,13 @@ def _end(record: JobRecord) -> datetime:
 
 def _age(record: JobRecord) -> tuple[str, str]:
     return record.created, record.job
+
+
+def _of(tenant: str | None) -> str:
+    return f"{JOB_OF}{tenant or ''}/"
+
+
+def _count(txn: Txn, old: JobState | None, new: JobState | None) -> None:
+    for state, step in ((old, -1), (new, +1)):
+        if state is not None and old != new:
+            txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hmi.core import KeyRecord, check_name
-from hmi.errors import NotFound
+from hmi.errors import NotFound, QuotaExceeded
 from hmi.stores.ledger import Txn
 from hmi.stores.table import KEY, KEY_ID, KEY_OF, Table
 
@@ -28,6 +28,12 @@ def find_key(table: Table, txn: Txn, sha256: str) -> KeyRecord | None:
 def keys_of(table: Table, txn: Txn, tenant: str | None) -> list[KeyRecord]:
     found = [table.get(txn, KEY + sha.decode(), KeyRecord) for _, sha in txn.items(_of(tenant))]
     return sorted((k for k in found if k is not None), key=lambda k: (k.created, k.key_id))
+
+
+def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
+    """Raises QuotaExceeded where a tenant has `limit` keys."""
+    if limit is not None and len(txn.keys(_of(tenant))) >= limit:
+        raise QuotaExceeded(f"tenant {tenant} has {limit} keys: revoke one that is not used any more", limit=limit)
 
 
 def revoke_key(table: Table, txn: Txn, key_id: str) -> KeyRecord:

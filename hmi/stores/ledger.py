@@ -51,6 +51,17 @@ class Txn:
                     yield key, cursor.value()
                 more = cursor.next()
 
+    def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
+        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too)."""
+        head = prefix.encode()
+        # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
+        end = head + (b"\xff" if before is None else before.encode())
+        with self._raw.cursor() as cursor:
+            more = cursor.prev() if cursor.set_range(end) else cursor.last()
+            while more and cursor.key().startswith(head):
+                yield cursor.key().decode()[len(prefix) :]
+                more = cursor.prev()
+
     def keys(self, prefix: str) -> list[str]:
         return [key for key, _ in self.items(prefix)]
 
@@ -104,6 +115,11 @@ class Ledger:
                 self._gate.wait_for(lambda: not self._active and not self._resizing)
                 self._env.close()
                 self._env = None
+
+    def generation(self) -> int:
+        """A number that each committed change, of whichever process, makes larger."""
+        with self._entered():
+            return int(self._env.info()["last_txnid"])
 
     def read(self, body: Callable[[Txn], T]) -> T:
         """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""

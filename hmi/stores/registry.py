@@ -5,16 +5,14 @@ One LMDB environment, several processes at once; every change is one durable tra
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
+    JobKind,
     JobRecord,
     JobState,
     KeyRecord,
@@ -26,9 +24,9 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import job_table, key_table, model_table
+from hmi.stores import job_table, key_table, model_table, once_table
 from hmi.stores.ledger import FIRST_MAP, Ledger, Txn
-from hmi.stores.table import GONE, JOB, MODEL, ONCE, ONCE_UNTIL, ROOT, TENANT, Table
+from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
@@ -45,10 +43,20 @@ class Registry:
     def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
         """Open the registry in the folder `path`, making it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
-        return cls(Ledger.open(path, first_map))
+        registry = cls(Ledger.open(path, first_map))
+        try:
+            registry._index_jobs()
+        except BaseException:
+            registry.close()
+            raise
+        return registry
 
     def close(self) -> None:
         self._ledger.close()
+
+    def generation(self) -> int:
+        """While it is the same, nothing in the registry has changed: for what is costly to read again."""
+        return self._ledger.generation()
 
     # Roots
 
@@ -76,6 +84,10 @@ class Registry:
 
     def tenants(self) -> list[TenantRecord]:
         return self._ledger.read(lambda t: self._table.all(t, TENANT, TenantRecord))
+
+    def count_tenants(self) -> int:
+        """Without reading them."""
+        return self._ledger.read(lambda t: len(t.keys(TENANT)))
 
     def tenant(self, name: str) -> TenantRecord:
         """Raises NotFound."""
@@ -115,12 +127,13 @@ class Registry:
         """A tenant's keys; those of None are the administrator's."""
         return self._ledger.read(lambda t: key_table.keys_of(self._table, t, tenant))
 
-    def put_key(self, record: KeyRecord) -> None:
-        """Raises NotFound for a tenant that does not exist."""
+    def put_key(self, record: KeyRecord, limit: int | None = None) -> None:
+        """Raises NotFound for a tenant that does not exist, QuotaExceeded where it has `limit` keys."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
+            key_table.check_count(txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
         self._ledger.write(body)
@@ -180,6 +193,17 @@ class Registry:
         found = self._ledger.read(lambda t: read(self._table, t))
         return [j for j in found if tenant in (None, j.tenant) and state in (None, j.state)]
 
+    def page_of_jobs(
+        self, tenant: str | None, state: JobState | None, kind: JobKind | None, after: str | None, limit: int
+    ) -> tuple[list[JobRecord], str | None]:
+        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is bounded, so
+        a page may be short, even empty, and not the last."""
+        return self._ledger.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
+
+    def count_jobs(self) -> dict[str, int]:
+        """How many jobs there are in each state, without reading them."""
+        return self._ledger.read(job_table.count_jobs)
+
     def live_jobs(self) -> list[JobRecord]:
         """Queued and running jobs of one snapshot, the oldest first."""
         return self._ledger.read(lambda t: job_table.live_jobs(self._table, t))
@@ -193,7 +217,7 @@ class Registry:
 
     def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
         """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant);
-        QuotaExceeded where the tenant has `tenant_limit` live jobs."""
+        QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a day."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
@@ -201,6 +225,10 @@ class Registry:
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._ledger.write(body)
+
+    def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
+        """Raises QuotaExceeded where `add_job` would, before anything is written for the job."""
+        self._ledger.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Read, change and write in one transaction. Raises NotFound."""
@@ -218,8 +246,12 @@ class Registry:
         day, month = today - timedelta(days=1), today - timedelta(days=30)
         old = self._ledger.read(lambda t: job_table.old_jobs(self._table, t, keep, day, month))
         if old:
-            self._ledger.write(lambda t: job_table.drop_jobs(t, old))
+            self._ledger.write(lambda t: job_table.drop_jobs(self._table, t, old))
         return old
+
+    def _index_jobs(self) -> None:
+        if self._ledger.read(lambda t: t.get(JOBS_INDEXED)) is None:
+            self._ledger.write(lambda t: job_table.index_jobs(self._table, t))
 
     def forget_gone(self, job: str) -> None:
         """Drop the mark of a deleted tenant's job, once its process has ended."""
@@ -239,38 +271,8 @@ class Registry:
 
     def remember(self, key: str, scope: str) -> dict[str, Any] | None:
         """What `store` kept for this key less than its lifetime ago."""
-        raw = self._ledger.read(lambda t: t.get(ONCE + _once(key, scope)))
-        kept = None if raw is None else json.loads(raw)
-        return kept["response"] if kept is not None and kept["until"] > time.time() else None
+        return self._ledger.read(lambda t: once_table.kept(t, key, scope))
 
     def store(self, key: str, scope: str, response: dict[str, Any], ttl_s: float = DAY_S) -> None:
         """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
-        name, until = _once(key, scope), time.time() + ttl_s
-        value = json.dumps({"until": until, "response": response}).encode()
-
-        def body(txn: Txn) -> None:
-            _drop_expired(txn)
-            txn.put(ONCE + name, value)
-            txn.put(f"{ONCE_UNTIL}{int(until):012d}/{name}", b"")
-
-        self._ledger.write(body)
-
-
-def _once(key: str, scope: str) -> str:
-    return hashlib.sha256(f"{scope}\0{key}".encode()).hexdigest()
-
-
-def _drop_expired(txn: Txn, at_most: int = 64) -> None:
-    now = time.time()
-    expired: list[str] = []
-    for entry, _ in txn.items(ONCE_UNTIL):
-        if len(expired) == at_most or int(entry.partition("/")[0]) >= now:
-            break
-        expired.append(entry)
-    for entry in expired:
-        name = entry.partition("/")[2]
-        raw = txn.get(ONCE + name)
-        # The same key may have been stored again with a later end.
-        if raw is not None and json.loads(raw)["until"] <= now:
-            txn.delete(ONCE + name)
-        txn.delete(ONCE_UNTIL + entry)
+        self._ledger.write(lambda t: once_table.keep(t, key, scope, response, ttl_s))

@@ -33,6 +33,20 @@ def do_count(ctx: JobContext) -> dict[str, Any]:
     return {"counted": steps, "input": (ctx.input / "data").read_text() if (ctx.input / "data").exists() else None}
 
 
+def do_step_and_die(ctx: JobContext) -> dict[str, Any]:
+    """Each attempt comes one step further, keeps it, and dies; spec["stuck"]: from that step on none does."""
+    checkpoint = ctx.folder / "checkpoint.json"
+    step = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
+    if step == ctx.job.spec["steps"]:
+        return {"steps": step}
+    if step != ctx.job.spec.get("stuck"):
+        checkpoint.write_text(json.dumps(step + 1))
+        ctx.checkpointed()
+        ctx.checkpointed()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 def do_fail(ctx: JobContext) -> dict[str, Any]:
     raise InvalidData("row 3: `label` is missing", field="data")
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
+from typing import Any
+
 import pytest
 
-from hmi.api.body import parse
+from hmi.api.body import parse, parse_query
 from hmi.api.errors import STATUS, Malformed, known, status_of
+from hmi.api.route import Route
+from hmi.api.routes import ROUTES
 from hmi.api.schemas_infer import InferBody, MixedBody
-from hmi.api.schemas_manage import CreateModel
+from hmi.api.schemas_manage import CreateModel, CreateTenant, ModelQuery
 from hmi.errors import HmiError, InvalidInput
 from hmi.metrics import Metrics
+from tests.hmi.test_api_fuzz import DOCUMENT, draw
 
 
 @pytest.mark.parametrize(
@@ -75,3 +83,97 @@ def test_tenant_labels_are_bounded() -> None:
     assert 'hmi_tenant_requests_total{tenant="other"} 1000.0' in lines
     total = sum(float(line.rpartition(" ")[2]) for line in lines)
     assert total == 1000 + 50 * 51 / 2
+
+
+FOREIGN = re.compile(
+    r"[Ii]nput should|[Vv]alid (string|integer|array|dict|number|list|boolean|object)|pattern|\^\[|\barray\b|\bdict\b"
+    r"|\bNone\b|\bTrue\b|\bFalse\b|\binteger\b|\bboolean\b|\bfloat\b|pydantic|Unable to|discriminator|unable to parse"
+    r"|EOF|[Vv]alue error|\bstr\b|\bint\b"
+)
+"""What only Python, pydantic or its JSON parser would say."""
+CREATE = {"model": "acme.m", "domain": "tiny", "task": "pair"}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "said"),
+    [
+        (InferBody, {"inputs": {"text": "a"}}, 'must be a text or a list of inputs.*{"text": …}.*{"tokens"'),
+        (InferBody, {"inputs": 5}, "must be a text or a list of inputs"),
+        (InferBody, {"inputs": [5]}, r"^inputs\[0\]: is no input: an input is a text, "),
+        (InferBody, {"inputs": [["a"]]}, r"^inputs\[0\]: is no input"),
+        (InferBody, {"input": "a"}, "^input: is not a field here: did you mean 'inputs'. .and 1 more field.$"),
+        (InferBody, {"inputs": [{"txt": "a"}]}, r"^inputs\[0\].txt: .*did you mean 'text'"),
+        (InferBody, {"inputs": [{"tokens": ["a"], "pos": 1}]}, "the fields here are tokens$"),
+        (InferBody, {"inputs": "a", "parameters": {"returns": []}}, "did you mean 'return'"),
+        (InferBody, {"inputs": "a", "parameters": {"return": ["score"]}}, "did you mean 'scores'. It must be "),
+        (InferBody, {"inputs": "a", "parameters": {"deadline_ms": 1e9}}, "and must be at most 3600000$"),
+        (InferBody, {"inputs": "a", "parameters": {"exact": 1}}, "is the number 1, and must be true or false"),
+        (InferBody, [], "^body: is a list, and must be an object with inputs, parameters$"),
+        (MixedBody, [{"inputs": "a", "modle": "a.b"}], r"^\[0\].modle: .*did you mean 'model'"),
+        (CreateModel, {**CREATE, "model": "Acme.m"}, "'Acme.m' is not a model's name: .*1 to 63 lower-case letters"),
+        (CreateModel, {**CREATE, "domain": "a//b"}, "'a//b' is not a domain's name: .*root/branch.*lower-case letters"),
+        (CreateModel, {**CREATE, "task": "clasification"}, "did you mean 'classification'"),
+        (CreateModel, {**CREATE, "options": {"epoch": 3}}, "options.epoch: .*did you mean 'epochs'"),
+        (CreateModel, {**CREATE, "options": {"module": {"rnak": 3}}}, "options.module.rnak: .*did you mean 'rank'"),
+        (CreateModel, {**CREATE, "options": {"module": "lora"}}, "must be an object with kind, rank, sites, size"),
+        (CreateModel, {**CREATE, "options": {"epochs": 2.5}}, "is the number 2.5, and must be a whole number"),
+        (CreateModel, {**CREATE, "data": "rows.csv"}, "is the text 'rows.csv', and must be an object with path$"),
+        (CreateModel, {**CREATE, "data": None, "dev": {"path": ""}}, "^dev.path: is empty"),
+        (CreateTenant, {"tenant": "Acme Ltd"}, "'Acme Ltd' is not a name: use 1 to 63 lower-case letters .a-z."),
+        (CreateTenant, {"tenant": "a" * 10_000_000}, "^.{,200}$"),
+        (CreateTenant, {"a" * 10_000_000: 1}, "^.{,200}$"),
+        (CreateTenant, {str(i): 1 for i in range(50_000)}, "^body: 50001 things in it are wrong"),
+    ],
+)  # fmt: skip
+def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(model, json.dumps(body).encode())
+    assert re.search(said, caught.value.message), caught.value.message
+    assert not FOREIGN.search(caught.value.message)
+    assert len(caught.value.details.get("fields", ())) <= 20
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "ends too early .line 1, column 0"),
+        (b'{"inputs": "a"', "ends too early"),
+        (b'{"inputs": "a",}', "comma with nothing after it"),
+        (b"{'inputs': 1}", "in double quotes"),
+        (b'{"inputs": "a"} x', "something after its end"),
+        (b'{"inputs": "a\nb"}', "line break"),
+        (b"[" * 1000, "nested too deeply"),
+        (b"nothing", "none of JSON"),
+    ],
+)
+def test_says_why_a_body_is_no_json(body: bytes, said: str) -> None:
+    with pytest.raises(Malformed, match=said) as caught:
+        parse(InferBody, body)
+    assert not FOREIGN.search(caught.value.message)
+
+
+@pytest.mark.parametrize(("query", "said"), [
+    ({"limit": "x"}, "must be a whole number"), ({"limit": "0"}, "at least 1"),
+    ({"tasks": "pair"}, "did you mean 'task'"),
+    ({"tenant": "A"}, "lower-case"), ({"colour": "red"}, "the fields here are tenant, domain, task, after, limit"),
+])  # fmt: skip
+def test_says_what_is_wrong_with_a_query(query: dict[str, str], said: str) -> None:
+    (route,) = (r for r in ROUTES if r.query is ModelQuery)
+    with pytest.raises(InvalidInput, match=said) as caught:
+        parse_query(route, query)
+    assert not FOREIGN.search(caught.value.message)
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.body is not None], ids=lambda r: f"{r.method} {r.path}")
+def test_no_odd_body_is_answered_in_python(route: Route) -> None:
+    operation = DOCUMENT["paths"][route.path][route.method.lower()]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    rng, refused = random.Random(6), 0
+    for _ in range(150):
+        try:
+            parse(route.body, json.dumps(draw(schema, rng, rng.choice([0.2, 0.5, 1.0]))).encode())
+        except HmiError as error:
+            refused += 1
+            told = [error.message, *(field["message"] for field in error.details.get("fields", ()))]
+            assert not [message for message in told if FOREIGN.search(message)]
+    assert refused > 20

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from hmi.core import JobRecord, KeyRecord, ModelId, TenantRecord, now
+from hmi.core import JobKind, JobRecord, JobState, KeyRecord, ModelId, TenantRecord, now
 from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
 from hmi.manager.tenants import new_key
-from hmi.stores.ledger import Ledger
+from hmi.stores import job_table
+from hmi.stores.job_table import drop_jobs
+from hmi.stores.ledger import Ledger, Txn
 from hmi.stores.registry import Registry
+from hmi.stores.table import Table
 from tests.hmi.runner_bodies import version_by
 
 ACME = ModelId("acme", "mood")
@@ -189,3 +196,76 @@ def test_expired_answers_are_dropped(registry: Registry, tmp_path: Path) -> None
     assert len(ledger.read(lambda t: t.keys("once/"))) == 1
     assert len(ledger.read(lambda t: t.keys("onceuntil/"))) == 1
     ledger.close()
+
+
+def pages(registry: Registry, tenant: str | None, state: Any, kind: Any, limit: int) -> list[str]:
+    """All jobs of a list, page by page."""
+    found: list[str] = []
+    after = None
+    while True:
+        page, after = registry.page_of_jobs(tenant, state, kind, after, limit)
+        assert len(page) <= limit
+        found += [record.job for record in page]
+        if after is None:
+            return found
+
+
+def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, tmp_path: Path) -> None:
+    rng, states, kinds = random.Random(4), get_args(JobState), get_args(JobKind)
+    add_tenant(registry, "acme-2")
+    owners = ("acme", "acme-2", None)
+    for i in range(80):
+        name = f"j{rng.randrange(40):04d}"
+        old = {record.job: record for record in registry.jobs()}.get(name)
+        if old is not None and rng.random() < 0.2:
+            registry._ledger.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
+        else:  # a job changes its state, and neither its owner nor its kind
+            given = {"tenant": old.tenant, "kind": old.kind} if old else {"tenant": owners[i % 3], "kind": kinds[i % 4]}
+            registry.put_job(job(name, created=f"2026-01-01T00:00:{name[-2:]}Z", state=rng.choice(states), **given))
+    for again in range(2):
+        everything = registry.jobs()[::-1]
+        assert len(everything) > 20
+        assert registry.count_jobs() == Counter(record.state for record in everything)
+        for tenant, state, kind in product((None, *owners[:2]), (None, *states), (None, *kinds)):
+            want = [r.job for r in everything if tenant in (None, r.tenant) and state in (None, r.state)
+                    and kind in (None, r.kind)]  # fmt: skip
+            assert pages(registry, tenant, state, kind, 3) == want
+        if not again:  # a registry of an earlier release has no indexes: opening makes them
+            registry._ledger.write(unindexed)
+            assert registry.count_jobs() == {}
+            Registry.open(tmp_path / "registry").close()
+    registry.delete_tenant("acme")
+    assert pages(registry, "acme", None, None, 100) == []
+    assert {record.tenant for record in registry.jobs()} == {"acme-2", None}
+    assert sum(registry.count_jobs().values()) == len(registry.jobs())
+
+
+def unindexed(txn: Txn) -> None:
+    for prefix in ("jobof/", "jobcount/", "jobsindexed"):
+        for key in txn.keys(prefix):
+            txn.delete(prefix + key)
+
+
+def test_a_page_of_jobs_reads_a_bounded_number_of_records(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "LOOKED_AT", 20)
+    registry._ledger.write(lambda t: [job_table.put_job(registry._table, t, job(f"j{i:04d}", state="failed"))
+                                      for i in range(100)])  # fmt: skip
+    read: list[str] = []
+    get = Table.get
+    monkeypatch.setattr(Table, "get", lambda *a: read.append(a[2]) or get(*a))
+    for given, most in (
+        ((None, None, None, None, 5), 6),
+        ((None, None, None, "j0050", 5), 6),
+        (("acme", None, None, None, 5), 6),
+        ((None, "succeeded", None, None, 5), 20),
+        (("acme", None, "build_plot", None, 5), 20),
+        ((None, "running", None, None, 5), 0),
+    ):
+        read.clear()
+        registry.page_of_jobs(*given)  # type: ignore[arg-type]
+        assert len(read) <= most
+    read.clear()
+    assert registry.count_jobs() == {"failed": 100}
+    assert read == []
+    assert pages(registry, None, "succeeded", None, 5) == []
+    assert len(pages(registry, None, None, None, 7)) == 100

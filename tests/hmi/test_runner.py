@@ -83,9 +83,22 @@ def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab) -> None:
 def test_a_job_that_always_dies_fails_in_the_end(lab: Lab) -> None:
     runner = lab.runner()
     job = lab.submit(runner, "die")
-    lab.registry.update_job(job, lambda r: r.model_copy(update={"attempts": 4}))
+    lab.registry.update_job(job, lambda r: r.model_copy(update={"attempts": 3, "stalled": 3}))
     record = runner.run_one(job)
     assert (record.state, record.attempts) == ("failed", 5)
+    assert record.error["kind"] == "interrupted"
+    assert "5 times in a row" in record.error["message"]
+
+
+def test_deaths_count_only_while_no_checkpoint_comes_between(lab: Lab) -> None:
+    runner = lab.runner()
+    well = lab.submit(runner, "step_and_die", steps=7)
+    record = runner.run_one(well)
+    assert (record.state, record.attempts, record.result) == ("succeeded", 8, {"steps": 7})
+    stuck = lab.submit(runner, "step_and_die", steps=7, stuck=3)
+    record = runner.run_one(stuck)
+    assert (record.state, record.attempts) == ("failed", 7), "five deaths since the last step"
+    assert record.error is not None
     assert record.error["kind"] == "interrupted"
 
 

@@ -116,7 +116,7 @@ def test_the_supervisor_outlives_an_error(lab: Lab, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(runner, "recover", recover_badly)
     job = lab.submit(runner, "count", steps=1)
-    lab.registry.update_job(job, lambda r: r.model_copy(update={"state": "running", "attempts": 5}))
+    lab.registry.update_job(job, lambda r: r.model_copy(update={"state": "running", "attempts": 5, "stalled": 4}))
     runner.start()
     record = lab.end_of(job)
     assert failed.is_set()

@@ -17,7 +17,7 @@ async def list_domains(call: Call) -> Reply:
     def domains() -> DomainList:
         return DomainList(domains=[domain_view(d) for d in call.services.manager.domains()])
 
-    return Reply(await asyncio.to_thread(domains))
+    return Reply(await asyncio.to_thread(domains), large=True)
 
 
 async def show_domain(call: Call) -> Reply:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-
 from aiohttp import web
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
-from hmi.api.scrape import totals
+from hmi.api.services import Stopping
 from hmi.errors import Unavailable
 
 
@@ -22,7 +19,8 @@ async def readyz(call: Call) -> Reply:
     """Inference is served; 503 while the server starts or drains."""
     services = call.services
     if services.phase != "serving" or not services.engine.ready():
-        raise Unavailable(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
+        kind = Stopping if services.phase == "draining" else Unavailable
+        raise kind(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
     return Reply(Health(status="ready"))
 
 
@@ -30,6 +28,6 @@ async def metrics(call: Call) -> web.StreamResponse:
     """Tenants' series for administrators only; for others their sum."""
     assert call.request is not None
     services = call.services
-    render = services.metrics.render if services.auth.is_admin(call.request) else partial(totals, services.metrics)
-    text = await asyncio.to_thread(render)
+    shown = services.scrape.whole if services.auth.is_admin(call.request) else services.scrape.summed
+    text = await shown.get()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

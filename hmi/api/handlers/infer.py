@@ -55,7 +55,13 @@ async def infer_mixed(call: Call) -> Reply:
         groups = zip(models, items, strict=True)
         return [p for i, (model, item) in enumerate(groups) for p in _requests(model, item, call, f"[{i}].")]
 
-    results = await _run(call, await off_loop(call.size > OFF_LOOP_BYTES, requests))
+    try:
+        results = await _run(call, await off_loop(call.size > OFF_LOOP_BYTES, requests))
+    except NotFound as error:
+        missing = [i for i, model in enumerate(models) if repr(str(model)) in error.message]
+        # As for a model of another tenant, which must not be told from one that does not exist.
+        error.details.update({"field": f"[{missing[0]}].model"} if missing else {})
+        raise
     large = _is_large(results)
 
     def answers() -> list[InferAnswer]:

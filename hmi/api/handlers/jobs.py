@@ -6,11 +6,15 @@ import asyncio
 
 from aiohttp import web
 
+from hmi.api.dispatch import shape
+from hmi.api.events import Events, stream
+from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobList, JobQuery, JobView
 from hmi.api.services import Services
 from hmi.api.views import job_view
 from hmi.core import ENDED, JobRecord
+from hmi.stores.job_table import no_job
 
 POLL_S = 0.3
 HEARTBEAT_S = 15.0
@@ -20,7 +24,8 @@ async def list_jobs(call: Call) -> Reply:
     """Newest first."""
     query: JobQuery = call.query
     tenant = call.caller.only(query.tenant)
-    return Reply(await asyncio.to_thread(_page, call.services, query, tenant))
+    found = await asyncio.to_thread(_page, call.services, query, tenant)
+    return Reply(found, large=len(found.jobs) > OFF_LOOP_ROWS)
 
 
 async def show_job(call: Call) -> Reply:
@@ -39,36 +44,43 @@ async def cancel_job(call: Call) -> Reply:
 
 
 async def job_events(call: Call) -> web.StreamResponse:
-    """Server-sent events: `progress` at each change and `end` once; a comment keeps the line open."""
-    assert call.request is not None
-    view = await asyncio.to_thread(_view, call)
-    response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    )
-    await response.prepare(call.request)
+    """Server-sent events: `progress` at each change and `end` once, or `error` where it cannot go on."""
+    request, services = call.request, call.services
+    assert request is not None
+    first = await asyncio.to_thread(_view, call)
+    with services.quotas.stream(call.caller.tenant):
+        return await stream(request, lambda events: _follow(call, events, first), lambda e: shape(request, e)[0])
+
+
+async def _follow(call: Call, events: Events, view: JobView) -> None:
     sent, quiet = "", 0.0
     while call.services.phase != "draining":
         text = view.model_dump_json()
         if text != sent:
-            event = "end" if view.state in ENDED else "progress"
-            await response.write(f"event: {event}\ndata: {text}\n\n".encode())
+            await events.send("end" if view.state in ENDED else "progress", text)
             sent, quiet = text, 0.0
         elif quiet >= HEARTBEAT_S:
-            await response.write(b": still here\n\n")
+            await events.alive()
             quiet = 0.0
         if view.state in ENDED:
-            break
+            return
         await asyncio.sleep(POLL_S)
         quiet += POLL_S
-        view = await asyncio.to_thread(_view, call)
-    await response.write_eof()
-    return response
+        view = await asyncio.to_thread(_view_with_key, call)
+
+
+def _view_with_key(call: Call) -> JobView:
+    """The job for whoever may still see it: a key may have been revoked since the stream began."""
+    assert call.request is not None
+    call.services.auth.caller(call.request, "manage")
+    return _view(call)
 
 
 def _own(call: Call) -> JobRecord:
     job = call.opaque("job")
     record = call.services.manager.job(job)
-    call.caller.must_reach(record.tenant, f"job {job!r}")
+    if not call.caller.reaches(record.tenant):
+        raise no_job(job)
     return record
 
 
@@ -80,11 +92,5 @@ def _view(call: Call) -> JobView:
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
     manager.runner.recover()  # what is said to run has a process
-    found = [job for job in manager.jobs(tenant=tenant, state=query.state) if query.kind in (None, job.kind)]
-    found.reverse()  # newest first
-    if query.after is not None:
-        places = [i for i, job in enumerate(found) if job.job == query.after]
-        found = found[places[0] + 1 :] if places else []
-    page, rest = found[: query.limit], found[query.limit :]
-    views = [job_view(job, manager.job_progress(job.job)) for job in page]
-    return JobList(jobs=views, next=page[-1].job if rest else None)
+    page, more = manager.registry.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
+    return JobList(jobs=[job_view(job, manager.job_progress(job.job)) for job in page], next=more)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 
+from hmi.api import quotas
+from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
 from hmi.api.schemas_manage import (
@@ -19,9 +21,7 @@ from hmi.api.schemas_manage import (
 )
 from hmi.api.views import model_view
 from hmi.core import DomainId, JobRecord, ModelId
-
-TENANT_JOBS = 100
-"""Queued and running jobs that a tenant may have."""
+from hmi.stores.job_table import LOOKED_AT
 
 
 async def create_model(call: Call) -> Reply:
@@ -44,7 +44,8 @@ async def create_model(call: Call) -> Reply:
 
 async def list_models(call: Call) -> Reply:
     query: ModelQuery = call.query
-    return Reply(await asyncio.to_thread(_page, call, query, call.caller.only(query.tenant)))
+    found = await asyncio.to_thread(_page, call, query, call.caller.only(query.tenant))
+    return Reply(found, large=len(found.models) > OFF_LOOP_ROWS)
 
 
 async def show_model(call: Call) -> Reply:
@@ -103,7 +104,7 @@ def accepted(job: JobRecord) -> Reply:
 
 def _job_limit(call: Call) -> int | None:
     """A tenant's key may not fill the queue; an administrator's may."""
-    return None if call.caller.tenant is None else TENANT_JOBS
+    return None if call.caller.tenant is None else quotas.TENANT_JOBS
 
 
 def _view(call: Call) -> ModelView:
@@ -119,12 +120,20 @@ def _exported(call: Call) -> ModuleExport:
 
 
 def _page(call: Call, query: ModelQuery, tenant: str | None) -> ModelList:
+    """A page of models; as with jobs, at most LOOKED_AT of them are looked at for it."""
     domain = None if query.domain is None else str(DomainId.parse(query.domain))
     page: list[ModelView] = []
-    for record in call.services.manager.models(tenant=tenant, after=query.after):
-        view = model_view(record)
-        if domain in (None, view.domain) and query.task in (None, view.task):
-            if len(page) == query.limit:
-                return ModelList(models=page, next=page[-1].model)
-            page.append(view)
-    return ModelList(models=page, next=None)
+    after, left = query.after, LOOKED_AT
+    while left:
+        some = call.services.manager.models(tenant=tenant, after=after, limit=min(left, query.limit + 1))
+        for record in some:
+            live = record.live
+            if domain in (None, live.domain) and query.task in (None, live.task):
+                if len(page) == query.limit:
+                    return ModelList(models=page, next=after)
+                page.append(model_view(record))
+            after = f"{record.tenant}.{record.name}"
+        if len(some) < min(left, query.limit + 1):
+            return ModelList(models=page, next=None)
+        left -= len(some)
+    return ModelList(models=page, next=after)

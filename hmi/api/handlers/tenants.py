@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from hmi.api import quotas
+from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import (
@@ -49,8 +51,15 @@ async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
 
 
 async def list_tenants(call: Call) -> Reply:
-    tenants = await asyncio.to_thread(call.services.manager.registry.tenants)
-    return Reply(TenantList(tenants=[tenant_view(t) for t in tenants if call.caller.reaches(t.tenant)]))
+    """Those that the caller reaches: all, or its own."""
+    registry, own = call.services.manager.registry, call.caller.tenant
+
+    def tenants() -> TenantList:
+        found = registry.tenants() if own is None else [registry.tenant(own)]
+        return TenantList(tenants=[tenant_view(t) for t in found])
+
+    listed = await asyncio.to_thread(tenants)
+    return Reply(listed, large=len(listed.tenants) > OFF_LOOP_ROWS)
 
 
 async def delete_tenant(call: Call) -> Reply:
@@ -68,7 +77,8 @@ async def create_key(call: Call) -> Reply:
 
     def create() -> Reply:
         call.services.manager.registry.tenant(tenant)
-        stored, key = call.services.manager.create_key(tenant, scopes)
+        limit = None if call.caller.tenant is None else quotas.TENANT_KEYS
+        stored, key = call.services.manager.create_key(tenant, scopes, limit=limit)
         return _key_created(stored, key)
 
     return await asyncio.to_thread(create)

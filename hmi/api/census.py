@@ -1,0 +1,49 @@
+"""How many values a JSON text has, counted before anything is made of them.
+
+A parser needs up to a hundred times the bytes of a text that is nothing but small values, and validation as much again
+for the errors. Counting needs neither memory nor, for more than a millisecond at a time, the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+STEP = 1 << 20
+_QUOTE, _COMMA, _COLON, _LIST, _OBJECT = b'",:[{'
+
+
+@dataclass(frozen=True)
+class Census:
+    """`values` of any kind, and `members` of objects. Of a text that is not JSON no less than a parser would make."""
+
+    values: int
+    members: int
+
+    def within(self, most: Census) -> bool:
+        return self.values <= most.values and self.members <= most.members
+
+
+def census(data: bytes, most: Census) -> Census:
+    """The counts; where a look that does not tell texts from the rest finds them within `most`, that look's."""
+    quick = Census(1 + data.count(b",") + data.count(b"[") + data.count(b"{"), data.count(b":"))
+    return quick if quick.within(most) else _exact(data)
+
+
+def _exact(data: bytes) -> Census:
+    values, members, at, within = 1, 0, 0, False
+    while at < len(data):
+        part = data[at : at + STEP]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2 and at + len(part) < len(data):
+            part = part[:-1]  # an escape is not cut in two
+        at += len(part)
+        plain = np.frombuffer(part.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+        if not len(plain):
+            continue
+        texts = np.logical_xor.accumulate(plain == _QUOTE) ^ within
+        within = bool(texts[-1])
+        plain = plain[~texts]
+        values += sum(int(np.count_nonzero(plain == sign)) for sign in (_COMMA, _LIST, _OBJECT))
+        members += int(np.count_nonzero(plain == _COLON))
+    return Census(values, members)

@@ -1,0 +1,44 @@
+"""Server-sent events: an answer that has begun and can end in one way only, as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Events:
+    """A stream under way."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+
+    async def send(self, event: str, data: str) -> None:
+        """`data`: JSON, which has no line breaks."""
+        await self._response.write(f"event: {event}\ndata: {data}\n\n".encode())
+
+    async def alive(self) -> None:
+        """A comment, which keeps the connection open."""
+        await self._response.write(b": still here\n\n")
+
+
+async def stream(
+    request: web.Request, body: Callable[[Events], Awaitable[None]], shaped: Callable[[Exception], dict[str, object]]
+) -> web.StreamResponse:
+    """Answer with what `body` sends. Its error ends the stream as `event: error` with `shaped(error)` as data: the
+    status and the headers have gone, so a second answer would be read as a part of the first."""
+    response = web.StreamResponse(headers=HEADERS)
+    await response.prepare(request)
+    events = Events(response)
+    try:
+        await body(events)
+    except (asyncio.CancelledError, ConnectionError):
+        raise  # the client has gone
+    except Exception as error:  # the edge of the process: nothing may escape unshaped
+        await events.send("error", json.dumps(shaped(error), ensure_ascii=False))
+    await response.write_eof()
+    return response

@@ -1,0 +1,67 @@
+"""What one tenant's key may do at once and in a row, so that the others are not held up. Administrators are not bound.
+
+Jobs and keys are counted where they are kept, in the registry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hmi.errors import QuotaExceeded
+
+TENANT_JOBS = 100
+"""Queued and running jobs that a tenant may have."""
+TENANT_KEYS = 100
+"""Keys that a tenant may hold."""
+TENANT_STREAMS = 32
+"""Jobs that a tenant may follow at once."""
+CHANGES_AT_ONCE = 200
+CHANGES_PER_S = 2.0
+"""A tenant may change things so many times in a row, and so many times a second in the long run."""
+
+
+@dataclass
+class Quotas:
+    """Of one server, in memory; of its event loop."""
+
+    _streams: Counter[str] = field(default_factory=Counter)
+    _changes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By tenant: what is left of its changes, and when that was."""
+
+    @contextmanager
+    def stream(self, tenant: str | None) -> Iterator[None]:
+        """Count a stream for the block; raises QuotaExceeded."""
+        if tenant is None:
+            yield
+            return
+        if self._streams[tenant] >= TENANT_STREAMS:
+            raise QuotaExceeded(
+                f"tenant {tenant} follows {TENANT_STREAMS} jobs at once already: end one, or ask GET /manage/jobs",
+                limit=TENANT_STREAMS,
+            )
+        self._streams[tenant] += 1
+        try:
+            yield
+        finally:
+            self._streams[tenant] -= 1
+            if not self._streams[tenant]:
+                del self._streams[tenant]
+
+    def change(self, tenant: str | None) -> None:
+        """Count a call that creates, changes or deletes; raises QuotaExceeded."""
+        if tenant is None:
+            return
+        at = time.monotonic()
+        left, then = self._changes.get(tenant, (float(CHANGES_AT_ONCE), at))
+        left = min(float(CHANGES_AT_ONCE), left + (at - then) * CHANGES_PER_S)
+        if left < 1:
+            raise QuotaExceeded(
+                f"tenant {tenant} changes too much at once: at most {CHANGES_AT_ONCE} calls in a row, and "
+                f"{CHANGES_PER_S:g} a second in the long run; try again in a few seconds",
+                limit=CHANGES_AT_ONCE,
+            )
+        self._changes[tenant] = left - 1, at

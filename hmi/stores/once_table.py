@@ -1,0 +1,46 @@
+"""Answers to repeated requests in the registry: kept for a day, each dropped some time after that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+from hmi.stores.ledger import Txn
+from hmi.stores.table import ONCE, ONCE_UNTIL
+
+
+def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
+    """What `keep` stored for this key less than its lifetime ago."""
+    raw = txn.get(ONCE + _once(key, scope))
+    found = None if raw is None else json.loads(raw)
+    return found["response"] if found is not None and found["until"] > time.time() else None
+
+
+def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
+    """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
+    name, until = _once(key, scope), time.time() + ttl_s
+    _drop_expired(txn)
+    txn.put(ONCE + name, json.dumps({"until": until, "response": response}).encode())
+    txn.put(f"{ONCE_UNTIL}{int(until):012d}/{name}", b"")
+
+
+def _once(key: str, scope: str) -> str:
+    return hashlib.sha256(f"{scope}\0{key}".encode()).hexdigest()
+
+
+def _drop_expired(txn: Txn, at_most: int = 64) -> None:
+    now = time.time()
+    expired: list[str] = []
+    for entry, _ in txn.items(ONCE_UNTIL):
+        if len(expired) == at_most or int(entry.partition("/")[0]) >= now:
+            break
+        expired.append(entry)
+    for entry in expired:
+        name = entry.partition("/")[2]
+        raw = txn.get(ONCE + name)
+        # The same key may have been stored again with a later end.
+        if raw is not None and json.loads(raw)["until"] <= now:
+            txn.delete(ONCE + name)
+        txn.delete(ONCE_UNTIL + entry)

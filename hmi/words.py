@@ -1,0 +1,167 @@
+"""What is wrong with a value that was sent, in a user's words and not in those of the library that checks it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, NAME_RULE
+
+_RULES = {
+    NAME_PATTERN: f"is not a name: use {NAME_RULE}",
+    MODEL_PATTERN: f"is not a model's name: it is tenant.model, each of {NAME_RULE}",
+    DOMAIN_PATTERN: f"is not a domain's name: it is root/branch, up to 8 levels, each of {NAME_RULE}",
+    ID_PATTERN: "is not an id: give one as an answer of this server has it",
+}
+_WANTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_NOT_JSON = (
+    ("EOF while parsing", "it ends too early"),
+    ("unexpected end", "it ends too early"),
+    ("expected value", "a value is missing or is none of JSON"),
+    ("expected ident", "a value is missing or is none of JSON"),
+    ("expected `", "a comma, a colon or a bracket is missing"),
+    ("key must be a string", "a field's name must be in double quotes"),
+    ("trailing comma", "there is a comma with nothing after it"),
+    ("trailing characters", "there is something after its end"),
+    ("control character", 'a text holds a raw line break or another control character: write it as \\n or \\u…'),
+    ("recursion limit", "it is nested too deeply"),
+    ("invalid unicode", "it is not UTF-8"),
+    ("lone leading surrogate", "half of a surrogate pair stands alone"),
+)  # fmt: skip
+SHOWN = 60
+FEW = 5
+
+
+def said(problem: ErrorDetails, model: Any) -> str:
+    """What is wrong, and what to do, of one of pydantic's findings about a value that should be `model`."""
+    kind, given, context = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"is not a field here: {_there_are(str(problem['loc'][-1]), fields_at(model, problem['loc'][:-1]))}"
+    if kind == "missing":
+        return "is missing: add it"
+    if kind == "string_pattern_mismatch":
+        return _against_rule(str(given), context["pattern"])
+    if kind in _WANTED:
+        with_fields = _with(fields_at(model, problem["loc"])) if _WANTED[kind] == "an object" else ""
+        return f"is {_named(given)}, and must be {_WANTED[kind]}{with_fields}"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"is {_shown(given)}, and must be {words} {context[name]:.15g}"
+    if kind == "literal_error":
+        return _not_among(given, context["expected"])
+    if kind in ("string_too_short", "too_short"):
+        return "is empty: give at least one" + (" character" if kind == "string_too_short" else "")
+    if kind in ("string_too_long", "too_long"):
+        unit = "characters" if kind == "string_too_long" else "items"
+        return f"is longer than {context['max_length']} {unit}: shorten it"
+    if kind == "string_unicode":
+        return "is not text that can be written as UTF-8"
+    return problem["msg"].removeprefix("Value error, ")
+
+
+def not_json(problem: ErrorDetails) -> str:
+    """Why a text is no JSON, and where."""
+    text = str(problem.get("ctx", {}).get("error", problem["msg"]))
+    found = re.fullmatch(r"(.*) at line (\d+) column (\d+)", text, re.DOTALL)
+    what, where = (found[1], f" (line {found[2]}, column {found[3]})") if found else (text, "")
+    return next((words for start, words in _NOT_JSON if what.startswith(start)), what) + where
+
+
+def fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
+    """The fields that an object may have at this place of a value of the type `model`; [] where it is no object."""
+    origin = get_origin(model)
+    if origin is Annotated:
+        return fields_at(get_args(model)[0], loc)
+    if origin in (Union, types.UnionType):
+        # The name of a choice (<object>) is a part of the place, and no field.
+        rest = loc[1:] if loc and str(loc[0]).startswith("<") else loc
+        tagged = [c for c in get_args(model) if str(loc[0]) in _tags(c)] if rest is not loc else get_args(model)
+        return next(filter(None, (fields_at(choice, rest) for choice in tagged)), [])
+    if origin is list:
+        return fields_at(get_args(model)[0], loc[1:]) if loc else []
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    by_name = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    if loc:
+        return fields_at(by_name.get(str(loc[0])), loc[1:])
+    return list(by_name)
+
+
+def _tags(choice: Any) -> set[str]:
+    return {str(part.tag) for part in get_args(choice) if hasattr(part, "tag")}
+
+
+def _there_are(name: str, fields: Iterable[str]) -> str:
+    known = list(fields)
+    near = _nearest(name, known)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    return f"the fields here are {', '.join(known)}" if known else "leave it out"
+
+
+def _with(fields: Sequence[str]) -> str:
+    more = ", …" if len(fields) > FEW else ""
+    return f" with {', '.join(fields[:FEW])}{more}" if fields else ""
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    near = difflib.get_close_matches(name, known, 1) if len(name) <= SHOWN else []
+    return near[0] if near else None
+
+
+def _against_rule(given: str, pattern: str) -> str:
+    rule = next((words for known, words in _RULES.items() if pattern == f"^{known}$"), None)
+    return f"{_shown(given)} {rule or f'is not of the form {pattern}'}"
+
+
+def _not_among(given: Any, expected: str) -> str:
+    near = _nearest(given, re.findall("'([^']*)'", expected)) if isinstance(given, str) else None
+    cure = "it" if near is None else f"did you mean {near!r}? It"
+    return f"is {_shown(given)}, which is unknown: {cure} must be {expected}"
+
+
+def _named(given: Any) -> str:
+    if given is None:
+        return "null"
+    if isinstance(given, bool):
+        return "true" if given else "false"
+    if isinstance(given, (int, float)):
+        return f"the number {_shown(given)}"
+    if isinstance(given, str):
+        return f"the text {_shown(given)}"
+    return "a list" if isinstance(given, (list, tuple)) else "an object"
+
+
+def _shown(given: Any) -> str:
+    if given is None or isinstance(given, (bool, list, tuple, dict)):
+        return _named(given)
+    text = repr(given[: SHOWN + 1]) if isinstance(given, str) else json.dumps(given, default=str)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
