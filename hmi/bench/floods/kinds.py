@@ -12,6 +12,8 @@ INFER = "/infer/flood.mood"
 TEXT_BYTES = 100_000
 """The server's default `max_text_bytes`."""
 BODY_BYTES = 30 << 20
+"""Far over what the server takes; FULL_BYTES is the most that it does take, nearly."""
+FULL_BYTES = 7 << 20
 SENTENCE = "The committee could not agree on what the second report had said about prices and wages."
 
 
@@ -59,14 +61,14 @@ def short_texts(count: int) -> list[str]:
     return [" ".join(draw.choices(words, k=12)) for _ in range(count)]
 
 
-def _long(text: str) -> list[str]:
-    """Texts of the most bytes allowed, together as long as a body may be."""
+def _long(text: str, size: int) -> list[str]:
+    """Texts of the most bytes allowed, `size` bytes together."""
     one = (text * (TEXT_BYTES // len(text.encode()) + 1)).encode()[: TEXT_BYTES - 4].decode(errors="ignore")
-    return [one] * (BODY_BYTES // TEXT_BYTES)
+    return [one] * (size // TEXT_BYTES)
 
 
-def _objects() -> Request:
-    return Request(INFER, b'{"inputs": [' + b",".join([b'{"text":"a"}'] * (BODY_BYTES // 13)) + b"]}")
+def _objects(size: int) -> Request:
+    return Request(INFER, b'{"inputs": [' + b",".join([b'{"text":"a"}'] * (size // 13)) + b"]}")
 
 
 def _bomb() -> Request:
@@ -76,25 +78,31 @@ def _bomb() -> Request:
     return Request(INFER, packed, {"Content-Encoding": "gzip"}, keyed=False)
 
 
-def _raw(text: str) -> list[str]:
-    return [json.dumps(t, ensure_ascii=False) for t in _long(text)]
-
-
-def _cjk() -> Request:
-    body = '{"inputs": [' + ",".join(_raw("语言模型服务器为每个租户提供自己的模型")) + "]}"
+def _texts(text: str, size: int) -> Request:
+    body = json.dumps({"inputs": _long(text, size)}, ensure_ascii=False)
     return Request(INFER, body.encode())
+
+
+SPACES, WORD, CHINESE = " " * 99 + "a", "antidisestablishment", "语言模型服务器为每个租户提供自己的模型"
 
 
 FLOODS: dict[str, Flood] = {
     "short": Flood("calls of 32 short texts", lambda: _infer(short_texts(32)), clients=8),
-    "long": Flood("calls of 16 texts of 100 kB", lambda: _infer(_long(SENTENCE + " ")[:16])),
+    "long": Flood("calls of 16 texts of 100 kB", lambda: _texts(SENTENCE + " ", 16 * TEXT_BYTES)),
     "many": Flood("calls of 1,024 short texts", lambda: _infer(short_texts(1024))),
     "exact": Flood("calls of 32 short texts, exact", lambda: _infer(short_texts(32), exact=True)),
-    "spaces": Flood("30 MB of texts of spaces and a word", lambda: _infer(_long(" " * 99 + "a"))),
-    "word": Flood("30 MB of texts of one word", lambda: _infer(_long("antidisestablishment"))),
-    "cjk": Flood("30 MB of Chinese", _cjk),
-    "objects": Flood("30 MB of two million small objects", _objects),
-    "unfinished": Flood("forty bodies of 30 MB without their end", lambda: _infer(_long("a ")), 40, unfinished=True),
+    "spaces": Flood("30 MB of spaces", lambda: _texts(SPACES, BODY_BYTES)),
+    "word": Flood("30 MB of one word", lambda: _texts(WORD, BODY_BYTES)),
+    "cjk": Flood("30 MB of Chinese", lambda: _texts(CHINESE, BODY_BYTES)),
+    "objects": Flood("30 MB of small objects", lambda: _objects(BODY_BYTES)),
+    "full_spaces": Flood("7 MB of spaces", lambda: _texts(SPACES, FULL_BYTES)),
+    "full_word": Flood("7 MB of one word", lambda: _texts(WORD, FULL_BYTES)),
+    "full_cjk": Flood("7 MB of Chinese", lambda: _texts(CHINESE, FULL_BYTES)),
+    "full_objects": Flood("7 MB of small objects", lambda: _objects(FULL_BYTES)),
+    "unfinished": Flood("40 bodies of 30 MB without their end", lambda: _texts("a ", BODY_BYTES), 40, unfinished=True),
+    "full_unfinished": Flood(
+        "40 bodies of 7 MB without their end", lambda: _texts("a ", FULL_BYTES), 40, unfinished=True
+    ),
     "bombs": Flood("1 MB of gzip that expands to 1 GiB, no key", _bomb),
     "headers": Flood(
         "400 headers sent half, at 300 descriptors", lambda: Request("/healthz"), 400, half_sent=True, descriptors=300
