@@ -66,8 +66,9 @@ def test_a_number_that_is_none_is_wrong_usage(
 @pytest.mark.parametrize("command", ["scrub {}", "compact {}", "export {} FILE", "diff tiny {}", "diff {} tiny"])
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("tiny/none", "hmi domain list"), ("none", "hmi domain list"), ("", "use 1 to 63 of a-z"),
-     ("Tiny/News", "use 1 to 63 of a-z"), ("../d", "use 1 to 63 of a-z"), ("@", "use 1 to 63 of a-z")],
+    [("tiny/none", "hmi domain list"), ("none", "hmi domain list"), ("", "use 1 to 63 lower-case letters"),
+     ("Tiny/News", "use 1 to 63 lower-case letters"), ("../d", "use 1 to 63 lower-case letters"),
+     ("@", "use 1 to 63 lower-case letters")],
 )  # fmt: skip
 def test_a_wrong_name_says_where_the_right_ones_are(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, cure: str

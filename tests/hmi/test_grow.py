@@ -143,7 +143,7 @@ def test_growing_is_refused_with_a_reason(manager: Manager) -> None:
         with pytest.raises(NotFound):
             call("tiny/none")
     job = manager.grow_domain(NEWS, min_count=1)
-    with pytest.raises(Conflict, match="at work on tiny/news"):
+    with pytest.raises(Conflict, match="queued to make tiny/news"):
         manager.update_domain(NEWS, text(9))
     pinned = manager.plots.version(NEWS).id
     (manager.settings.data / "jobs" / job.job / "plan.json").write_text(json.dumps({"parent": pinned}))

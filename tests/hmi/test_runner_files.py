@@ -114,8 +114,8 @@ def test_the_supervisor_outlives_an_error(lab: Lab, monkeypatch: pytest.MonkeyPa
             raise StorageFull("no room left: free some space")
         original()
 
-    monkeypatch.setattr(runner, "recover", recover_badly)
     job = lab.submit(runner, "count", steps=1)
+    monkeypatch.setattr(runner, "recover", recover_badly)
     lab.registry.update_job(job, lambda r: r.model_copy(update={"state": "running", "attempts": 5, "stalled": 4}))
     runner.start()
     record = lab.end_of(job)
@@ -129,6 +129,7 @@ def test_tenants_take_turns(lab: Lab) -> None:
     runner = lab.runner()
     for tenant in ("acme", "acme", "acme", "beta", None, "beta"):
         runner.submit("fine_tune", {"do": "count", "steps": 1}, tenant)
+        time.sleep(0.002)  # of two jobs of one millisecond none is the older
     runner.start()
     ids = [record.job for record in lab.registry.jobs()]
     started = sorted((lab.end_of(job) for job in ids), key=lambda record: record.started or "")

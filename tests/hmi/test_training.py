@@ -128,7 +128,7 @@ def test_pairs_have_a_module_of_their_own() -> None:
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])
 def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root, tmp_path: Path, lacking: str) -> None:
     plan = replace(PLAN, queries=2, average=True)
-    ctx: Any = SimpleNamespace(folder=tmp_path)
+    ctx: Any = SimpleNamespace(folder=tmp_path, checkpointed=lambda: None)
     trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
     next(trainer.epochs(quiet))
     fine_tune._checkpoint(ctx, trainer, 1, trainer.state(), {"epoch": 1})
