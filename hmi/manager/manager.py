@@ -272,6 +272,10 @@ class Manager:
         """What the registry names and is not there, one sentence each; none = consistent."""
         return self._upkeep.verify()
 
+    def verify_files(self) -> tuple[str, ...]:
+        """Read every byte of roots, lower layers, modules and heads; what is damaged, one sentence each."""
+        return self._upkeep.verify_files()
+
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
         """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen to."""
         return self._upkeep.collect(plots=plots)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hmi.errors import Damaged, Unavailable
+from hmi.model.checked import check_file
 from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import wait_lock
 
@@ -79,10 +80,15 @@ class AdapterStore:
             with safe_open(self._path(name), "np") as file:
                 told = (file.metadata() or {}).get("meta", "{}")
         except (OSError, SafetensorError) as error:
+            why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
             raise Damaged(
-                f"artefact {name} cannot be read ({error}): restore it from a backup, or make it again"
-            ) from (error)
+                f"artefact {name} cannot be read ({why}): restore it from a backup, or make it again"
+            ) from error
         return dict(json.loads(told))
+
+    def check(self, name: str, whose: str, cure: str) -> None:
+        """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""
+        check_file(self._path(name), name, whose, cure=cure, again=True)
 
     def has(self, name: str) -> bool:
         return self._path(name).is_file()
