@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
@@ -12,7 +12,6 @@ from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
 from hmi.stores.layout import read_json, tree_bytes
 from hmi.stores.plots import plot_errors
-from plot_store import VersionInfo
 
 log = logging.getLogger("hmi.manager")
 ARTEFACT_CURE = "restore <data>/adapters from a copy, roll the model back, or fine-tune it again"
@@ -42,14 +41,14 @@ class Upkeep:
         if damaged:
             return tuple(damaged)
         with plot_errors():
-            refs = parts.plots.refs()
+            refs, lowers = parts.plots.refs(), self._lowers()
         problems: list[str] = []
         for root in parts.registry.roots():
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not (parts.layout.roots / root.name / root.version).is_dir():
                 problems.append(f"the files of root {root.name} are missing: restore <data>/roots from a backup")
-        for lower, domain in self._lowers(refs).items():
+        for lower, domain in lowers.items():
             if not parts.lowers.has(lower):
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
         have, known = parts.adapters.names(), dict[str, bool]()
@@ -74,11 +73,11 @@ class Upkeep:
 
         parts, problems = self._parts, list[str]()
         with plot_errors():
-            refs = parts.plots.refs()
+            lowers = self._lowers()
         for root in parts.registry.roots(tolerant=True):
             folder = parts.layout.roots / root.name / root.version
             problems += self._told(verify_root, folder) if folder.is_dir() else []
-        for lower, domain in self._lowers(refs).items():
+        for lower, domain in lowers.items():
             if parts.lowers.has(lower):
                 problems += self._told(parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE)
         have = parts.adapters.names()
@@ -98,14 +97,11 @@ class Upkeep:
         except (Damaged, Unavailable) as error:
             return [error.message]
 
-    @staticmethod
-    def _lowers(refs: Mapping[str, VersionInfo]) -> dict[str, str]:
-        """The lower layers that domains' current versions have of their own, with the first domain of each."""
-        found: dict[str, str] = {}
-        for domain, version in sorted(refs.items()):
-            if version.meta.get("lower") is not None:
-                found.setdefault(str(version.meta["lower"]), domain)
-        return found
+    def _lowers(self) -> dict[str, str]:
+        """The lower layers that domains' versions have of their own, with a domain of each."""
+        plots = self._parts.plots
+        versions = [version for ref in plots.refs() for version in plots.history(ref)]
+        return {str(v.meta["lower"]): v.ref for v in versions if v.meta.get("lower") is not None}
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
         """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind.

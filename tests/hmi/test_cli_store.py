@@ -212,6 +212,20 @@ def test_a_damaged_catalogue_stops_the_server_cleanly(data: Path, capsys: pytest
         ready(url)
 
 
+def test_a_damaged_registry_stops_the_server_cleanly(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = data / "registry" / "data.mdb"
+    good = registry.read_bytes()
+    for damaged in (good[: len(good) // 2], b"", good[:4096] + bytes(len(good) - 4096)):
+        registry.write_bytes(damaged)
+        for command in (("serve", "--port", 0), ("model", "list")):
+            told = " ".join(hmi(capsys, *command, "--data", data, code=1).split())
+            assert told.startswith("error: the registry is")
+            assert "restore <data>/registry from a backup" in told
+    registry.write_bytes(good)
+    with serving(data) as (url, _):
+        ready(url)
+
+
 def test_compaction_is_queued_past_the_threshold_and_once(data: Path) -> None:
     for allowed, expected in ((0, 0), (UPDATES + 1, 0), (UPDATES, 1)):
         manager = Manager(Settings(data=data, job_workers=0, compact_segments=allowed))
