@@ -129,11 +129,9 @@ def problems(raw: Any) -> list[str]:
     held: set[bytes] = set()
     marked: set[bytes] = set()
     with raw.cursor() as cursor:
-        before = b""
         for name, value in cursor:
-            if name <= before:  # a look-up, unlike this walk, goes past such a record
-                found.append(f"the registry's record {_shown(name)} is out of place: {CURE}")
-            before = name
+            if raw.get(name) != value:  # a look-up goes by the pages above, which this walk does not read
+                found.append(f"the registry's record {_shown(name)} is not found where it lies: {CURE}")
             try:
                 unsealed(name, value)
             except Damaged as error:
