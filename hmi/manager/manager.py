@@ -136,11 +136,9 @@ class Manager:
         return self._domains.one(domain)
 
     def export_domain(self, version: str, archive: Path, progress: Bytes) -> None:
-        """Write a PLOT version with all it needs to one file. Raises NotFound, Damaged, StorageFull, Unavailable."""
         export_domain(self._parts, version, archive, progress)
 
     def import_domain(self, archive: Path, name: str | None, progress: Bytes) -> tuple[VersionInfo, list[str]]:
-        """Take over an export; returns its version and the domains that came without their lower layers."""
         return import_domain(self._parts, archive, name, progress)
 
     def rollback_domain(self, domain: str, version: str) -> DomainView:
@@ -283,7 +281,7 @@ class Manager:
         return self._upkeep.verify()
 
     def verify_files(self) -> tuple[str, ...]:
-        """Read every byte of roots, lower layers, modules and heads; what is damaged, one sentence each."""
+        """The same, of what roots, lower layers, modules and heads hold: every byte is read."""
         return self._upkeep.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
