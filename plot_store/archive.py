@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
-from plot_store import builds, check, files, names, promote, records, version_tree
+from plot_store import attachments, builds, check, files, names, promote, records, version_tree
 from plot_store import format as fmt
 from plot_store.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import Txn
@@ -28,10 +28,12 @@ from plot_store.segment import Draft, check_agreement
 _TOUCH_EVERY_S: Final = 60.0
 
 
-def export(environment: Environment, ref_or_id: str, path: Path, progress: Progress | None = None) -> None:
-    """See `Store.export`. Raises NotFound, Damaged (a segment is), StoreFull, StoreIO."""
+def export(
+    environment: Environment, ref_or_id: str, path: Path, attached: Mapping[str, Path], progress: Progress | None = None
+) -> None:
+    """See `Store.export`. Raises NotFound, Invalid, Damaged (a segment is), StoreFull, StoreIO."""
     with open_reader(environment, ref_or_id) as reader:
-        draft = write_temporary(path.absolute().parent, _pieces(environment, reader, progress))
+        draft = write_temporary(path.absolute().parent, _pieces(environment, reader, attached, progress))
         with guarded(f"naming the export {path}"):
             try:
                 os.replace(draft, path)
@@ -40,11 +42,15 @@ def export(environment: Environment, ref_or_id: str, path: Path, progress: Progr
             files.sync_folder(path.absolute().parent)
 
 
-def _pieces(environment: Environment, reader: Reader, progress: Progress | None) -> Iterator[Buffer]:
+def _pieces(
+    environment: Environment, reader: Reader, attached: Mapping[str, Path], progress: Progress | None
+) -> Iterator[Buffer]:
     packer = Packer()
     versions = list(reader.chain)
     count = _Counter(versions, progress)
-    yield packer.head(versions)
+    listed = attachments.described(attached)
+    yield packer.head(versions, [asdict(one) for one in listed])
+    yield from attachments.pieces(packer, listed, attached)
     for info, version in segments_of(versions):
         segment = environment.segment(info, version.schema)
         whole = xxhash.xxh3_128()
@@ -90,6 +96,7 @@ def import_archive(
     with guarded(f"reading the export {path}"), open(path, "rb") as file:
         unpacker = Unpacker(file)
         versions = unpacker.head()
+        attachments.skip(unpacker)
         if ref is not None:
             versions[0] = _renamed(versions, names.check_ref(ref))
         present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
@@ -186,7 +193,7 @@ class _Lease:
             self._record = self._with(info)
             return
         self._record = self._with(info)  # before `watch`, which writes it
-        for chunk in unpacker.chunks(info):
+        for chunk in unpacker.chunks(info.name, info.bytes):
             count.add(len(chunk))
             self.watch(info.name, len(chunk))
 
@@ -207,7 +214,7 @@ class _Lease:
 
         def checked() -> Iterator[bytes]:
             first = True
-            for chunk in unpacker.chunks(info):
+            for chunk in unpacker.chunks(info.name, info.bytes):
                 if first:
                     check_agreement(fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), info, version.schema)
                 first = False

@@ -21,6 +21,7 @@ import xxhash
 from plot_store import records
 from plot_store.errors import Closed, Damaged, Forked, FormatTooNew, NotFound, ReadOnly, StoreIO
 from plot_store.lmdb_errors import Grow, TableFull, translated
+from plot_store.probe import check_length
 from plot_store.writer_lock import WriterLock
 
 FORMAT: Final = 3
@@ -103,6 +104,7 @@ class Catalogue:
             raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
         try:
             with translated("opening the catalogue", folder):
+                check_length(folder / "data.mdb")
                 self._env: Any = lmdb.open(
                     str(folder), map_size=max(first_map, _size(folder)), create=create, readonly=read_only,
                     **open_options(),

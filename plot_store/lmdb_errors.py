@@ -11,6 +11,7 @@ import lmdb
 
 from plot_store import files
 from plot_store.errors import Damaged, PlotStoreError, StoreFull, StoreIO
+from plot_store.mdb_file import BadFile
 
 _NO_ROOM: Final = 1 << 20  # with less free than this, LMDB's "I/O error" or "corrupted" means a full disk
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
@@ -41,6 +42,8 @@ def translated(doing: str, folder: Path) -> Iterator[None]:
         raise Grow(False) from error
     except lmdb.ReadersFullError as error:
         raise TableFull from error
+    except BadFile as error:
+        raise Damaged(f"the catalogue is damaged ({error}): restore the store from an export or a backup") from error
     except lmdb.Error as error:
         raise _as_ours(error, doing, folder) from error
     except OSError as error:  # py-lmdb makes the folder itself

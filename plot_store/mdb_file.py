@@ -7,7 +7,7 @@ opens it, and a damaged free list lets a later write destroy live records. Impor
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -89,12 +89,22 @@ def _tree(told: tuple[int, ...]) -> Tree:
     return Tree(flags, depth, (branches, leaves, overflows, entries), root)
 
 
-class Walk:
-    """Walks both trees of a file; every page may be reached once. Raises BadFile."""
+def check_reach(meta: Meta, size: int) -> None:
+    """Raises BadFile for a file of `size` bytes that ends before its last page: LMDB's map would kill its reader."""
+    if meta.last < _METAS - 1 or (meta.last + 1) * meta.page_size > size:
+        raise BadFile(f"the file has {size} bytes and its pages need {(meta.last + 1) * meta.page_size}")
 
-    def __init__(self, raw: bytes, meta: Meta) -> None:
-        if meta.last < _METAS - 1 or (meta.last + 1) * meta.page_size > len(raw):
-            raise BadFile(f"the file has {len(raw)} bytes and its pages need {(meta.last + 1) * meta.page_size}")
+
+class Walk:
+    """Walks both trees of a file; every page may be reached once. Raises BadFile.
+
+    misplaced: told of a leaf whose keys are not in order, which is no BadFile then: look-ups miss some of its records,
+    and LMDB comes to no harm.
+    """
+
+    def __init__(self, raw: bytes, meta: Meta, misplaced: Callable[[str], None] | None = None) -> None:
+        check_reach(meta, len(raw))
+        self._misplaced = misplaced
         self._raw, self._meta, self._size = raw, meta, meta.page_size
         self._used = bytearray(meta.last + 1)
         self._used[0] = self._used[1] = 1
@@ -131,7 +141,12 @@ class Walk:
         keys = [key for key, _, _ in nodes]
         if not leaf and keys:
             keys[0] = keys[0] if low is None else low  # a branch's first key is never read
-        self._check_order(number, keys if leaf or low is not None else keys[1:], low, high, tree.flags)
+        try:
+            self._check_order(number, keys if leaf or low is not None else keys[1:], low, high, tree.flags)
+        except BadFile as error:
+            if not leaf or tree.flags or self._misplaced is None:
+                raise
+            self._misplaced(str(error))
         for index, (key, start, node) in enumerate(nodes):
             if leaf:
                 tree.counted[3] += 1

@@ -11,6 +11,7 @@ that has the store open: closing a file drops the locks that LMDB holds on it.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from typing import Final
 import lmdb
 import xxhash
 
-from plot_store.mdb_file import BadFile, Walk, metas, newest
+from plot_store.mdb_file import BadFile, Walk, check_reach, metas, newest
 
 TRIES: Final = 100
 PAUSE_S: Final = 0.02
@@ -57,6 +58,29 @@ def read_settled(path: Path) -> bytes:
             file.seek(0)
             time.sleep(PAUSE_S)
     raise TimeoutError("the catalogue is being written all the time: try again")
+
+
+def check_length(data: Path) -> None:
+    """Raises BadFile for a file that ends before its last page, or begins with no meta pages; reads no more than these.
+
+    LMDB maps the file without looking, and a page beyond its end kills the process. Nothing is said of an empty or
+    missing one, which LMDB makes anew. Raises OSError.
+    """
+    try:
+        with open(data, "rb") as file:
+            head = file.read(HEAD)
+            for _ in range(TRIES):  # until no commit changes the meta pages while they are read
+                file.seek(0)
+                again = file.read(HEAD)
+                if not head or metas(head) == metas(again):
+                    break
+                head = again
+            size = os.fstat(file.fileno()).st_size  # after the meta pages: a writer makes the file longer first
+    except FileNotFoundError:
+        return
+    meta = newest(head) if head else None
+    if meta is not None:
+        check_reach(meta, size)
 
 
 def walk(raw: bytes) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,9 @@ import hmi_kernels
 from plot_store import errors, names
 from plot_store.arguments import check_number, check_path
 from plot_store.errors import Damaged, PlotStoreError, StoreIO
+from plot_store.mdb_file import BadFile, Walk, newest
 from plot_store.nouns import Damage, VerifyReport
+from plot_store.probe import read_settled
 
 CURE: Final = "restore the store from a copy, or import its exports into a new one"
 PACKAGE: Final = Path(__file__).resolve().parent
@@ -70,6 +73,29 @@ def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
         raise Damaged(f"the catalogue of {path} is damaged ({answer['damaged']}): {CURE}")
     if "failed" in answer:
         raise StoreIO(f"the catalogue of {path} cannot be read ({answer['failed']}): check the disk and permissions")
+
+
+def check_pages(folder: Path) -> list[str]:
+    """Walk every page of the LMDB file in `folder` in plain Python: what LMDB may open is safe to read afterwards.
+
+    Returns what is wrong and harms no process: leaves whose keys are not in order. Nothing is said of what the records
+    hold. A file that is missing or empty is sound. Raises Damaged (the path is not named), OSError.
+    """
+    data = folder / "data.mdb"
+    found: list[str] = []
+    try:
+        raw = read_settled(data)
+        meta = newest(raw) if raw else None
+        if meta is not None:
+            for _ in Walk(raw, meta, found.append).records():
+                pass
+    except FileNotFoundError:
+        return []
+    except TimeoutError:
+        return []  # a process commits to it all the time, so it has opened it
+    except (BadFile, struct.error) as error:
+        raise Damaged(str(error)) from error
+    return found
 
 
 def scrub(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from plot_store import archive, builds, check, gc, names, records, version_tree
+from plot_store import archive, attachments, builds, check, gc, names, records, version_tree
 from plot_store.append import Entries, append
 from plot_store.arguments import check_number, check_path
 from plot_store.backoff import Backoff
@@ -183,12 +183,20 @@ class Store(Branches):
         """
         return scrub(self.path, ref=ref, bytes_per_second=bytes_per_second, progress=progress)
 
-    def export(self, ref_or_id: str, path: str | Path, *, progress: Progress | None = None) -> None:
+    def export(
+        self,
+        ref_or_id: str,
+        path: str | Path,
+        *,
+        attached: Mapping[str, Path] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Write a version and all its ancestors to one compressed, checksummed file, replacing it at once.
 
-        progress(bytes of segments done, bytes in all). Raises NotFound, Damaged, StoreFull, StoreIO.
+        attached: files, by name, that are to travel with it (`attached` reads them). progress(bytes of segments done,
+        bytes in all). Raises NotFound, Invalid, Damaged, StoreFull, StoreIO.
         """
-        archive.export(self._env(), ref_or_id, check_path("path", path), progress)
+        archive.export(self._env(), ref_or_id, check_path("path", path), attached or {}, progress)
 
     def import_archive(
         self, path: str | Path, *, ref: str | None = None, progress: Progress | None = None
@@ -204,6 +212,14 @@ class Store(Branches):
     def archived(path: str | Path) -> list[VersionInfo]:
         """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged, StoreIO."""
         return archive.versions_of(check_path("path", path))
+
+    @staticmethod
+    def attached(path: str | Path) -> Iterator[tuple[str, bytes]]:
+        """Each file that travels with an export: its name and its content, compared with its hash.
+
+        Raises NotFound, Damaged, FormatTooNew, StoreIO.
+        """
+        return attachments.read(check_path("path", path))
 
     def info(self) -> StoreInfo:
         """Totals, counted now."""

@@ -25,6 +25,7 @@ from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
+from hmi.stores.layout import without_paths
 
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
@@ -192,7 +193,10 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
         seldom = request.app[SERVICES].seldom
         seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
-    return body_of(told, request[REQUEST_ID]), status, {**headers_of(status), **headers}
+    body = body_of(told, request[REQUEST_ID])
+    # The log names files; whoever calls must not learn where they lie.
+    body["error"]["message"] = without_paths(told.message, request.app[SERVICES].settings.data)
+    return body, status, {**headers_of(status), **headers}
 
 
 def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:

@@ -20,7 +20,7 @@ from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, new_module
-from hmi.model.packed import run_classified, run_packed
+from hmi.model.packed import pack_upper, run_classified, run_packed
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
@@ -98,6 +98,7 @@ def _prepare(folder: Path) -> Bench:
     lower, upper, bias = parts
     for part in parts:
         part.eval().requires_grad_(False)
+    pack_upper(upper)
     root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
     ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
     body = LENGTH - 2

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hmi.errors import Damaged, Unavailable
-from hmi.model.source import file_sha256
+from hmi.model.checked import file_sha256
 
 _TIMEOUT_S = 1800
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
+from hmi.model.packed import pack_upper
+from hmi.model.prepacked import described
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
+log = logging.getLogger("hmi.engine")
 IDLE_S = 600.0
 
 
@@ -61,7 +65,7 @@ class Bundles:
         return Bundle(model, version, root, reader, task_of_version(version))
 
     def root(self, name: str, version: str) -> Root:
-        return self._roots.get((name, version), lambda: load_root(self._data / "roots" / name / version))
+        return self._roots.get((name, version), lambda: self._load_root(name, version))
 
     def reader(self, plot_version: str) -> Reader:
         return self._readers.get(plot_version, lambda: self._plots.reader(plot_version))
@@ -85,6 +89,12 @@ class Bundles:
         self._readers.clear()
         self._roots.clear()
         self._exact.clear()
+
+    def _load_root(self, name: str, version: str) -> Root:
+        root = load_root(self._data / "roots" / name / version)
+        pack_upper(root.upper)
+        log.info("root %s: reordered linear maps against plain ones on this machine: %s", name, described())
+        return root
 
     def _load_lower(self, root: Root, name: str | None) -> LocalLower:
         if name is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hmi.engine.bundles import Bundle, Bundles, TaskPart
 from hmi.engine.queue import Item, Piece
 from hmi.engine.request import InferResult, Provenance, Versions
+from hmi.errors import Damaged
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
 from hmi.model.lexical import bags_of
@@ -80,7 +81,7 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[tuple[Item, Inf
         rows = [(last[a:b], None) for a, b in bounds]
     answers = []
     for piece, part, hits, mine in zip(batch.pieces, parts, batch.hits, rows, strict=True):
-        output = _output(piece.item, part, piece.window, *mine)
+        output = _finite(_output(piece.item, part, piece.window, *mine), piece.item)
         if piece.item.add(piece.index, output, hits):
             answers.append((piece.item, _answer(piece.item, part)))
     return answers
@@ -102,6 +103,16 @@ def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor, before: T
     if part.lexical is not None:
         logits = part.lexical(logits[None], [bags_of(item.request.text, window, part.lexical.buckets)])[0]
     return logits
+
+
+def _finite(output: Tensor, item: Item) -> Tensor:
+    """Files are compared with their hashes when they are loaded; what still gives no numbers must not be answered."""
+    if not torch.isfinite(output).all():
+        raise Damaged(
+            f"model {item.request.model} computes values that are no numbers: roll it back or fine-tune it again; if "
+            "others do so too, the operator runs 'hmi store verify'"
+        )
+    return output
 
 
 def _look_up(bundle: Bundle, texts: list[Encoded], out: Tensor, watch: Watch | None) -> list[PlotHits]:

@@ -19,7 +19,7 @@ from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.plots import Wanted, find_published, missing, only_missing, schema_of, with_own, write_version
 from hmi.model.batching import Encoded
-from hmi.model.files import read_tensors, write_json, write_tensors
+from hmi.model.files import read_checkpoint, write_checkpoint, write_json
 from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
@@ -174,8 +174,9 @@ def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | 
 def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, options: BuildPlotOptions) -> str:
     """Pretrain `lower` in place and store it; a resumed job takes the finished result from its checkpoint."""
     done = ctx.folder / "pretrained.safetensors"
-    if done.exists():
-        lower.load_state_dict(read_tensors(done))
+    found = read_checkpoint(done)
+    if found is not None:
+        lower.load_state_dict(found[0])
     else:
         texts: list[Encoded] = []
         for document in read_documents(corpus):
@@ -188,7 +189,7 @@ def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, opti
             ctx.progress(step, total, phase="further pretraining", loss=loss)
 
         pretrain_lower(lower, root.bias, root.upper, texts, root.tokenizer.mask_id, plan, report)
-        write_tensors(done, lower.state_dict())
+        write_checkpoint(done, lower.state_dict())
         ctx.checkpointed()
     name, _ = ctx.lowers.put(lower.state_dict(), {"root": root.info.version})
     return name

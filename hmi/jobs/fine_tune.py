@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
@@ -29,7 +28,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.splitting import Keys, keys_as_text, keys_of
 from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.jobs.training_data import Data, read_data
-from hmi.model.files import read_tensors, write_json, write_tensors
+from hmi.model.files import read_checkpoint, write_checkpoint, write_json
 from hmi.model.heads import head_queries
 from hmi.model.lexical import lexical_buckets
 from hmi.model.memory import keep_freed_memory
@@ -235,19 +234,16 @@ def _checkpoint(
     ctx: JobContext, trainer: Trainer, epoch: int, best_state: dict[str, Tensor], best: dict[str, Any]
 ) -> None:
     state = {**trainer.state(), **trainer.optimiser_state(), **{f"best.{k}": v for k, v in best_state.items()}}
-    about = {"about": json.dumps({"epoch": epoch, "best": best})}
-    write_tensors(ctx.folder / "checkpoint.safetensors", state, about)
+    write_checkpoint(ctx.folder / "checkpoint.safetensors", state, {"epoch": epoch, "best": best})
     ctx.checkpointed()
 
 
 def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
     """(epochs done, best tensors, best metrics) of an interrupted run; (0, {}, {}) at a first start."""
-    path = ctx.folder / "checkpoint.safetensors"
-    if not path.exists():
+    found = read_checkpoint(ctx.folder / "checkpoint.safetensors")
+    if found is None:
         return 0, {}, {}
-    with safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()["about"])
-    state = read_tensors(path)
+    state, about = found
     if not trainer.state().keys() | trainer.optimiser_state().keys() <= state.keys():
         return 0, {}, {}  # of an earlier version of HMI, which trained less
     trainer.load(state)

@@ -22,7 +22,7 @@ from hmi.model.batching import Encoded
 from hmi.model.distil import DistilPlan, Report, distil_lower, start_local, train_upper
 from hmi.model.encoder import Encoder
 from hmi.model.fidelity import fidelity_report
-from hmi.model.files import read_tensors, write_tensors
+from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import InputBias, LocalLower
 from hmi.model.memory import keep_freed_memory
@@ -256,15 +256,15 @@ def _report(ctx: JobContext, phase: str) -> Report:
 
 def _checkpoint(ctx: JobContext, name: str, parts: Parts) -> None:
     state = {f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()}
-    write_tensors(ctx.folder / f"checkpoint-{name}.safetensors", state)
+    write_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors", state)
     ctx.checkpointed()
 
 
 def _restored(ctx: JobContext, name: str, parts: Parts) -> bool:
-    path = ctx.folder / f"checkpoint-{name}.safetensors"
-    if not path.exists():
+    found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
+    if found is None:
         return False
-    state = read_tensors(path)
+    state, _ = found
     for prefix, part in zip("abc", parts, strict=True):
         part.load_state_dict({k[2:]: v for k, v in state.items() if k.startswith(f"{prefix}.")})
     return True

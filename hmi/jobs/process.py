@@ -23,7 +23,7 @@ from hmi.jobs.bodies import Body
 from hmi.jobs.context import JobContext, JobStopped
 from hmi.jobs.discarding import discard
 from hmi.jobs.folders import JobFolder
-from hmi.stores.layout import Layout, open_layout
+from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
 from plot_store import PlotStoreError
@@ -121,6 +121,7 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
             ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost()))
         except Exception as error:
             described = describe(error, ctx.log)
+            described["message"] = without_paths(described["message"], ctx.settings.data)
             ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost()))
     except NotFound:
         if ctx.registry.has_job(job):
@@ -144,7 +145,9 @@ def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
     except OSError:
         # The disk may be what failed; standard error then is the only place left.
         sys.stderr.write(text)
-    return {"kind": "internal", "message": f"{type(error).__name__}: {error}; the job's log has the details"}
+    # An OSError's own words name a file, which whoever reads the job must not learn.
+    said = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    return {"kind": "internal", "message": f"{type(error).__name__}: {said}; the job's log has the details"}
 
 
 def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:

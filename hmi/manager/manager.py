@@ -10,6 +10,7 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runner import JobRunner
+from hmi.manager.archives import Bytes, export_domain, import_domain
 from hmi.manager.domains import Domains, DomainView
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.models import Models
@@ -24,6 +25,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
+from plot_store import VersionInfo
 
 
 class Manager:
@@ -132,6 +134,12 @@ class Manager:
     def domain(self, domain: str) -> DomainView:
         """Raises NotFound."""
         return self._domains.one(domain)
+
+    def export_domain(self, version: str, archive: Path, progress: Bytes) -> None:
+        export_domain(self._parts, version, archive, progress)
+
+    def import_domain(self, archive: Path, name: str | None, progress: Bytes) -> tuple[VersionInfo, list[str]]:
+        return import_domain(self._parts, archive, name, progress)
 
     def rollback_domain(self, domain: str, version: str) -> DomainView:
         """Raises NotFound, InvalidInput (a version of another domain)."""
@@ -271,6 +279,10 @@ class Manager:
     def verify(self) -> tuple[str, ...]:
         """What the registry names and is not there, one sentence each; none = consistent."""
         return self._upkeep.verify()
+
+    def verify_files(self) -> tuple[str, ...]:
+        """The same, of what roots, lower layers, modules and heads hold: every byte is read."""
+        return self._upkeep.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
         """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen to."""

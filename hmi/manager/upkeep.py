@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from hmi.errors import HmiError
+from hmi.errors import Damaged, HmiError, Unavailable
 from hmi.jobs.folders import JobFolder
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
@@ -13,6 +14,8 @@ from hmi.stores.layout import read_json, tree_bytes
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
+ARTEFACT_CURE = "restore <data>/adapters from a copy, roll the model back, or fine-tune it again"
+LOWER_CURE = "restore <data>/lowers from a copy, or import an export of the domain"
 
 
 class Upkeep:
@@ -32,16 +35,22 @@ class Upkeep:
         self.collect()
 
     def verify(self) -> tuple[str, ...]:
-        """Everything that the registry names and that is not there; cheap, from names alone."""
+        """Damaged records of the registry, or else everything that it names and that is not there; no file is read."""
         parts = self._parts
+        damaged = parts.registry.problems()
+        if damaged:
+            return tuple(damaged)
         with plot_errors():
-            refs = parts.plots.refs()
+            refs, lowers = parts.plots.refs(), self._lowers()
         problems: list[str] = []
         for root in parts.registry.roots():
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not (parts.layout.roots / root.name / root.version).is_dir():
                 problems.append(f"the files of root {root.name} are missing: restore <data>/roots from a backup")
+        for lower, domain in lowers.items():
+            if not parts.lowers.has(lower):
+                problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
         have, known = parts.adapters.names(), dict[str, bool]()
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"
@@ -54,6 +63,45 @@ class Upkeep:
                 if not known[version.plot_version]:
                     problems.append(f"{what} PLOT version: fine-tune it again")
         return tuple(problems)
+
+    def verify_files(self) -> tuple[str, ...]:
+        """Read every byte of roots, lower layers, modules and heads; what is damaged, one sentence each.
+
+        Artefacts that are missing are told by `verify`.
+        """
+        from hmi.model.root import verify_root  # torch, which other commands need not wait for
+
+        parts, problems = self._parts, list[str]()
+        with plot_errors():
+            lowers = self._lowers()
+        for root in parts.registry.roots(tolerant=True):
+            folder = parts.layout.roots / root.name / root.version
+            problems += self._told(verify_root, folder) if folder.is_dir() else []
+        for lower, domain in lowers.items():
+            if parts.lowers.has(lower):
+                problems += self._told(parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE)
+        have = parts.adapters.names()
+        owners = {
+            version.artefact: f"model {model.tenant}.{model.name}, version {version.version}"
+            for model in parts.registry.models(tolerant=True)
+            for version in model.versions
+        }
+        for name in sorted(have & owners.keys()):
+            problems += self._told(parts.adapters.check, name, owners[name], ARTEFACT_CURE)
+        return tuple(problems)
+
+    @staticmethod
+    def _told(check: Callable[..., list[str] | None], *given: object) -> list[str]:
+        try:
+            return check(*given) or []
+        except (Damaged, Unavailable) as error:
+            return [error.message]
+
+    def _lowers(self) -> dict[str, str]:
+        """The lower layers that domains' versions have of their own, with a domain of each."""
+        plots = self._parts.plots
+        versions = [version for ref in plots.refs() for version in plots.history(ref)]
+        return {str(v.meta["lower"]): v.ref for v in versions if v.meta.get("lower") is not None}
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
         """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind.

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hmi.model.prepacked import PackedLinear, PackedProjection, packs
 from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
 
@@ -45,18 +46,38 @@ class EncoderLayer(nn.Module):
         super().__init__()
         d = shape.dim
         self.dim = d
-        self.qkv = nn.Linear(d, 3 * d)
-        self.o = nn.Linear(d, d)
+        self.qkv: nn.Module = nn.Linear(d, 3 * d)
+        self.o: nn.Module = nn.Linear(d, d)
         self.ln1 = nn.LayerNorm(d, eps=shape.eps)
-        self.fi = nn.Linear(d, shape.ffn)
-        self.fo = nn.Linear(shape.ffn, d)
+        self.fi: nn.Module = nn.Linear(d, shape.ffn)
+        self.fo: nn.Module = nn.Linear(shape.ffn, d)
         self.ln2 = nn.LayerNorm(d, eps=shape.eps)
         self.relative = nn.Parameter(torch.zeros(shape.buckets, shape.heads)) if shape.buckets else None
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change."""
-        q, k, v = self.qkv(x).split(self.dim, dim=-1)
-        return q, k, v
+    def pack(self, *, last: bool) -> None:
+        """Serve from here on: reorder the weights where this machine is faster so, and let go of the plain ones.
+
+        A `last` layer may be asked for the output of a few rows. It cannot be trained or saved any more.
+        """
+        qkv, o, fi, fo = self.qkv, self.o, self.fi, self.fo
+        assert isinstance(qkv, nn.Linear)
+        if packs(qkv):
+            self.qkv = PackedProjection(qkv, self.dim) if last else PackedLinear(qkv.weight, qkv.bias)
+        self.o, self.fi, self.fo = _packed(o), _packed(fi), _packed(fo)
+
+    def project(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change; q of other rows where `xq` is given."""
+        d = self.dim
+        if isinstance(self.qkv, PackedProjection):
+            k, v = self.qkv.kv(x).split(d, dim=-1)
+            return self.qkv.q(x if xq is None else xq), k, v
+        if xq is None:
+            q, k, v = self.qkv(x).split(d, dim=-1)
+            return q, k, v
+        assert isinstance(self.qkv, nn.Linear), "only a last layer is asked for a few rows"
+        w, b = self.qkv.weight, self.qkv.bias
+        k, v = F.linear(x, w[d:], b[d:]).split(d, dim=-1)
+        return F.linear(xq, w[:d], b[:d]), k, v
 
     def forward(
         self,
@@ -79,9 +100,7 @@ class EncoderLayer(nn.Module):
             q, k, v = self.project(x)
         else:
             xq, dq = queries(x), query_delta or delta
-            w, b = self.qkv.weight, self.qkv.bias
-            q = F.linear(xq, w[: self.dim], b[: self.dim])
-            k, v = F.linear(x, w[self.dim :], b[self.dim :]).split(self.dim, dim=-1)
+            q, k, v = self.project(x, xq)
         q, k, v = dq("q", xq, q), delta("k", x, k), delta("v", x, v)
         return self.finish(xq, attend(q, k, v, self.relative), dq, dropout)
 
@@ -96,6 +115,11 @@ class EncoderLayer(nn.Module):
         f = _drop(f, dropout) + h
         out: Tensor = delta("ln2", f, self.ln2(f))
         return out
+
+
+def _packed(linear: nn.Module) -> nn.Module:
+    assert isinstance(linear, nn.Linear)
+    return PackedLinear(linear.weight, linear.bias) if packs(linear) else linear
 
 
 def _drop(x: Tensor, p: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hmi.errors import Damaged, StorageFull
+from hmi.errors import Damaged, StorageFull, Unavailable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,14 +44,58 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a safetensors file; raises Damaged."""
+    """Load a safetensors file; raises Damaged, Unavailable (the disk refused)."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise Damaged(f"{path.name} cannot be read ({error}): restore it or import it again") from error
+    except FileNotFoundError as error:  # whose own words name a path, which tenants may not see
+        raise Damaged(f"{path.name} is missing: restore it or make it again") from error
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise Unavailable(
+            f"{path.name} could not be read ({why}): try again; if it stays so, check the disk"
+        ) from error
+    except SafetensorError as error:
+        raise Damaged(f"{path.name} cannot be read ({error}): restore it or make it again") from error
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+    """What a job resumes from, with a checksum: what is made of it is published as sound. Raises StorageFull."""
+    plain = {k: tensors[k].detach().contiguous() for k in sorted(tensors)}
+    said = json.dumps(about or {}, sort_keys=True)
+    write_tensors(path, plain, {"about": json.dumps({"about": said, "check": _check_of(plain, said)})})
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors and what was said about them; None where there is none, or none that can be trusted: begin anew.
+
+    Raises Unavailable (the disk refused).
+    """
+    from safetensors import safe_open
+
+    if not path.exists():
+        return None
+    try:
+        state = read_tensors(path)
+        with safe_open(path, "pt") as file:
+            header = json.loads(file.metadata()["about"])
+        about: dict[str, Any] = json.loads(header["about"])
+        return (state, about) if header["check"] == _check_of(state, header["about"]) else None
+    except (Damaged, ValueError, TypeError, KeyError):
+        return None  # damaged, or of a release whose checkpoints had no checksum
+
+
+def _check_of(tensors: Mapping[str, Tensor], said: str) -> str:
+    import torch
+
+    whole = hashlib.sha256(said.encode())
+    for name in sorted(tensors):
+        value = tensors[name].cpu()
+        whole.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        whole.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
 
 
 def publish_folder(final: Path, fill: Callable[[Path], None]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hmi.model.encoder import Attend, Delta, EncoderLayer, Norm, heads_first
 from hmi.model.modules import TenantModule
+from hmi.model.prepacked import PackedLinear, padded
 from hmi.model.relative import relative_bias
 
 
@@ -43,7 +44,7 @@ def run_packed(
 ) -> Tensor:
     """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module; every row of the
     last layer [tokens, dim]."""
-    return _through(list(upper), x, offsets, segments_of(modules), heads)
+    return _through(list(upper), _as_counted(upper, x), offsets, segments_of(modules), heads)[: len(x)]
 
 
 @torch.inference_mode()
@@ -57,16 +58,31 @@ def run_classified(
     """
     *below, last = upper
     segments = segments_of(modules)
-    before = _through(below, x, offsets, segments, heads)
+    whole = _through(below, _as_counted(upper, x), offsets, segments, heads)
     first = last(
-        before,
+        whole,
         attend_first(offsets, heads),
         segment_delta(_token_bounds(segments, offsets), len(below)),
-        queries=pick_rows(offsets[:-1]),
+        queries=lambda rows: _as_counted(upper, pick_rows(offsets[:-1])(rows)),
         query_delta=segment_delta([(s.start, s.end, s.module) for s in segments], len(below)),
-    )
+    )[: len(modules)]
+    before = whole[: len(x)]
     means = torch.stack([before[a:b].mean(0) for a, b in pairwise(offsets)])
     return torch.cat([first, means], dim=-1), before
+
+
+def pack_upper(upper: nn.ModuleList) -> None:
+    """Prepare a root's upper layers for serving, in place: see `EncoderLayer.pack`."""
+    for i, layer in enumerate(upper):
+        assert isinstance(layer, EncoderLayer)
+        layer.pack(last=i == len(upper) - 1)
+
+
+def _as_counted(upper: nn.ModuleList, x: Tensor) -> Tensor:
+    """x with rows of zeros up to one of few numbers of rows, where the layers' code is kept for each number."""
+    if not any(isinstance(module, PackedLinear) for module in upper.modules()):
+        return x
+    return F.pad(x, (0, 0, 0, padded(len(x)) - len(x)))
 
 
 def _through(
@@ -116,6 +132,7 @@ def attend_packed(offsets: Sequence[int], heads: int) -> Attend:
             mask = None if bias is None else bias[:, :, : b - a, : b - a]
             y = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask)
             out[a:b] = y.transpose(1, 2).flatten(-2)[0]
+        out[offsets[-1] :] = 0
         return out
 
     return attend
@@ -136,6 +153,7 @@ def attend_first(offsets: Sequence[int], heads: int) -> Attend:
                 attn_mask=None if bias is None else bias[..., : b - a],
             )
             out[i] = y.transpose(1, 2).flatten(-2)[0, 0]
+        out[len(offsets) - 1 :] = 0
         return out
 
     return attend

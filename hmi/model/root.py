@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,16 +12,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, Unavailable, UnsupportedModel
+from hmi.model.checked import check_file, file_sha256
 from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
 from hmi.model.lower import InputBias, LocalLower
 from hmi.model.shape import EncoderShape
-from hmi.model.source import Pooling, file_sha256
+from hmi.model.source import Pooling
 from hmi.model.tokenizer import Tokenizer
 
-FORMAT = 2
-"""1: without n-grams of other lengths than 3, other architectures than BERT's, and fidelity by kind of text."""
+FORMAT = 3
+"""2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures than
+BERT's, and fidelity by kind of text."""
+CURE = "restore it from a copy, or import the root again"
+SERVED = ("tokenizer.json", "upper.safetensors")
+"""The files that serving reads; building reads lower.safetensors, too."""
 
 
 @dataclass(frozen=True)
@@ -84,30 +90,59 @@ def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
         write_tensors(aside / "upper.safetensors", _upper_state(root))
         shutil.copyfile(tokenizer_file, aside / "tokenizer.json")
         files = {p.name: file_sha256(p) for p in sorted(aside.iterdir())}
-        write_json(aside / "root.json", {"format": FORMAT, **asdict(root.info), "files": files})
+        about = {"format": FORMAT, **asdict(root.info), "files": files}
+        write_json(aside / "root.json", {**about, "check": _check_of(about)})
 
     publish_folder(folder, fill)
 
 
 def read_root_info(folder: Path) -> RootInfo:
-    """Read `root.json`; raises Damaged (also for a newer format)."""
+    """Read `root.json`; raises Damaged (also for a newer format), Unavailable (the disk refused)."""
+    whose = f"root.json of root {folder.parent.name}"
     try:
         raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
-        if raw.pop("format") > FORMAT:
-            raise Damaged(f"root {folder.name} was written by a newer version of HMI: upgrade hmi-server")
+        if raw["format"] > FORMAT:
+            raise Damaged(f"root {folder.parent.name} was written by a newer version of HMI: upgrade hmi-server")
+        check = raw.pop("check", None)
+        if check != (_check_of(raw) if raw["format"] > 2 or check is not None else None):
+            raise Damaged(f"{whose} fails its checksum: {CURE}")
+        del raw["format"]
         return RootInfo(**{**raw, "shape": EncoderShape(**raw["shape"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"root.json in {folder.name} cannot be read ({error}): import the root again") from error
+    except FileNotFoundError as error:
+        raise Damaged(f"{whose} is missing: {CURE}") from error
+    except OSError as error:
+        raise Unavailable(f"{whose} could not be read ({error.strerror}): try again, or check the disk") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{whose} cannot be read ({error}): {CURE}") from error
 
 
-def load_root(folder: Path, *, with_lower: bool = False, verify: bool = False) -> Root:
-    """Load a root for serving, or with its lower layers for building. `verify` compares every hash."""
+def verify_root(folder: Path) -> list[str]:
+    """Read every byte of a root's files; what is wrong with them, one sentence each. Raises Unavailable."""
+    problems = []
+    try:
+        info = read_root_info(folder)
+    except Damaged as error:
+        return [error.message]
+    for name in sorted({*info.files, *SERVED, "lower.safetensors"}):
+        try:
+            check_file(folder / name, info.files.get(name), f"root {info.name}", cure=CURE, again=True)
+        except Damaged as error:
+            problems.append(error.message)
+    return problems
+
+
+def load_root(folder: Path, *, with_lower: bool = False) -> Root:
+    """Load a root for serving, or with its lower layers for building. What is read is compared with its hash.
+
+    Raises Damaged, Unavailable (the disk refused). No message names a path: tenants may see it.
+    """
     info = read_root_info(folder)
-    if verify:
-        for name, sha256 in info.files.items():
-            if file_sha256(folder / name) != sha256:
-                raise Damaged(f"{name} of root {info.name} fails its checksum: import the root again")
-    tokenizer = Tokenizer(folder / "tokenizer.json")
+    for name in (*SERVED, "lower.safetensors") if with_lower else SERVED:
+        check_file(folder / name, info.files.get(name), f"root {info.name}", cure=CURE)
+    try:
+        tokenizer = Tokenizer(folder / "tokenizer.json")
+    except UnsupportedModel as error:
+        raise Damaged(f"root {info.name} cannot be used, {error.message}: {CURE}") from error
     upper = nn.ModuleList(EncoderLayer(info.shape) for _ in range(info.shape.layers - info.split))
     bias = InputBias(info.shape)
     state = read_tensors(folder / "upper.safetensors")
@@ -126,6 +161,11 @@ def lower_from(state: Mapping[str, Tensor], info: RootInfo, cls_id: int) -> Loca
     lower = LocalLower(info.shape, info.split, cls_id, info.n)
     _load(lower, state, "")
     return lower.eval().requires_grad_(False)
+
+
+def _check_of(about: Mapping[str, Any]) -> str:
+    """The checksum of `root.json` over all that it says."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _upper_state(root: Root) -> dict[str, Tensor]:

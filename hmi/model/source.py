@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import re
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hmi.errors import UnsupportedModel
+from hmi.model.checked import file_sha256
 from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.pieces import IN_PIECES, WANTED, WELCOME, assembled, is_assembled
 from hmi.model.shape import EncoderShape, read_shape
@@ -110,11 +110,6 @@ def read_pooling(folder: Path) -> tuple[Pooling, bool]:
     if len(modes) != 1 or modes[0] not in known:
         raise UnsupportedModel(f"1_Pooling asks for {modes}: give a source with mean or [CLS] pooling", field="source")
     return known[modes[0]], any(str(module.get("type", "")).endswith("Normalize") for module in modules)
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checked(folder: Path, name: str, kind: str) -> Source:

@@ -30,7 +30,7 @@ class Tokenizer:
         try:
             self._fast = FastTokenizer.from_file(str(path))
         except Exception as error:  # the Rust side raises a bare Exception
-            raise UnsupportedModel(f"{path} is not a readable tokenizer.json: {error}", field="source") from error
+            raise UnsupportedModel(f"{path.name} is not a readable tokenizer: {error}", field="source") from error
         self._fast.no_padding()
         self._fast.no_truncation()
         self._beginnings = beginnings_of(self._fast)
@@ -38,7 +38,7 @@ class Tokenizer:
         if len(empty) != 2 or empty[0] not in SPECIALS:
             known = " or ".join(SPECIALS)
             raise UnsupportedModel(
-                f"{path} begins and ends a text with {empty}: it must begin with {known} and end with one token",
+                f"{path.name} begins and ends a text with {empty}: it must begin with {known} and end with one token",
                 field="source",
             )
         mask, pad = SPECIALS[empty[0]]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hmi.errors import Damaged, Unavailable
+from hmi.model.checked import check_file
 from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import wait_lock
 
@@ -42,6 +43,16 @@ class AdapterStore:
         # As one value: safetensors writes several in no fixed order, and equal content must get equal names.
         data = save(plain, {"meta": json.dumps(meta, sort_keys=True)} if meta else None)
         name = hashlib.sha256(data).hexdigest()
+        self._write(name, data)
+        return name, len(data)
+
+    def take_over(self, name: str, data: bytes) -> None:
+        """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says), StorageFull."""
+        if hashlib.sha256(data).hexdigest() != name:
+            raise Damaged(f"artefact {name[:64]!r} is not what its name says: copy it again from where it came from")
+        self._write(name, data)
+
+    def _write(self, name: str, data: bytes) -> None:
         path = self._path(name)
         # Shared among writers; `gc` takes it alone, so it cannot remove what a writer has just found.
         with self._lock(shared=True):
@@ -49,7 +60,6 @@ class AdapterStore:
                 os.utime(path)
             else:
                 write_bytes(path, data)
-        return name, len(data)
 
     def get(self, name: str) -> dict[str, Tensor]:
         """Load tensors to the CPU after checking their hash. Raises Damaged, Unavailable (the disk refused)."""
@@ -79,10 +89,19 @@ class AdapterStore:
             with safe_open(self._path(name), "np") as file:
                 told = (file.metadata() or {}).get("meta", "{}")
         except (OSError, SafetensorError) as error:
+            why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
             raise Damaged(
-                f"artefact {name} cannot be read ({error}): restore it from a backup, or make it again"
-            ) from (error)
+                f"artefact {name} cannot be read ({why}): restore it from a backup, or make it again"
+            ) from error
         return dict(json.loads(told))
+
+    def check(self, name: str, whose: str, cure: str) -> None:
+        """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""
+        check_file(self._path(name), name, whose, cure=cure, again=True)
+
+    def path(self, name: str) -> Path:
+        """The artefact's file, for reading. Raises Damaged for what is no name."""
+        return self._path(name)
 
     def has(self, name: str) -> bool:
         return self._path(name).is_file()

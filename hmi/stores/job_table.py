@@ -11,8 +11,8 @@ from itertools import islice, takewhile
 from typing import get_args
 
 from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
-from hmi.errors import Conflict, NotFound, QuotaExceeded
-from hmi.stores.ledger import Txn
+from hmi.errors import Conflict, Damaged, NotFound, QuotaExceeded
+from hmi.stores.sealed import Txn
 from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
 
 LOOKED_AT = 2000
@@ -80,7 +80,7 @@ def index_jobs(table: Table, txn: Txn) -> None:
     if txn.get(JOBS_INDEXED) is not None:
         return
     states: Counter[str] = Counter()
-    for record in table.all(txn, JOB, JobRecord):
+    for record in table.all(txn, JOB, JobRecord, tolerant=True):
         txn.put(_of(record.tenant) + record.job, b"")
         states[record.state] += 1
     for state in get_args(JobState):
@@ -128,7 +128,8 @@ def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None)
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
-    for other in live_jobs(table, txn):
+    # Another tenant's damaged record must not keep this one from its work.
+    for other in live_jobs(table, txn, tolerant=True):
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
@@ -146,7 +147,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
     """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones included."""
     if limit is None:
         return
-    if sum(job.tenant == tenant for job in live_jobs(table, txn)) >= limit:
+    if sum(job.tenant == tenant for job in live_jobs(table, txn, tolerant=True)) >= limit:
         raise QuotaExceeded(
             f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one", limit=limit
         )
@@ -160,14 +161,20 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
         )
 
 
-def live_jobs(table: Table, txn: Txn) -> list[JobRecord]:
-    """Queued and running jobs, the oldest first."""
-    found = [table.get(txn, JOB + job, JobRecord) for job in txn.keys(LIVE)]
+def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+    """Queued and running jobs, the oldest first. Raises Damaged; a tolerant call leaves out what is damaged or lost."""
+    found = []
+    for job in txn.keys(LIVE, tolerant=tolerant):
+        try:
+            found.append(table.get(txn, JOB + job, JobRecord))
+        except Damaged:
+            if not tolerant:
+                raise
     return sorted((r for r in found if r is not None), key=_age)
 
 
-def all_jobs(table: Table, txn: Txn) -> list[JobRecord]:
-    return sorted(table.all(txn, JOB, JobRecord), key=_age)
+def all_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+    return sorted(table.all(txn, JOB, JobRecord, tolerant=tolerant), key=_age)
 
 
 def update_job(table: Table, txn: Txn, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
@@ -189,7 +196,7 @@ def asked_to_stop(record: JobRecord) -> JobRecord:
 
 
 def cancel_for_model(table: Table, txn: Txn, model: ModelId) -> None:
-    for record in live_jobs(table, txn):
+    for record in live_jobs(table, txn, tolerant=True):
         if record.kind == "fine_tune" and target_of(record) == str(model):
             put_job(table, txn, asked_to_stop(record))
 
@@ -206,7 +213,7 @@ def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
 
 def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
     """Jobs that ended before `month`, or before `day` with `keep` others that ended later."""
-    ended = sorted(((_end(r), r.job) for r in all_jobs(table, txn) if r.state in ENDED), reverse=True)
+    ended = sorted(((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True)
     return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
 
 

@@ -6,7 +6,7 @@ import re
 
 from hmi.core import KeyRecord, check_name
 from hmi.errors import NotFound, QuotaExceeded
-from hmi.stores.ledger import Txn
+from hmi.stores.sealed import Txn
 from hmi.stores.table import KEY, KEY_ID, KEY_OF, Table
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -15,7 +15,8 @@ from pathlib import Path
 from hmi.errors import Damaged, InvalidInput
 from hmi.model.files import full_or, write_bytes
 
-FORMAT = 1
+FORMAT = 2
+"""1: the registry without checksums; it gets them when it is opened."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,14 @@ class Layout:
         return self.data / "incoming"
 
 
+def without_paths(text: str, data: Path) -> str:
+    """`text` as tenants may read it: where the data folder lies on the server is not for them."""
+    for path in dict.fromkeys((str(data.absolute()), str(data.resolve()), str(data))):
+        if len(path) > 1:  # the folder of a process may be named "."
+            text = text.replace(path, "<data>")
+    return text
+
+
 def open_layout(data: Path) -> Layout:
     """Create or check a data folder. Raises Damaged (newer format), InvalidInput (not usable), StorageFull."""
     layout = Layout(data)
@@ -75,6 +84,23 @@ def open_layout(data: Path) -> Layout:
     return layout
 
 
+def refuse_bereft(registry: Path) -> None:
+    """Raises Damaged for a data folder with contents and no registry: a new one would name none of them, know no keys,
+    and so let everybody in.
+
+    The registry is looked for again at the end: a process that makes it does so before anything else.
+    """
+    data, layout = registry / "data.mdb", Layout(registry.parent)
+    if data.exists() and data.stat().st_size:
+        return
+    folders = (layout.roots, layout.adapters, layout.jobs)
+    held = any(not path.name.startswith(".") for folder in folders if folder.is_dir() for path in folder.iterdir())
+    if held and not (data.exists() and data.stat().st_size):
+        raise Damaged(
+            "the registry is missing or empty beside roots, adapters or jobs: restore <data>/registry from a backup"
+        )
+
+
 def _check_format(path: Path) -> None:
     # Two processes may find it missing and both write the same.
     if not path.exists():
@@ -87,6 +113,8 @@ def _check_format(path: Path) -> None:
             f"the data folder {path.parent} has format {int(text)}, and this release reads up to {FORMAT}: "
             "upgrade hmi-server"
         )
+    if int(text) < FORMAT:  # before anything is written that an earlier release would misread
+        write_bytes(path, f"{FORMAT}\n".encode())
 
 
 @contextmanager

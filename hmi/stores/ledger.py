@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -12,58 +13,19 @@ from typing import Any, TypeVar
 
 import lmdb
 
+import plot_store
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 from hmi.stores.plots import plot_errors
+from hmi.stores.sealed import CURE, Txn, is_sealed, problems, upgrade
 from plot_store.host import check_host
+from plot_store.scrub import check_pages
 from plot_store.writer_lock import WriterLock
 
+log = logging.getLogger("hmi.stores")
 FIRST_MAP = 16 << 20
 READERS = 4096
 NEARLY_FULL = 1 << 20
 T = TypeVar("T")
-
-
-class Txn:
-    """One transaction, valid inside its block only. Keys are ASCII text."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-
-    def get(self, key: str) -> bytes | None:
-        value: bytes | None = self._raw.get(key.encode())
-        return value
-
-    def put(self, key: str, value: bytes) -> None:
-        self._raw.put(key.encode(), value)
-
-    def delete(self, key: str) -> bool:
-        return bool(self._raw.delete(key.encode()))
-
-    def items(self, prefix: str, after: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """What has the prefix, by ascending key and with the prefix cut off; `after` (cut, too) is left out."""
-        first = (prefix if after is None else prefix + after).encode()
-        head = prefix.encode()
-        with self._raw.cursor() as cursor:
-            more = cursor.set_range(first)
-            while more and cursor.key().startswith(head):
-                key = cursor.key().decode()[len(prefix) :]
-                if key != after:
-                    yield key, cursor.value()
-                more = cursor.next()
-
-    def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
-        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too)."""
-        head = prefix.encode()
-        # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
-        end = head + (b"\xff" if before is None else before.encode())
-        with self._raw.cursor() as cursor:
-            more = cursor.prev() if cursor.set_range(end) else cursor.last()
-            while more and cursor.key().startswith(head):
-                yield cursor.key().decode()[len(prefix) :]
-                more = cursor.prev()
-
-    def keys(self, prefix: str) -> list[str]:
-        return [key for key, _ in self.items(prefix)]
 
 
 class Ledger:
@@ -79,6 +41,7 @@ class Ledger:
         self._writer = WriterLock(folder, "the registry")
         with plot_errors():
             check_host(folder, "the registry")
+        _check_pages(folder)
         try:
             with _translated("opening the registry", folder):
                 self._env: Any = lmdb.open(
@@ -88,6 +51,13 @@ class Ledger:
                 self._env.reader_check()
         except lmdb.ReadersFullError as error:
             raise _too_many() from error
+        try:
+            if not self._run(is_sealed, write=False):
+                with self._alone():
+                    self._run(upgrade, write=True)
+        except BaseException:
+            self._env.close()
+            raise
 
     @classmethod
     def open(cls, folder: Path, first_map: int = FIRST_MAP) -> Ledger:
@@ -123,7 +93,11 @@ class Ledger:
 
     def read(self, body: Callable[[Txn], T]) -> T:
         """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
-        return self._run(body, write=False)
+        return self._run(lambda raw: body(Txn(raw)), write=False)
+
+    def problems(self) -> list[str]:
+        """Every record that is damaged or missing; one sentence each."""
+        return self._run(problems, write=False)
 
     def write(self, body: Callable[[Txn], T]) -> T:
         """Run `body` alone among all processes and commit durably; an exception undoes it.
@@ -134,7 +108,7 @@ class Ledger:
         """
         self._check_process()
         with self._alone():  # before `_entered`, so that who waits for another process holds up no reader in this one
-            return self._run(body, write=True)
+            return self._run(lambda raw: body(Txn(raw)), write=True)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -143,7 +117,7 @@ class Ledger:
                 stack.enter_context(self._writer.held())
             yield
 
-    def _run(self, body: Callable[[Txn], T], *, write: bool) -> T:
+    def _run(self, body: Callable[[Any], T], *, write: bool) -> T:
         checked = False
         while True:
             with self._entered():
@@ -152,7 +126,7 @@ class Ledger:
                         if write:
                             self._env.reader_check()  # readers that died keep pages from being used again
                         with self._env.begin(write=write) as raw:
-                            return body(Txn(raw))
+                            return body(raw)
                 except lmdb.MapFullError:
                     size = 2 * self._env.info()["map_size"]
                 except lmdb.MapResizedError:
@@ -206,6 +180,23 @@ def _too_many() -> Unavailable:
     )
 
 
+def _check_pages(folder: Path) -> None:
+    """Look at every page before LMDB does: it follows what they say, and would die of some, or destroy more.
+
+    Raises Damaged, Unavailable (the disk refused).
+    """
+    try:
+        for problem in check_pages(folder):
+            log.error("the registry: %s; some records cannot be found: %s", problem, CURE)
+    except plot_store.Damaged as error:
+        raise Damaged(f"the registry is damaged ({error}): {CURE}") from error
+    except OSError as error:
+        raise Unavailable(
+            f"the disk failed while opening the registry ({error.strerror}): try again; if it stays so, check the disk "
+            "and its permissions"
+        ) from error
+
+
 def _size(folder: Path) -> int:
     data = folder / "data.mdb"
     return data.stat().st_size if data.exists() else 0
@@ -219,7 +210,7 @@ def _translated(doing: str, folder: Path) -> Iterator[None]:
     except (HmiError, lmdb.MapFullError, lmdb.MapResizedError, lmdb.ReadersFullError):
         raise
     except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError) as error:
-        raise Damaged(f"the registry is damaged ({error}): restore <data>/registry from a backup") from error
+        raise Damaged(f"the registry is damaged ({error}): {CURE}") from error
     except lmdb.Error as error:
         if _is_full(str(error), folder):
             raise StorageFull(f"no room left while {doing}: free some space and try again") from error

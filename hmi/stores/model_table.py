@@ -5,7 +5,7 @@ from __future__ import annotations
 from hmi.core import JobRecord, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores.job_table import cancel_for_model
-from hmi.stores.ledger import Txn
+from hmi.stores.sealed import Txn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
 
 KEPT_VERSIONS = 8

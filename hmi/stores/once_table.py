@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
-from hmi.stores.ledger import Txn
+from hmi.errors import Damaged
+from hmi.stores.sealed import Txn
 from hmi.stores.table import ONCE, ONCE_UNTIL
 
 
@@ -21,7 +23,8 @@ def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
 def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
     """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
     name, until = _once(key, scope), time.time() + ttl_s
-    _drop_expired(txn)
+    with suppress(Damaged):  # another caller's record: `Registry.problems` tells of it
+        _drop_expired(txn)
     txn.put(ONCE + name, json.dumps({"until": until, "response": response}).encode())
     txn.put(f"{ONCE_UNTIL}{int(until):012d}/{name}", b"")
 

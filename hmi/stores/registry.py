@@ -25,7 +25,9 @@ from hmi.core import (
 )
 from hmi.errors import Conflict, NotFound
 from hmi.stores import job_table, key_table, model_table, once_table
-from hmi.stores.ledger import FIRST_MAP, Ledger, Txn
+from hmi.stores.layout import refuse_bereft
+from hmi.stores.ledger import FIRST_MAP, Ledger
+from hmi.stores.sealed import Txn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 
 DAY_S = 86_400.0
@@ -43,6 +45,7 @@ class Registry:
     def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
         """Open the registry in the folder `path`, making it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
+        refuse_bereft(path)
         registry = cls(Ledger.open(path, first_map))
         try:
             registry._index_jobs()
@@ -58,10 +61,14 @@ class Registry:
         """While it is the same, nothing in the registry has changed: for what is costly to read again."""
         return self._ledger.generation()
 
+    def problems(self) -> list[str]:
+        """Every record that is damaged or lost, one sentence each; reads all of them."""
+        return self._ledger.problems()
+
     # Roots
 
-    def roots(self) -> list[RootRecord]:
-        return self._ledger.read(lambda t: self._table.all(t, ROOT, RootRecord))
+    def roots(self, *, tolerant: bool = False) -> list[RootRecord]:
+        return self._ledger.read(lambda t: self._table.all(t, ROOT, RootRecord, tolerant=tolerant))
 
     def root(self, name: str) -> RootRecord:
         """Raises NotFound."""
@@ -154,13 +161,19 @@ class Registry:
     # Models
 
     def models(
-        self, tenant: str | None = None, after: ModelId | str | None = None, limit: int | None = None
+        self,
+        tenant: str | None = None,
+        after: ModelId | str | None = None,
+        limit: int | None = None,
+        *,
+        tolerant: bool = False,
     ) -> list[ModelRecord]:
-        """Models by ascending `tenant.name`, those past `after` only."""
+        """Models by ascending `tenant.name`, those past `after` only. Raises Damaged where one of them is damaged or
+        lost; a tolerant call leaves it out."""
         below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
         start = None if after is None else str(after)
         return self._ledger.read(
-            lambda t: self._table.all(t, MODEL, ModelRecord, below=below, after=start, limit=limit)
+            lambda t: self._table.all(t, MODEL, ModelRecord, below=below, after=start, limit=limit, tolerant=tolerant)
         )
 
     def model(self, model: ModelId) -> ModelRecord:
@@ -188,9 +201,14 @@ class Registry:
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """Jobs, the oldest first. Asking for queued or running ones is cheap however many have ended."""
+        """Jobs, the oldest first. Asking for queued or running ones is cheap however many have ended.
+
+        Damaged records are left out, where not all jobs are asked for: whose they are cannot be told, and one must not
+        stop the others. Raises Damaged else.
+        """
         read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
-        found = self._ledger.read(lambda t: read(self._table, t))
+        tolerant = (tenant, state) != (None, None)
+        found = self._ledger.read(lambda t: read(self._table, t, tolerant=tolerant))
         return [j for j in found if tenant in (None, j.tenant) and state in (None, j.state)]
 
     def page_of_jobs(

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from hmi.core import Record
 from hmi.errors import Damaged
-from hmi.stores.ledger import Txn
+from hmi.stores.sealed import Txn
 
 ROOT = "root/"
 TENANT = "tenant/"
@@ -51,17 +51,26 @@ class Table:
         below: str = "",
         after: str | None = None,
         limit: int | None = None,
+        tolerant: bool = False,
     ) -> list[R]:
-        """Records whose key begins with `prefix + below`, ascending; `after` is relative to `prefix`."""
+        """Records whose key begins with `prefix + below`, ascending; `after` is relative to `prefix`.
+
+        Raises Damaged where one is damaged or lost; a tolerant call leaves it out.
+        """
         found: list[R] = []
         if after is not None and not after.startswith(below):
             if after > below:
                 return found
             after = None
-        for key, raw in txn.items(prefix + below, None if after is None else after.removeprefix(below)):
+        start = None if after is None else after.removeprefix(below)
+        for key, raw in txn.items(prefix + below, start, tolerant=tolerant):
             if limit is not None and len(found) >= limit:
                 break
-            found.append(self._parse(prefix + below + key, raw, kind))
+            try:
+                found.append(self._parse(prefix + below + key, raw, kind))
+            except Damaged:
+                if not tolerant:
+                    raise
         return found
 
     def _parse(self, key: str, raw: bytes, kind: type[R]) -> R:

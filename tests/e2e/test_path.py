@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult
-from hmi.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable
+from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, NotFound, Unavailable
 from hmi.manager import Manager
 from hmi.model.tokenizer import Text
+from plot_store import VersionInfo
 from tests.e2e.conftest import Home, mood_rows
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
@@ -211,7 +212,7 @@ async def test_a_cancelled_call_is_dropped_and_others_go_on(home: Home) -> None:
     await engine.stop()
 
 
-def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home) -> None:
+def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home, tmp_path: Path) -> None:
     manager: Manager = home.manager
     corpus = "\n".join(home.covered).encode()
     job = home.run(manager.create_domain("tiny/own", corpus, alpha=100, pretrain=True, options={"pretrain_steps": 12}))
@@ -222,4 +223,27 @@ def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home) -> 
     trigram = home.settings and manager.plots.reader("tiny/own")
     assert trigram.version.parent == manager.plots.version("tiny").id
     trigram.close()
+    _travels(manager, version, tmp_path)
     manager.delete_domain("tiny/own")
+
+
+def _travels(manager: Manager, version: VersionInfo, tmp_path: Path) -> None:
+    """An export holds the branch's lower layers; one of an earlier release does not, and says so."""
+    lower = version.meta["lower"]
+    file = manager.lowers.path(lower)
+    content = file.read_bytes()
+    manager.export_domain("tiny/own", tmp_path / "own.plot", lambda done, total: None)
+    manager.plots.export("tiny/own", tmp_path / "before.plot")
+    for archive, lacking in (("before.plot", ["tiny/own"]), ("own.plot", [])):
+        manager.delete_domain("tiny/own")
+        file.unlink(missing_ok=True)
+        assert manager.import_domain(tmp_path / archive, None, lambda done, total: None) == (version, lacking)
+        assert bool(manager.verify()) == bool(lacking)
+    assert file.read_bytes() == content
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (problem,) = manager.verify_files()
+    assert "domain tiny/own's lower layers fails its checksum: restore <data>/lowers from a copy, or import" in problem
+    with pytest.raises(Damaged):
+        manager.export_domain("tiny/own", tmp_path / "never.plot", lambda done, total: None)
+    manager.import_domain(tmp_path / "own.plot", None, lambda done, total: None)
+    assert manager.verify_files() == ()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hmi.api.app import drain
-from hmi.errors import DeadlineExceeded
+from hmi.errors import Damaged, DeadlineExceeded
 from tests.hmi.api_world import World, running
 
 MODEL = {"model": "acme.m", "domain": "tiny", "task": "classification"}
@@ -77,6 +77,20 @@ async def many_errors(world: World) -> None:
             assert (error["kind"], error["details"].get("field")) == (kind, field), path
             assert error["request_id"] == answer.headers["X-Request-Id"]
             assert set(error) == {"kind", "message", "details", "request_id"}
+
+
+async def test_no_message_tells_where_the_data_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A catalogue that cannot be read, as the store's own words have it: they name its folder, for the log."""
+    async with running(tmp_path / "d") as world:
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise Damaged(f"the catalogue of {tmp_path / 'd' / 'plots'} is damaged: restore it")
+
+        world.services.manager.domains = broken  # type: ignore[method-assign,assignment]
+        status, body, _ = await world.call("GET", "/manage/domains")
+    assert (status, body["error"]["kind"]) == (500, "damaged")
+    assert body["error"]["message"] == "the catalogue of <data>/plots is damaged: restore it"
+    assert str(tmp_path) in caplog.text
 
 
 async def test_unknown_exceptions_tell_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

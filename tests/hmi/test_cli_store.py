@@ -16,6 +16,7 @@ import pytest
 
 from hmi.config import Settings
 from hmi.manager import Manager
+from hmi.model.root import Root, save_root
 from plot_store import Schema
 from tests.hmi.api_world import hmi, made_folder
 from tests.hmi.manager_lab import add_model, add_root, publish_plot
@@ -25,10 +26,12 @@ UPDATES = 4
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
     """A data folder with a root, a domain of several updates, and a model on the domain's first version."""
     manager = Manager(Settings(data=tmp_path / "d", job_workers=0))
     add_root(manager)
+    (tmp_path / "d" / "roots" / "tiny" / "r1").rmdir()
+    save_root(tmp_path / "d" / "roots" / "tiny" / "r1", tiny_root, tiny_source / "tokenizer.json")
     manager.create_tenant("acme")
     add_model(manager, "acme.m", publish_plot(manager, "tiny/news", "b0"))
     for number in range(1, UPDATES + 1):
@@ -76,6 +79,19 @@ def test_scrub_and_verify_name_what_is_damaged(data: Path, capsys: pytest.Captur
         assert "error:" in told
     hmi(capsys, "store", "scrub", "--rate", "fast", "--data", data, code=2)
     assert "error:" in hmi(capsys, "store", "scrub", "tiny/none", "--data", data, code=1)
+
+
+def test_verify_reads_roots_and_modules(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artefact = next((data / "adapters").glob("*.safetensors"))
+    for path, whose in ((data / "roots" / "tiny" / "r1" / "upper.safetensors", "root tiny"),
+                        (data / "roots" / "tiny" / "r1" / "lower.safetensors", "root tiny"),
+                        (artefact, "model acme.m, version 1")):  # fmt: skip
+        intact = path.read_bytes()
+        path.write_bytes(intact[:-5] + bytes([intact[-5] ^ 4]) + intact[-4:])
+        told = " ".join(hmi(capsys, "store", "verify", "--data", data, code=1).split())
+        assert f"{path.name} of {whose} fails its checksum: restore" in told
+        path.write_bytes(intact)
+    assert shown(capsys, "store", "verify", "--data", data)["problems"] == []
 
 
 def test_gc_shows_before_it_removes(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +208,20 @@ def test_a_damaged_catalogue_stops_the_server_cleanly(data: Path, capsys: pytest
         assert told.startswith("error: the catalogue")
         assert "restore" in told
     shutil.rmtree(data / "plots")
+    with serving(data) as (url, _):
+        ready(url)
+
+
+def test_a_damaged_registry_stops_the_server_cleanly(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = data / "registry" / "data.mdb"
+    good = registry.read_bytes()
+    for damaged in (good[: len(good) // 2], b"", good[:4096] + bytes(len(good) - 4096)):
+        registry.write_bytes(damaged)
+        for command in (("serve", "--port", 0), ("model", "list")):
+            told = " ".join(hmi(capsys, *command, "--data", data, code=1).split())
+            assert told.startswith("error: the registry is")
+            assert "restore <data>/registry from a backup" in told
+    registry.write_bytes(good)
     with serving(data) as (url, _):
         ready(url)
 

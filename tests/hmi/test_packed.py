@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
+from hmi.model import prepacked
 from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module
-from hmi.model.packed import run_classified, run_packed, segments_of
+from hmi.model.packed import pack_upper, run_classified, run_packed, segments_of
+from hmi.model.prepacked import PackedLinear
 from hmi.model.root import Root
 from hmi.modulespec import Kind
 
@@ -39,8 +43,24 @@ def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) 
     return torch.cat([rows[0, 0], before[0].mean(0)]) if cls_only else rows[0]
 
 
+def served(root: Root, monkeypatch: pytest.MonkeyPatch, *, reordered: bool) -> nn.ModuleList:
+    """The upper layers as the engine has them, the choice being ours and not the machine's."""
+    if reordered and not prepacked.speedup(8, 8):
+        pytest.skip("this build of torch has no reordered linear maps")
+    monkeypatch.setattr(prepacked, "speedup", lambda out_size, in_size: 2.0 if reordered else 0.5)
+    upper = copy.deepcopy(root.upper)
+    pack_upper(upper)
+    assert any(isinstance(m, PackedLinear) for m in upper.modules()) == reordered
+    assert any(isinstance(m, nn.Linear) for m in upper.modules()) != reordered, "one of the two copies must go"
+    return upper
+
+
+@pytest.mark.parametrize("reordered", [True, False])
 @pytest.mark.parametrize("cls_only", [True, False])
-def test_a_mixed_batch_equals_one_by_one(tiny_root: Root, cls_only: bool) -> None:
+def test_a_mixed_batch_equals_one_by_one(
+    tiny_root: Root, cls_only: bool, reordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upper = served(tiny_root, monkeypatch, reordered=reordered)
     kinds = [("lora", 4), ("lora", 8), ("parallel", 24), None, ("lora", 1), *((kind, 5) for kind in get_args(Kind))]
     modules = [None if k is None else trained(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
     rng = random.Random(0)
@@ -51,11 +71,42 @@ def test_a_mixed_batch_equals_one_by_one(tiny_root: Root, cls_only: bool) -> Non
         texts = [torch.randn(n, tiny_root.dim, generator=g) for n in lengths]
         offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
         heads = tiny_root.info.shape.heads
-        packed = (tiny_root.upper, torch.cat(texts), offsets, chosen, heads)
+        packed = (upper, torch.cat(texts), offsets, chosen, heads)
         got = run_classified(*packed)[0] if cls_only else run_packed(*packed)
+        assert len(got) == (len(chosen) if cls_only else offsets[-1])
         for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
             mine = got[i] if cls_only else got[offsets[i] : offsets[i + 1]]
             torch.testing.assert_close(mine, slow(tiny_root, text, module, cls_only=cls_only), atol=1e-5, rtol=1e-5)
+
+
+def test_reordered_weights_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not prepacked.speedup(8, 8):
+        pytest.skip("this build of torch has no reordered linear maps")
+    g, rng = torch.Generator().manual_seed(0), random.Random(0)
+    for _ in range(12):
+        out_size, in_size = rng.randint(1, 400), rng.randint(1, 400)
+        weight = torch.randn(out_size, in_size, generator=g) / in_size**0.5
+        bias, x = torch.randn(out_size, generator=g), torch.randn(rng.randint(1, 300), in_size, generator=g)
+        packed = PackedLinear(weight, bias)
+        whole = packed(x)
+        torch.testing.assert_close(whole, F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed(x[:1]), whole[:1], atol=1e-6, rtol=1e-6)
+    assert prepacked.speedup(8, 8) == prepacked.speedup(8, 8), "measured once, for the process"
+
+
+def test_where_torch_has_no_reordered_weights_the_plain_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(weight: Tensor, bias: Tensor) -> nn.Module:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
+
+    monkeypatch.setattr(prepacked, "PackedLinear", lacking)
+    monkeypatch.setattr(prepacked, "_speedups", {})
+    assert not prepacked.packs(nn.Linear(16, 16))
+
+
+def test_few_numbers_of_rows_are_computed_and_little_in_vain() -> None:
+    sizes = [prepacked.padded(n) for n in range(1, 4097)]
+    assert len(set(sizes)) <= 36
+    assert all(n <= size < n + max(4, n / 2) for n, size in enumerate(sizes, 1))
 
 
 def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Root) -> None:

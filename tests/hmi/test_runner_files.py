@@ -38,6 +38,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         (plot_store.Conflict("somebody was first"), "conflict", "somebody was first"),
         (plot_store.FormatTooNew("format 9: upgrade"), "damaged", "upgrade"),
         (ZeroDivisionError("odd"), "internal", "ZeroDivisionError: odd"),
+        (FileNotFoundError(2, "No such file or directory", "/srv/x"), "internal", "FileNotFoundError: No such file"),
     ],
 )
 def test_errors_are_described(error: Exception, kind: str, said: str) -> None:
@@ -46,6 +47,7 @@ def test_errors_are_described(error: Exception, kind: str, said: str) -> None:
     assert found["kind"] == kind
     assert said in found["message"]
     assert bool(logged) == (kind == "internal")
+    assert "/srv" not in found["message"], "whoever reads the job must not learn where files lie"
 
 
 def test_inputs_are_whole_or_the_job_is_not_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,29 @@ def test_round_trip_is_idempotent(store: Store, tmp_path: Path) -> None:
     lab.check(store)
 
 
+def test_attachments_travel_and_are_checked(store: Store, tmp_path: Path) -> None:
+    exported(tmp_path)
+    files = {"a.bin": tmp_path / "a", "b": tmp_path / "b"}
+    files["a.bin"].write_bytes(bytes(range(256)) * 9000)
+    files["b"].write_bytes(b"")
+    with Store.open(tmp_path / "from") as origin:
+        origin.export("r/a", tmp_path / "y.plot", attached=files)
+        with pytest.raises(Invalid, match="name"):
+            origin.export("r/a", tmp_path / "z.plot", attached={"../a": files["b"]})
+    assert dict(Store.attached(tmp_path / "y.plot")) == {n: p.read_bytes() for n, p in files.items()}
+    assert dict(Store.attached(tmp_path / "x.plot")) == {}
+    store.import_archive(tmp_path / "y.plot")
+    lab.check(store)
+    raw = (tmp_path / "y.plot").read_bytes()
+    start = 24 + struct.unpack_from("<Q", raw, 16)[0] + 8
+    for at in range(start, start + 400, 40):  # in the first attachment's first chunk
+        (tmp_path / "bad.plot").write_bytes(raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
+        with pytest.raises(Damaged):
+            list(Store.attached(tmp_path / "bad.plot"))
+        with pytest.raises(Damaged):
+            Store.open(tmp_path / "new", create=True).import_archive(tmp_path / "bad.plot")
+
+
 def test_under_another_name(store: Store, tmp_path: Path) -> None:
     file = exported(tmp_path)
     one = store.import_archive(file, ref="mine")

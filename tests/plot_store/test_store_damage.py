@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import lmdb
@@ -276,6 +279,21 @@ def test_a_catalogue_of_other_bytes_is_refused(tmp_path: Path) -> None:
     (path / "catalogue" / "data.mdb").write_bytes(b"\x55" * 8192)
     with pytest.raises((Damaged, StoreIO)):
         Store.open(path)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.1])
+def test_a_shorter_catalogue_is_refused_and_kills_nobody(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "s"
+    with Store.open(path, create=True) as made:
+        for seed in range(3):
+            lab.put(made, "r", lab.content(seed), meta={"note": "x" * 6000})
+    data = path / "catalogue" / "data.mdb"
+    os.truncate(data, int(data.stat().st_size * kept) // 4096 * 4096)
+    code = "import sys, plot_store\ntry: plot_store.Store.open(sys.argv[1]).refs()\n" \
+           "except plot_store.Damaged as error: print(error); sys.exit(7)"  # fmt: skip
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 7, ran
+    assert "restore the store" in ran.stdout
 
 
 def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:

@@ -14,7 +14,7 @@ from hmi.cli.progress import run_job, tell
 from hmi.cli.session import Session
 from hmi.cli.store.arguments import domain_of, opened
 from hmi.cli.store.bars import byte_bar
-from hmi.errors import Conflict, Damaged, Unavailable
+from hmi.errors import Conflict, Damaged
 from hmi.stores.plots import plot_errors
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def _marks(manager: Manager) -> dict[str, Any]:
 @as_json
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
-    """Read every byte of PLOTs and adapters and compare checksums; exit code 1 where something is wrong."""
+    """Read every byte of roots, PLOTs and adapters and compare checksums; exit code 1 where something is wrong."""
     with opened(session) as local:
         manager = local.services.manager
         report = _scrubbed(session, None, None)
-        problems = [*_problems(report), *manager.verify(), *_damaged_artefacts(manager)]
-    _tell(report, problems, as_json, "and all adapters are sound")
+        problems = [*_problems(report), *manager.verify(), *manager.verify_files()]
+    _tell(report, problems, as_json, "and all roots, lower layers and adapters are sound")
 
 
 @click.command(cls=Command)
@@ -102,16 +102,6 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
     if problems:
         raise Damaged(f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again")
     notes.print(f"{report.versions} PLOT versions in {report.segments} segments {good}")
-
-
-def _damaged_artefacts(manager: Manager) -> list[str]:
-    found = []
-    for name in sorted({v.artefact for m in manager.models() for v in m.versions} & manager.adapters.names()):
-        try:
-            manager.adapters.get(name)
-        except (Damaged, Unavailable) as error:
-            found.append(error.message)
-    return found
 
 
 @click.command(cls=Command)

@@ -1,0 +1,43 @@
+"""Exports of domains: the PLOT with all it builds on, and the lower layers that a further-pretrained branch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hmi.manager.parts import Parts
+from hmi.manager.upkeep import LOWER_CURE
+from hmi.stores.plots import plot_errors
+from plot_store import Store, VersionInfo
+
+Bytes = Callable[[int, int], None]
+"""Told of bytes done and bytes in all."""
+
+
+def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) -> None:
+    """Write a version to `archive`. Raises NotFound, Damaged, StorageFull, Unavailable."""
+    with plot_errors():
+        lowers = _lowers(parts.plots.chain(version))
+        for name, ref in lowers.items():
+            parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
+        parts.plots.export(version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress)
+
+
+def import_domain(parts: Parts, archive: Path, name: str | None, progress: Bytes) -> tuple[VersionInfo, list[str]]:
+    """Take over an export; returns the version, and the refs whose lower layers neither came along nor are here.
+
+    An earlier release exported none. Such versions answer, and cannot be built upon. Raises plot_store's errors and
+    Damaged, StorageFull.
+    """
+    lowers = _lowers(Store.archived(archive))
+    for lower, content in Store.attached(archive):
+        # Before the versions that need them; the collection spares what was stored in the last hour.
+        if lower in lowers:
+            parts.lowers.take_over(lower, content)
+    version = parts.plots.import_archive(archive, ref=name, progress=progress)
+    return version, sorted(ref for lower, ref in lowers.items() if not parts.lowers.has(lower))
+
+
+def _lowers(versions: Iterable[VersionInfo]) -> dict[str, str]:
+    """Names of lower layers, each with the ref of a version that was computed by them."""
+    return {str(v.meta["lower"]): v.ref for v in versions if v.meta.get("lower") is not None}

@@ -1,0 +1,186 @@
+"""Records that tell whether they are what was written, and whether one is missing that was.
+
+A value is the xxh3-64 of key and body, then the body. To every record belongs a mark, a record under "=" and the key
+with the high bit of each byte set, which is written and deleted in the same transaction: where a look-up finds no
+record but its mark, the record was lost. Marks are in the order of their records and lie elsewhere in the tree, so that
+one bad page rarely takes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from hmi.errors import Damaged
+
+MARK = b"="
+FORMAT_KEY, FORMAT = b"format", b"2"
+"""1 has neither checks nor marks, and no record of its format."""
+CURE = "restore <data>/registry from a backup"
+_SUM = 8
+_HIGH = bytes(b | 0x80 for b in range(256))
+_LOW = bytes(b & 0x7F for b in range(256))
+
+
+class Txn:
+    """One transaction, valid inside its block only. Keys are ASCII text."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def get(self, key: str) -> bytes | None:
+        """Raises Damaged for a record that is not what was written, or was and is not there."""
+        name = key.encode()
+        value = self._raw.get(name)
+        if value is not None:
+            return unsealed(name, value)
+        if self._raw.get(mark_of(name)) is not None:
+            raise lost(name)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        put(self._raw, key.encode(), value)
+
+    def delete(self, key: str) -> bool:
+        """Whether there was one, or is known to have been."""
+        marked = bool(self._raw.delete(mark_of(key.encode())))
+        return bool(self._raw.delete(key.encode())) or marked
+
+    def items(self, prefix: str, after: str | None = None, *, tolerant: bool = False) -> Iterator[tuple[str, bytes]]:
+        """What has the prefix, by ascending key and with the prefix cut off; `after` (cut, too) is left out.
+
+        Raises Damaged where one is damaged or missing; a tolerant call leaves it out instead.
+        """
+        head, first = prefix.encode(), (prefix if after is None else prefix + after).encode()
+        past = None if after is None else first
+        marks = iter(()) if tolerant else _marks(self._raw, head, first, past)
+        mark = next(marks, None)
+        for name, value in _scan(self._raw, head, first):
+            if name == past:
+                continue
+            if mark is not None and mark < name:
+                raise lost(mark)
+            if mark == name:
+                mark = next(marks, None)
+            try:
+                body = unsealed(name, value)
+            except Damaged:
+                if tolerant:
+                    continue
+                raise
+            yield name.decode()[len(prefix) :], body
+        if mark is not None:
+            raise lost(mark)
+
+    def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
+        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too). One whose
+        record is damaged is left out, and a lost one is not missed."""
+        head = prefix.encode()
+        # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
+        end = head + (b"\xff" if before is None else before.encode())
+        with self._raw.cursor() as cursor:
+            more = cursor.prev() if cursor.set_range(end) else cursor.last()
+            while more and cursor.key().startswith(head):
+                name = cursor.key()
+                if cursor.value() == seal(name, cursor.value()[_SUM:]):
+                    yield name.decode()[len(prefix) :]
+                more = cursor.prev()
+
+    def keys(self, prefix: str, *, tolerant: bool = False) -> list[str]:
+        return [key for key, _ in self.items(prefix, tolerant=tolerant)]
+
+
+def put(raw: Any, name: bytes, body: bytes) -> None:
+    """Write a record and its mark, `raw` being LMDB's own transaction."""
+    raw.put(name, seal(name, body))
+    raw.put(mark_of(name), seal(mark_of(name), b""), overwrite=False)
+
+
+def mark_of(name: bytes) -> bytes:
+    return MARK + name.translate(_HIGH)
+
+
+def _marked(mark: bytes) -> bytes:
+    """The key of a mark's record."""
+    return mark[len(MARK) :].translate(_LOW)
+
+
+def seal(name: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(name + body) + body
+
+
+def unsealed(name: bytes, value: bytes) -> bytes:
+    """The body. Raises Damaged."""
+    body = value[_SUM:]
+    if value[:_SUM] != xxhash.xxh3_64_digest(name + body):
+        raise Damaged(f"the registry's record {_shown(name)} is damaged: {CURE}")
+    return body
+
+
+def lost(name: bytes) -> Damaged:
+    return Damaged(f"the registry has lost its record {_shown(name)}: {CURE}")
+
+
+def problems(raw: Any) -> list[str]:
+    """Every record that is damaged or missing, one sentence each; `raw` is LMDB's own transaction."""
+    found: list[str] = []
+    held: set[bytes] = set()
+    marked: set[bytes] = set()
+    with raw.cursor() as cursor:
+        for name, value in cursor:
+            if raw.get(name) != value:  # a look-up goes by the pages above, which this walk does not read
+                found.append(f"the registry's record {_shown(name)} is not found where it lies: {CURE}")
+            try:
+                unsealed(name, value)
+            except Damaged as error:
+                found.append(error.message)
+                if name.startswith(MARK):
+                    continue
+            marked.add(_marked(name)) if name.startswith(MARK) else held.add(name)
+    found += [lost(name).message for name in sorted(marked - held)]
+    return found + [f"the registry has lost the mark of its record {_shown(n)}: {CURE}" for n in sorted(held - marked)]
+
+
+def is_sealed(raw: Any) -> bool:
+    """Whether the table is of this format; False for one of format 1, and for an empty one. Raises Damaged."""
+    value = raw.get(FORMAT_KEY)
+    if value is not None:
+        found = unsealed(FORMAT_KEY, value)
+        if found != FORMAT:
+            raise Damaged(f"the registry has format {_shown(found)}, this release reads 2: upgrade hmi-server")
+        return True
+    if next(_scan(raw, MARK, MARK), None) is not None:
+        raise lost(FORMAT_KEY)
+    return False
+
+
+def upgrade(raw: Any) -> None:
+    """Seal every record of a table of format 1, in one transaction. Nothing where that has been done."""
+    if is_sealed(raw):
+        return
+    with raw.cursor() as cursor:
+        records = list(cursor)
+    for name, value in records:
+        put(raw, name, value)
+    put(raw, FORMAT_KEY, FORMAT)
+
+
+def _marks(raw: Any, head: bytes, first: bytes, past: bytes | None) -> Iterator[bytes]:
+    """The records that must be there. A damaged mark says nothing: its record answers for itself."""
+    for name, value in _scan(raw, mark_of(head), mark_of(first)):
+        if _marked(name) != past and value == seal(name, b""):
+            yield _marked(name)
+
+
+def _scan(raw: Any, head: bytes, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+    with raw.cursor() as cursor:
+        more = cursor.set_range(first)
+        while more and cursor.key().startswith(head):
+            yield cursor.key(), cursor.value()
+            more = cursor.next()
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode("ascii", "backslashreplace"))

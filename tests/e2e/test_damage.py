@@ -1,0 +1,156 @@
+"""Damaged files give an error that says what to do, never another answer, and no path of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hmi.core import ModelId
+from hmi.engine import InferRequest
+from hmi.errors import Damaged
+from hmi.model import checked
+from hmi.model.root import load_root
+from tests.e2e.conftest import Home
+
+MOOD = ModelId("acme", "mood")
+
+
+def root_folder(home: Home) -> Path:
+    return home.settings.data / "roots" / "tiny" / home.manager.registry.root("tiny").version
+
+
+def every_byte(raw: bytes, step: int) -> bytes:
+    changed = bytearray(raw)
+    for at in range(len(raw) - 1, len(raw) // 4, -step):
+        changed[at] ^= 0x15
+    return bytes(changed)
+
+
+def another_word(raw: bytes) -> bytes:
+    return raw.replace(b'"cell"', b'"celt"', 1)
+
+
+def another_number(raw: bytes) -> bytes:
+    about = json.loads(raw)
+    return json.dumps({**about, "shape": {**about["shape"], "heads": 2}}).encode()
+
+
+def infer(home: Home, model: ModelId, text: str) -> list[object]:
+    async def answered() -> list[object]:
+        engine = home.engine()
+        await engine.start()
+        try:
+            return list(await engine.infer([InferRequest(model, text)]))
+        finally:
+            await engine.stop()
+
+    return asyncio.run(answered())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("upper.safetensors", lambda raw: every_byte(raw, 503)),
+        ("upper.safetensors", lambda raw: raw[: len(raw) // 2]),
+        ("tokenizer.json", another_word),
+        ("tokenizer.json", lambda raw: raw[:200]),
+        ("root.json", another_number),
+        ("root.json", lambda raw: raw[:200]),
+        ("upper.safetensors", None),
+    ],
+)
+def test_a_damaged_root_answers_nothing(home: Home, name: str, change: Callable[[bytes], bytes] | None) -> None:
+    path = root_folder(home) / name
+    intact = path.read_bytes()
+    try:
+        path.unlink() if change is None else path.write_bytes(change(intact))
+        with pytest.raises(Damaged) as caught:
+            infer(home, MOOD, home.covered[0])
+        (problem,) = home.manager.verify_files()
+    finally:
+        path.write_bytes(intact)
+    for said in (caught.value.message, problem):
+        assert name in said
+        assert "root tiny" in said
+        assert "restore it from a copy, or import the root again" in said
+        assert str(home.settings.data) not in said
+    assert infer(home, MOOD, home.covered[0]), "a restored file must answer again"
+    assert home.manager.verify_files() == ()
+
+
+def test_jobs_read_no_damaged_root(home: Home) -> None:
+    path = root_folder(home) / "lower.safetensors"
+    intact = path.read_bytes()
+    manager = home.manager
+    try:
+        path.write_bytes(every_byte(intact, 997))
+        assert infer(home, MOOD, home.covered[0]), "what only builds read must not stop serving"
+        job = manager.create_domain("tiny/never", "\n".join(home.covered).encode(), alpha=50)
+        done = manager.runner.run_one(job.job)
+        assert any("lower.safetensors" in problem for problem in manager.verify_files())
+    finally:
+        path.write_bytes(intact)
+    assert done.error is not None
+    assert done.error["kind"] == "damaged"
+    assert "lower.safetensors of root tiny" in done.error["message"]
+    assert str(home.settings.data) not in json.dumps(done.error)
+
+
+def test_a_hash_is_paid_once_for_an_unchanged_file(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: object, name: str) -> object:
+        read.append(Path(file.name).name)  # type: ignore[attr-defined]
+        return digest(file, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checked.hashlib, "file_digest", counted)
+    monkeypatch.setattr(checked, "_found", {})
+    folder = root_folder(home)
+    for _ in range(3):
+        load_root(folder)
+    assert sorted(read) == ["tokenizer.json", "upper.safetensors"]
+    path = folder / "upper.safetensors"
+    path.write_bytes(path.read_bytes())
+    load_root(folder)
+    assert read[2:] == ["upper.safetensors"], "a file that was written again is another one"
+
+
+def test_values_that_are_no_numbers_are_no_answer(home: Home) -> None:
+    state = {**home.state("acme.mood")}
+    state["head.out.weight"] = torch.full_like(state["head.out.weight"], torch.nan)
+    registry = home.manager.registry
+    live = registry.model(MOOD).live
+    artefact, _ = home.manager.adapters.put(state)
+    registry.publish_model(MOOD, live.model_copy(update={"version": 0, "artefact": artefact, "job": "nan"}))
+    try:
+        with pytest.raises(Damaged, match="no numbers: roll it back") as caught:
+            infer(home, MOOD, home.covered[0])
+    finally:
+        registry.set_current(MOOD, live.version)
+    assert str(home.settings.data) not in caught.value.message
+
+
+def test_a_checkpoint_of_damaged_bytes_is_not_resumed(home: Home) -> None:
+    from hmi.model.files import read_checkpoint, write_checkpoint
+
+    path = home.settings.data / "jobs" / "checkpoint.safetensors"
+    write_checkpoint(path, {"a": torch.arange(100.0), "b": torch.ones(3, dtype=torch.bfloat16)}, {"epoch": 2})
+    found = read_checkpoint(path)
+    assert found is not None
+    state, about = found
+    assert state["a"].sum() == 4950
+    assert about == {"epoch": 2}
+    intact = path.read_bytes()
+    try:
+        for at in (len(intact) - 1, len(intact) - 200):
+            path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+            assert read_checkpoint(path) is None, "the job must begin anew"
+    finally:
+        path.unlink()
