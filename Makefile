@@ -75,4 +75,5 @@ format: setup ## write what check asks for
 	$(BIN)/ruff check --fix .
 
 clean: ## remove .venv and caches, never data
+	find kernels -name "*.nb[ic]" -delete
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

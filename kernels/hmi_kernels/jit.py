@@ -32,8 +32,12 @@ STAMP = _stamp()
 def _jit(function: F, **options: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     # numba compares the date of the function's own file only: a helper in another file, compiled into it, could change
-    # and the old machine code be run. There is no public way to say so.
-    dispatcher._cache._cache_file._source_stamp = STAMP
+    # and the old machine code be run. And it writes an index before the code under a name that older code may have, so
+    # of two processes that start after an upgrade one could run that. Hence files of their own for each state of the
+    # sources. There is no public way to say so.
+    cache = dispatcher._cache
+    base = f"{cache._impl.filename_base}.{STAMP[:16]}"
+    cache._cache_file = type(cache._cache_file)(cache._cache_path, base, STAMP)
     return cast(F, dispatcher)
 
 

@@ -31,5 +31,9 @@ def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
     (package / "caller.py").write_text(CALLER)
     (package / "helper.py").write_text(HELPER.format(3))
     assert [twice(tmp_path), twice(tmp_path)] == [6, -6]
+    before = {path: path.read_bytes() for path in package.rglob("*.nb[ic]")}
+    assert len(before) > 1
     (package / "helper.py").write_text(HELPER.format(4))
     assert [twice(tmp_path), twice(tmp_path)] == [8, -8]
+    # No file is shared: a process of the old sources, or one that reads an index just written, finds its own code.
+    assert {path: path.read_bytes() for path in before} == before
