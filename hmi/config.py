@@ -39,8 +39,9 @@ class Settings:
     streams: int = 1
     """Compute threads of the engine: batches that compute at once."""
     batch_ms: int = 20
-    """A batch is cut to take about so long: what a text may wait for another tenant's. Longer ones gain little
-    throughput. One window of a text that takes longer runs alone."""
+    """A batch is cut to take about so long, and a tenant's part of it to a quarter while another that sent something in
+    the last second may come back: what a text may wait for others'. Longer ones gain some throughput. One window of a
+    text that takes longer runs alone."""
     max_batch_tokens: int = 2048
     """Of the texts that are computed together. More is a little quicker, and a longer turn for those who wait."""
     queue_tokens: int = 65536

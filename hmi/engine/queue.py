@@ -24,6 +24,11 @@ Group = tuple[str, str, bool, bool]
 """What a batch must share: root, its version, whether [CLS] alone is read, whether it is the exact reference."""
 
 
+TENANT_PART = 4
+"""While somebody who may come back at any moment would have to wait, a tenant has one in so many parts of a batch."""
+RECENT_S = 1.0
+"""Who sent something within this time may come back at any moment."""
+
 _ADDING = threading.Lock()
 """Short, and so one for all items."""
 
@@ -93,7 +98,9 @@ class BatchQueue:
 
     The tenant that was given least goes first, and says which group the batch is of; others follow in the same order,
     a window at a time. Once it has nothing more that waits, only those join who stand no later than it does: the one
-    text of a quiet tenant is not to take as long as what a loud one could fill the batch up with.
+    text of a quiet tenant is not to take as long as what a loud one could fill the batch up with. Nor is it to wait
+    that long when it comes next: while a tenant is between two texts, the others' parts of a batch are small. Where all
+    wait together, and where one is alone, batches are as long as they may be.
     """
 
     def __init__(self, capacity_tokens: int, pace: Pace, batch_s: float) -> None:
@@ -101,6 +108,8 @@ class BatchQueue:
         self._pace, self._batch_s = pace, batch_s
         self._turns = Turns()
         self._waiting: dict[Group, dict[str, deque[Item]]] = {}
+        self._sent: dict[str, float] = {}
+        """When each tenant sent something last, the latest at the end."""
         self._arrived = asyncio.Event()
 
     @property
@@ -121,6 +130,9 @@ class BatchQueue:
         for item in items:
             tenants = self._waiting.setdefault(item.group, {})
             tenants.setdefault(item.request.model.tenant, deque()).append(item)
+        for tenant in new:
+            self._sent.pop(tenant, None)
+            self._sent[tenant] = time.monotonic()
         self._arrived.set()
 
     async def take(self, most_tokens: int) -> list[Piece]:
@@ -163,6 +175,8 @@ class BatchQueue:
         heapq.heapify(line)
         *_, first = line[0]
         seconds, tokens = self._pace.seconds(group, BATCH_WORK), 0
+        part = self._batch_s / (TENANT_PART if self._somebody_away() else 1)
+        parts: defaultdict[str, float] = defaultdict(float)
         batch: list[Piece] = []
         while line:
             given, _, tenant = line[0]
@@ -177,8 +191,12 @@ class BatchQueue:
                 takes = self._pace.seconds(group, piece.work)
                 if batch and (seconds + takes > self._batch_s or tokens + len(piece.window) > most_tokens):
                     break
+                if parts[tenant] and parts[tenant] + takes > part:
+                    heapq.heappop(line)
+                    continue
                 batch.append(piece)
                 seconds, tokens = seconds + takes, tokens + len(piece.window)
+                parts[tenant] += takes
                 self._turns.charge(tenant, takes)
                 self._advance(items)
             if items:
@@ -189,6 +207,14 @@ class BatchQueue:
         if not tenants:
             del self._waiting[group]
         return batch
+
+    def _somebody_away(self) -> bool:
+        """Whether a tenant that sent something lately has nothing that waits."""
+        since = time.monotonic() - RECENT_S
+        while self._sent and (first := next(iter(self._sent.items())))[1] < since:
+            del self._sent[first[0]]
+        waiting = {tenant for tenants in self._waiting.values() for tenant in tenants}
+        return any(tenant not in waiting for tenant in self._sent)
 
     def _advance(self, items: deque[Item]) -> None:
         """The first item's next window is in a batch."""

@@ -7,15 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hmi.core import ModelId
 from hmi.engine import Engine, InferRequest
 from hmi.engine.cache import IdleCache
-from hmi.engine.pace import Pace, work_of
+from hmi.engine.pace import BATCH_WORK, Pace, work_of
 from hmi.engine.preparing import Preparing
-from hmi.engine.queue import BatchQueue, Item, work_in
+from hmi.engine.queue import BatchQueue, Item, Piece, work_in
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
@@ -104,6 +105,29 @@ async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: 
     queue.put(third)
     assert [p.item for p in await queue.take(10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
     assert len(await queue.take(200)) > 5
+
+
+async def test_batches_are_short_while_somebody_may_come_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [100.0]
+    monkeypatch.setattr("hmi.engine.queue.time", SimpleNamespace(monotonic=lambda: at[0]))
+    texts = [home.covered[0]] * 40
+    loud, quiet = await items(home, MOOD, texts), await items(home, OTHER, texts[:1])
+    for item in (*loud, *quiet):
+        item.queued = 0.0
+    pace = Pace()
+    one = pace.seconds(loud[0].group, work_in([Piece(loud[0], 0)]))
+    fixed = pace.seconds(loud[0].group, BATCH_WORK)
+    queue = BatchQueue(1_000_000, pace, fixed + 12.5 * one)
+    queue.put(loud)
+    assert len(await queue.take(1 << 20)) == 12, "alone: as long as a batch may be"
+    queue.put(quiet)
+    batch = await queue.take(1 << 20)
+    assert Counter(piece.item.request.model.tenant for piece in batch)["globex"] == 1
+    part = (fixed + 12.5 * one) / 4 / one
+    assert len(await queue.take(1 << 20)) == int(part), "the other one is between two texts"
+    at[0] += 2.0
+    queue.put((await items(home, MOOD, texts[:1]))[:1])
+    assert len(await queue.take(1 << 20)) == 12, "it has gone"
 
 
 async def test_a_batch_is_a_short_turn(home: Home) -> None:

@@ -83,7 +83,7 @@ class Archive:
 
     def _take(self, unpacker: Unpacker, info: SegmentInfo) -> None:
         whole, chunks = xxhash.xxh3_128(), []
-        for chunk in unpacker.chunks(info):
+        for chunk in unpacker.chunks(info.name, info.bytes):
             whole.update(chunk)
             chunks.append(chunk)
         if whole.hexdigest() == info.digest:
