@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -45,34 +45,37 @@ class Bench:
     texts: np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
-def run(runs: int, report: Callable[[str], None]) -> list[Row]:
-    """Measure; `report` is told what is being done."""
+Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
+
+
+def run(runs: int, report: Callable[[str], None], measure: Measure | None = None) -> list[Row]:
+    """Measure, what this module does or what is given; `report` is told what is being done."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         report("building a PLOT that covers the texts")
         bench = _prepare(Path(folder))
         with bench.reader, torch.inference_mode():
-            return _measure(bench, runs, report)
+            return list((measure or _measure)(bench, Path(folder), runs, report))
 
 
-def _measure(b: Bench, runs: int, report: Callable[[str], None]) -> list[Row]:
+def _measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> list[Row]:
     peer = "the source model in full, same torch, unpadded"
     rows = []
     for size in (1, 16):
         report(f"half the layers, batch {size}")
         bare = paired_ratio(_full(b, size), _ours(b, size, [None] * size), runs)
         rows.append(Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer))
-        tenants = _tenants(b, size)
+        tenants = tenants_of(b, size)
         for cls_only, goal in ((False, 1.9), (True, 2.2)):
             name = "cls" if cls_only else "all_rows"
             value = paired_ratio(_full(b, size), _ours(b, size, tenants, cls_only=cls_only), runs)
             rows.append(Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer))
     report("16 tenants in one batch")
-    many = paired_ratio(_ours(b, 16, _tenants(b, 16)), _ours(b, 16, _tenants(b, 1) * 16), runs)
+    many = paired_ratio(_ours(b, 16, tenants_of(b, 16)), _ours(b, 16, tenants_of(b, 1) * 16), runs)
     rows.append(Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16"))
     rows += [_kind_row(b, kind, runs, report) for kind in get_args(Kind)]
     report("look-up")
-    share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, _tenants(b, 16)), runs)
+    share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, tenants_of(b, 16)), runs)
     rows.append(Row("lookup_share_of_batch_16", round(share, 4), "of the time", 0.03, False, runs))
     one = median_ms(_look_up(b, 1), runs * 20) * 1e3
     rows.append(Row("lookup_one_text_of_128", round(one, 1), "µs", 60.0, False, runs * 20))
@@ -81,7 +84,7 @@ def _measure(b: Bench, runs: int, report: Callable[[str], None]) -> list[Row]:
 
 def _kind_row(b: Bench, kind: Kind, runs: int, report: Callable[[str], None]) -> Row:
     report(f"modules of kind {kind}")
-    tenants = _tenants(b, 16, ModuleSpec(kind=kind))
+    tenants = tenants_of(b, 16, ModuleSpec(kind=kind))
     value = paired_ratio(_ours(b, 16, tenants, cls_only=True), _ours(b, 16, [None] * 16, cls_only=True), runs)
     name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
     return Row(name, round(value, 3), "x", runs=runs, peer="no module")
@@ -132,7 +135,7 @@ def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
     return store.reader("bench")
 
 
-def _tenants(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
+def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
     spec = spec or ModuleSpec()
     return [new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)]
 

@@ -1,0 +1,141 @@
+"""The full encoder in the engines that a user would pick, each in its best mode, one thread; those installed are asked.
+
+`pip install onnx onnxruntime openvino ctranslate2` brings them. A batch of unequal lengths goes in chunks sorted by
+length, so that none is made slow by padding.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hmi.model.encoder import Encoder
+
+Batch = list[list[int]]
+Run = Callable[[Batch], object]
+CHUNK = 4
+"""Texts of unequal lengths in one run."""
+_NAMES = {"input_ids": {0: "b", 1: "t"}, "mask": {0: "b", 1: "t"}, "rows": {0: "b", 1: "t"}}
+
+
+def peers(teacher: Encoder, source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
+    """(name, whether it is fp32, run) of each engine that is installed. `source`: the model as published."""
+    model = _exported(teacher, folder / "full.onnx")
+    if model is not None:
+        yield from _onnx_runtime(model, folder)
+        yield from _openvino(model)
+    yield from _ctranslate2(source, folder)
+
+
+def _found(*names: str) -> tuple[Any, ...] | None:
+    try:
+        return tuple(importlib.import_module(name) for name in names)
+    except ImportError:
+        return None
+
+
+class _Masked(nn.Module):
+    """The encoder with a mask of integers, as the engines pass it."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self._encoder = encoder
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        rows: Tensor = self._encoder(input_ids, mask.bool())
+        return rows
+
+
+def _exported(teacher: Encoder, path: Path) -> Path | None:
+    if _found("onnx") is None:
+        return None
+    example = torch.ones(2, 8, dtype=torch.int64)
+    torch.onnx.export(
+        _Masked(teacher), (example, example), str(path), input_names=["input_ids", "mask"], output_names=["rows"],
+        dynamic_axes=_NAMES, opset_version=17, dynamo=False,
+    )  # fmt: skip
+    return path
+
+
+def _onnx_runtime(model: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
+    found = _found("onnxruntime", "onnxruntime.quantization")
+    if found is None:
+        return
+    ort, quantization = found
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    small = folder / "full-int8.onnx"
+    quantization.quantize_dynamic(model, small, weight_type=quantization.QuantType.QInt8, per_channel=True)
+    for name, path in (("ONNX Runtime fp32", model), ("ONNX Runtime int8", small)):
+        session = ort.InferenceSession(str(path), options)
+
+        def one(ids: NDArray[np.int64], mask: NDArray[np.int64], session: Any = session) -> object:
+            return session.run(None, {"input_ids": ids, "mask": mask})
+
+        yield from _modes(name, path == model, one)
+
+
+def _openvino(model: Path) -> Iterator[tuple[str, bool, Run]]:
+    found = _found("openvino")
+    if found is None:
+        return
+    core = found[0].Core()
+    for precision in ("f32", "bf16"):
+        settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
+        request = core.compile_model(core.read_model(str(model)), "CPU", settings).create_infer_request()
+
+        def one(ids: NDArray[np.int64], mask: NDArray[np.int64], request: Any = request) -> object:
+            return request.infer([ids, mask])[0]
+
+        yield from _modes(f"OpenVINO {precision}", precision == "f32", one)
+
+
+def _ctranslate2(source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
+    found = _found("ctranslate2", "ctranslate2.converters")
+    if found is None:
+        return
+    library, converters = found
+    converters.TransformersConverter(str(source)).convert(str(folder / "ct2"))
+    for kind in ("float32", "int8"):
+        encoder = library.Encoder(
+            str(folder / "ct2"), device="cpu", compute_type=kind, intra_threads=1, inter_threads=1
+        )
+
+        def run(batch: Batch, encoder: Any = encoder) -> object:
+            texts = sorted(batch, key=len)
+            chunks = [texts[i : i + 2 * CHUNK] for i in range(0, len(texts), 2 * CHUNK)]
+            return [np.array(encoder.forward_batch(chunk).last_hidden_state) for chunk in chunks]
+
+        yield f"CTranslate2 {kind}", kind == "float32", run
+
+
+def _modes(
+    name: str, fp32: bool, one: Callable[[NDArray[np.int64], NDArray[np.int64]], object]
+) -> Iterator[tuple[str, bool, Run]]:
+    """In chunks, and text by text: whichever is the quicker counts."""
+
+    def in_chunks(batch: Batch) -> object:
+        if len({len(text) for text in batch}) == 1:
+            return one(*_padded(batch))
+        texts = sorted(batch, key=len)
+        return [one(*_padded(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK)]
+
+    yield name, fp32, in_chunks
+    yield f"{name}, text by text", fp32, lambda batch: [one(*_padded([text])) for text in batch]
+
+
+def _padded(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """ids, mask int64 [texts, longest]."""
+    ids = np.zeros((len(batch), max(map(len, batch))), np.int64)
+    mask = np.zeros_like(ids)
+    for i, text in enumerate(batch):
+        ids[i, : len(text)], mask[i, : len(text)] = text, 1
+    return ids, mask

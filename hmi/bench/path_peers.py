@@ -1,0 +1,77 @@
+"""`hmi bench path --peers`: a tenant's model beside the full encoder in the engines that a user would pick."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hmi.bench.encoder_peers import Batch, Run, peers
+from hmi.bench.path import Bench, tenants_of
+from hmi.bench.report import Row, seconds
+from hmi.errors import InvalidInput
+from hmi.model.packed import run_classified, run_packed
+from hmi.model.source import DEFAULT_PACKAGE, find_source
+
+CASES: tuple[tuple[str, int | None, int], ...] = (
+    ("128_tokens_batch_1", 128, 1), ("128_tokens_batch_16", 128, 16), ("real_lengths_batch_1", None, 1),
+    ("real_lengths_batch_16", None, 16), ("14_tokens_batch_1", 14, 1), ("14_tokens_batch_16", 14, 16),
+)  # fmt: skip
+"""Name, tokens a text (None: as sentences of scientific prose have, 56 in the mean), texts."""
+GOAL_FP32, GOAL_ANY = 1.9, 1.5
+
+
+def run(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+    """Median CPU time a token of the best engine over ours, all of them in turn on the same texts."""
+    found = list(peers(b.teacher, find_source(DEFAULT_PACKAGE).folder, folder))
+    if not found:
+        raise InvalidInput("no peer is installed: pip install onnx onnxruntime openvino ctranslate2", field="peers")
+    draw = np.random.default_rng(7)
+    for case, length, size in CASES:
+        report(f"beside {', '.join(sorted({name.split(',')[0] for name, _, _ in found}))}: {case}")
+        times: dict[str, list[float]] = {}
+        for turn in range(runs + 1):
+            batch = _batch(b, length, size, draw)
+            arms: list[tuple[str, Run]] = [("cls", _ours(b, True)), ("rows", _ours(b, False))]
+            arms += [(name, peer) for name, _, peer in found]
+            for i in draw.permutation(len(arms)):
+                name, work = arms[i]
+                took = seconds(lambda work=work, batch=batch: work(batch)) / sum(map(len, batch))  # type: ignore[misc]
+                if turn:  # the first warms up
+                    times.setdefault(name, []).append(took)
+        median = {name: statistics.median(values) for name, values in times.items()}
+        for label, goal, wanted in (("fp32", GOAL_FP32, True), ("any", GOAL_ANY, False)):
+            best = min((name for name, fp32, _ in found if fp32 or not wanted), key=median.__getitem__)
+            for ours in ("cls", "rows"):
+                ratio = round(median[best] / median[ours], 2)
+                yield Row(f"best_{label}_peer_over_hplm_{ours}_{case}", ratio, "x", goal, True, runs, best)
+
+
+def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -> Batch:
+    flat, (first, last) = b.texts[:, 1:-1].reshape(-1), b.texts[0, [0, -1]]
+    batch = []
+    for _ in range(size):
+        inner = (length or int(np.clip(draw.lognormal(3.9, 0.45), 8, 128))) - 2
+        at = draw.integers(0, len(flat) - inner)
+        batch.append([int(first), *flat[at : at + inner].tolist(), int(last)])
+    return batch
+
+
+def _ours(b: Bench, cls_only: bool) -> Run:
+    """From token ids on: look-up, positions, upper layers with a tenant's module."""
+
+    def work(batch: Batch) -> object:
+        tokens = np.array([token for text in batch for token in text], np.int32)
+        offsets = np.cumsum([0, *map(len, batch)], dtype=np.int64)
+        out = np.empty((len(tokens), b.root.dim), np.float32)
+        x = torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
+        positions = torch.cat([torch.arange(len(text)) for text in batch])
+        x = x + b.root.bias(positions, torch.zeros_like(positions))
+        packed = (b.root.upper, x, offsets.tolist(), module * len(batch), b.root.info.shape.heads)
+        return run_classified(*packed) if cls_only else run_packed(*packed)
+
+    module = tenants_of(b, 1)
+    return work
