@@ -14,6 +14,7 @@ from plot_store.errors import Damaged, Invalid, NotFound
 from plot_store.files import guarded
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST: Final = 1 << 31  # bytes of one: its content is held in memory, and packs small
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,7 +44,10 @@ def parse(listed: Any) -> list[Attachment]:
     try:
         found = [Attachment(**raw) for raw in listed]
         sound = all(
-            _NAME.fullmatch(one.name) and _SHA256.fullmatch(one.sha256) and type(one.bytes) is int and one.bytes >= 0
+            _NAME.fullmatch(one.name)
+            and _SHA256.fullmatch(one.sha256)
+            and type(one.bytes) is int
+            and 0 <= one.bytes <= _MOST
             for one in found
         )
     except TypeError as error:
