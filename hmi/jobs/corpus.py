@@ -95,7 +95,8 @@ def _documents(file: TextFile) -> Iterator[str]:
 def _json(file: TextFile) -> Corpus:
     table = read_table(file, lambda _: True, conll="no")
     if "text" not in table.columns:
-        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {listed(table.columns) or 'none'}. "
+        found = listed(table.columns) or "none"
+        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {found}. "
                              "Rename the one that holds the texts, or give text, one document a line")  # fmt: skip
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""
