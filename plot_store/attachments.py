@@ -34,8 +34,11 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
         if not _NAME.fullmatch(name):
             raise Invalid(f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'")
         with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append(Attachment(name, file.tell(), sha256))
+            size = file.seek(0, 2)
+            if size > _MOST:
+                raise Invalid(f"the attachment {name} has {size} bytes, more than {_MOST}: leave it out")
+            file.seek(0)
+            found.append(Attachment(name, size, hashlib.file_digest(file, "sha256").hexdigest()))
     return found
 
 
