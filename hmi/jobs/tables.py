@@ -106,7 +106,8 @@ def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
         columns = _cells(lines[0], delimiter) if lines else []
         if len(columns) > 1 and known(columns):
             return tuple(columns)
-        named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.strip()) for c in columns)
+        # Behind a comma of running text there is a space, and hardly ever in a header.
+        named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.rstrip()) for c in columns)
         if named and all(len(_cells(line, delimiter)) == len(columns) for line in lines[1:]):
             return tuple(columns)
     return ()

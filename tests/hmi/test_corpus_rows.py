@@ -58,6 +58,13 @@ def test_no_json_is_read_as_text(tmp_path: Path, first: str) -> None:
         assert list(read_documents(put(tmp_path, text))) == text.split("\n")
 
 
+def test_lines_of_one_comma_each_are_text(tmp_path: Path) -> None:
+    text = "Roses, red\nViolets, blue\nSugar, sweet\nAnd, you\nAlso, me"
+    assert list(read_documents(put(tmp_path, text))) == text.split("\n")
+    with pytest.raises(InvalidData, match="looks like CSV"):
+        check_corpus(put(tmp_path, text.replace(", ", ",")))
+
+
 def test_a_corpus_that_expands_too_far_is_refused(tmp_path: Path) -> None:
     bomb = gzip.compress(b"x" * 99 + b"\n" + b"y\n" * 100_000)
     with pytest.raises(TooLarge):
