@@ -14,6 +14,7 @@ from plot_store.errors import Damaged, Invalid, NotFound
 from plot_store.files import guarded
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST: Final = 1 << 31  # bytes of one: its content is held in memory, and packs small
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -33,8 +34,11 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
         if not _NAME.fullmatch(name):
             raise Invalid(f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'")
         with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append(Attachment(name, file.tell(), sha256))
+            size = file.seek(0, 2)
+            if size > _MOST:
+                raise Invalid(f"the attachment {name} has {size} bytes, more than {_MOST}: leave it out")
+            file.seek(0)
+            found.append(Attachment(name, size, hashlib.file_digest(file, "sha256").hexdigest()))
     return found
 
 
@@ -43,7 +47,10 @@ def parse(listed: Any) -> list[Attachment]:
     try:
         found = [Attachment(**raw) for raw in listed]
         sound = all(
-            _NAME.fullmatch(one.name) and _SHA256.fullmatch(one.sha256) and type(one.bytes) is int and one.bytes >= 0
+            _NAME.fullmatch(one.name)
+            and _SHA256.fullmatch(one.sha256)
+            and type(one.bytes) is int
+            and 0 <= one.bytes <= _MOST
             for one in found
         )
     except TypeError as error:

@@ -89,24 +89,26 @@ def _tree(told: tuple[int, ...]) -> Tree:
     return Tree(flags, depth, (branches, leaves, overflows, entries), root)
 
 
-def check_reach(meta: Meta, size: int) -> None:
-    """Raises BadFile for a file of `size` bytes that ends before its last page: LMDB's map would kill its reader."""
-    if meta.last < _METAS - 1 or (meta.last + 1) * meta.page_size > size:
-        raise BadFile(f"the file has {size} bytes and its pages need {(meta.last + 1) * meta.page_size}")
+def reaches(meta: Meta, size: int) -> bool:
+    """Whether a file of `size` bytes holds all pages. A page that was taken and given back in one transaction is never
+    written, so a sound file may end before its last ones: only `Walk` tells it from a file that was cut off."""
+    return (meta.last + 1) * meta.page_size <= size
 
 
 class Walk:
-    """Walks both trees of a file; every page may be reached once. Raises BadFile.
+    """Walks both trees of a file; every page may be reached once, and those behind its end are free. Raises BadFile.
 
     misplaced: told of a leaf whose keys are not in order, which is no BadFile then: look-ups miss some of its records,
     and LMDB comes to no harm.
     """
 
     def __init__(self, raw: bytes, meta: Meta, misplaced: Callable[[str], None] | None = None) -> None:
-        check_reach(meta, len(raw))
+        if meta.last < _METAS - 1:
+            raise BadFile("the file has no last page")
         self._misplaced = misplaced
         self._raw, self._meta, self._size = raw, meta, meta.page_size
-        self._used = bytearray(meta.last + 1)
+        self._used = bytearray(min(meta.last + 1, len(raw) // meta.page_size))
+        self._behind: set[int] = set()  # free pages behind the file's end
         self._used[0] = self._used[1] = 1
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
@@ -114,6 +116,9 @@ class Walk:
         yield from self._walk(self._meta.main, 0)
         for key, value in self._walk(self._meta.free, INTEGER_KEYS):
             self._check_free(key, value)
+        if len(self._used) + len(self._behind) <= self._meta.last:
+            needed = (self._meta.last + 1) * self._size
+            raise BadFile(f"the file has {len(self._raw)} bytes and its pages need {needed}")
 
     def _walk(self, tree: Tree, flags: int) -> Iterator[tuple[bytes, bytes]]:
         if tree.flags != flags:
@@ -209,7 +214,10 @@ class Walk:
         if any(a <= b for a, b in pairwise(numbers[1:])):
             raise BadFile("a list of free pages is not in order")
         for number in numbers[1:]:
-            self._take(number, 1)
+            if len(self._used) <= number <= self._meta.last and number not in self._behind:
+                self._behind.add(number)
+            else:
+                self._take(number, 1)
 
 
 def _rank(key: bytes, flags: int) -> tuple[int, bytes]:

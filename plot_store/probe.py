@@ -10,6 +10,7 @@ that has the store open: closing a file drops the locks that LMDB holds on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -22,7 +23,7 @@ from typing import Final
 import lmdb
 import xxhash
 
-from plot_store.mdb_file import BadFile, Walk, check_reach, metas, newest
+from plot_store.mdb_file import BadFile, Walk, metas, newest, reaches
 
 TRIES: Final = 100
 PAUSE_S: Final = 0.02
@@ -61,10 +62,11 @@ def read_settled(path: Path) -> bytes:
 
 
 def check_length(data: Path) -> None:
-    """Raises BadFile for a file that ends before its last page, or begins with no meta pages; reads no more than these.
+    """Raises BadFile for a file that ends before a page in use, or begins with no meta pages.
 
-    LMDB maps the file without looking, and a page beyond its end kills the process. Nothing is said of an empty or
-    missing one, which LMDB makes anew. Raises OSError.
+    LMDB maps the file without looking, and a page beyond its end kills the process. No more than the meta pages is read
+    unless the file ends before its last page. Nothing is said of an empty or missing one, which LMDB makes anew, nor of
+    one that another process writes all the time, which has opened it. Raises OSError.
     """
     try:
         with open(data, "rb") as file:
@@ -79,8 +81,20 @@ def check_length(data: Path) -> None:
     except FileNotFoundError:
         return
     meta = newest(head) if head else None
-    if meta is not None:
-        check_reach(meta, size)
+    if meta is not None and not reaches(meta, size):
+        with contextlib.suppress(TimeoutError):
+            _check_tail(read_settled(data))
+
+
+def _check_tail(raw: bytes) -> None:
+    """Raises BadFile where a page that is used lies behind the end."""
+    try:
+        meta = newest(raw)
+        if meta is not None:
+            for _ in Walk(raw, meta).records():
+                pass
+    except struct.error as error:
+        raise BadFile(f"a page is malformed ({error})") from error
 
 
 def walk(raw: bytes) -> int | None:

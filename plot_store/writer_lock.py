@@ -20,9 +20,7 @@ from typing import Final
 from plot_store.errors import StoreIO
 
 LONGEST_WAIT_S: Final = 60.0  # many times what a transaction takes, its sync on a busy disk included
-AGAIN_S: Final = (
-    1.0  # once somebody waited in vain, until the lock is had again: a server's threads are not all tied up
-)
+AGAIN_S: Final = 1.0  # once somebody waited in vain, until the lock is had again: not all threads of a server wait
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.005
 _FLOCK: Final = "hhqqi"  # struct flock of Linux: type, whence, start, length, pid

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 import click
 
 from hmi.cli.base import Command, as_json
-from hmi.cli.options import FILE
+from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes, print_json
 from hmi.core import Task
 from hmi.errors import InvalidInput
@@ -26,7 +26,7 @@ SHOWN = 20
     help="Check it as rows of this task (default: as its columns tell).",
 )  # fmt: skip
 @click.option("--corpus", is_flag=True, help="Check it as a domain's corpus.")
-@click.option("--skip-bad-rows", "skip", type=click.IntRange(min=0), default=0, help="As 'hmi model create' has it.")
+@click.option("--skip-bad-rows", "skip", type=Whole(0), default=0, help="As 'hmi model create' has it.")
 @as_json
 def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) -> None:
     """What FILE is read as, its rows and labels, and what is wrong with it, by line. Exit code 1: no job takes it.

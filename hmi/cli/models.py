@@ -32,7 +32,7 @@ UNLABELLED = click.option(
 )
 
 SKIP = click.option(
-    "--skip-bad-rows", "skip", type=click.IntRange(min=0), metavar="N",
+    "--skip-bad-rows", "skip", type=Whole(0), metavar="N",
     help="Leave up to N bad rows of a file out, and say which; more fail.",
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +14,9 @@ from hmi.jobs.tables import HEAD, Record, conll_width, file_lines, kind_of, look
 
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
+
+_JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
+"""What a first line begins with that is JSON and no text."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ def open_corpus(
         raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
     head = list(file_lines(file, HEAD))
     begin = file.beginning()
-    if begin in ("{", "[") or begin.startswith(('{"', "[{")):
+    if _JSON.match(begin) or _is_list_of_texts(begin):
         return _json(file)
     width = conll_width(head)
     if width:
@@ -73,6 +78,16 @@ def count_documents(corpus: Corpus, field: str = "corpus") -> int:
     return documents
 
 
+def _is_list_of_texts(line: str) -> bool:
+    if not line.startswith("["):
+        return False
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and any(isinstance(item, str) for item in found)
+
+
 def _documents(file: TextFile) -> Iterator[str]:
     return (text for text in (line.strip() for line in file.lines()) if text)
 
@@ -80,7 +95,8 @@ def _documents(file: TextFile) -> Iterator[str]:
 def _json(file: TextFile) -> Corpus:
     table = read_table(file, lambda _: True, conll="no")
     if "text" not in table.columns:
-        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {listed(table.columns)}. "
+        found = listed(table.columns) or "none"
+        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {found}. "
                              "Rename the one that holds the texts, or give text, one document a line")  # fmt: skip
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""

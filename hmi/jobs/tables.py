@@ -19,6 +19,8 @@ LARGEST_RECORD = 16 << 20
 HEAD = 200
 """Lines, or records, by which a table is told."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
+_REMARKS = ("-DOCSTART-", "# ")
+"""What a line of CoNLL begins with that holds no token; but for "# O", a token."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 
@@ -69,8 +71,9 @@ def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "lik
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
         return _json("JSON, one object a line", _json_lines(file))
-    if conll != "no" and conll_width(list(file_lines(file, HEAD)), likely=conll == "likely"):
-        return Table("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file))
+    width = 0 if conll == "no" else conll_width(list(file_lines(file, HEAD)), likely=conll == "likely")
+    if width:
+        return Table("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file, width))
     return _csv(file, head[0], fits)
 
 
@@ -84,14 +87,15 @@ def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines between texts
     whatever it is, if tabs are between them or such a file is `likely`.
     """
-    rows = [line.split() for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# "))]
+    told = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
+    rows = [line.split() for line in told]
     widths = {len(row) for row in rows}
     if len(widths) != 1 or len(rows) < 2:
         return 0
     width = widths.pop()
     entities = all(_TAG.fullmatch(row[-1]) for row in rows)
     blank = any(not line.strip() for line in lines[:-1])
-    tabs = all("\t" in line for line in lines if line.strip() and not line.startswith(("-DOCSTART-", "# ")))
+    tabs = all("\t" in line for line in told)
     return width if width >= 2 and (entities or (width == 2 and blank and (tabs or likely))) else 0
 
 
@@ -102,7 +106,8 @@ def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
         columns = _cells(lines[0], delimiter) if lines else []
         if len(columns) > 1 and known(columns):
             return tuple(columns)
-        named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.strip()) for c in columns)
+        # Behind a comma of running text there is a space, and hardly ever in a header.
+        named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.rstrip()) for c in columns)
         if named and all(len(_cells(line, delimiter)) == len(columns) for line in lines[1:]):
             return tuple(columns)
     return ()
@@ -172,8 +177,9 @@ def _json_items(file: TextFile) -> Iterator[Record]:
 
 def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
     told = re.fullmatch(r"sep=(.)", header[1].strip('\ufeff \r\n"')) if header[1] else None
-    skipped = header[0] if told is None else header[0] + 1
-    line = next((text for number, text in _numbered(file) if number >= skipped), "")
+    skipped, line = header
+    if told is not None:
+        skipped, line = next(itertools.islice(_numbered(file), 1, None), (skipped, ""))
     ways = [(d, _cells(line, d)) for d in ([told[1]] if told else DELIMITERS)]
     fitting = [(d, columns) for d, columns in ways if fits(columns)]
     if len({tuple(columns) for _, columns in fitting}) > 1:
@@ -213,25 +219,35 @@ def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int
 def _bad_csv(file: TextFile, line: int, told: str) -> InvalidData:
     if "unexpected end" in told or "field limit" in told:
         what = "opens a double quote that is never closed: close it, or write a double quote within a text as two"
+    elif "new-line" in told:
+        what = "has a carriage return that ends no line: put the text into double quotes, or take it out"
     else:
         what = f"has text behind a closing double quote ({told}): write a double quote within a text as two"
     return InvalidData(f"line {line} of {file.name} {what}", field=file.field, line=line)
 
 
-def _conll(file: TextFile) -> Iterator[Record]:
+def _conll(file: TextFile, width: int) -> Iterator[Record]:
     words: list[list[str]] = []
     first = 0
     for number, line in enumerate(itertools.chain(file.lines(), [""]), 1):
         cells = line.split()
-        if cells and not line.startswith(("-DOCSTART-", "# ")):
+        token = line.startswith("# ") and len(cells) == width and _TAG.fullmatch(cells[-1])
+        if cells and (token or not line.startswith(_REMARKS)):
             first = first if words else number
             words.append(cells)
         elif words:
-            wrong = next((first + i for i, row in enumerate(words) if len(row) < 2), None)
-            values = {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]}
-            problem = "" if wrong is None else f"has a token without a tag in line {wrong}"
-            yield Record(first, {} if problem else values, problem)
+            yield _sentence(first, words, width)
             words = []
+
+
+def _sentence(first: int, words: list[list[str]], width: int) -> Record:
+    """The record of the lines from `first` on; what has other columns may be a token with a space in it."""
+    wrong = next((i for i, row in enumerate(words) if len(row) != width), None)
+    if wrong is None:
+        return Record(first, {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]})
+    found = len(words[wrong])
+    what = "has a token without a tag" if found < 2 else f"has {found} columns instead of {width}"
+    return Record(first, {}, f"{what} in line {first + wrong}: give a token without spaces and its tag")
 
 
 def _numbered(file: TextFile) -> Iterator[tuple[int, str]]:

@@ -87,13 +87,12 @@ class AdapterStore:
 
         try:
             with safe_open(self._path(name), "np") as file:
-                told = (file.metadata() or {}).get("meta", "{}")
-        except (OSError, SafetensorError) as error:
+                return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
+        except (OSError, ValueError, SafetensorError) as error:
             why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
             raise Damaged(
                 f"artefact {name} cannot be read ({why}): restore it from a backup, or make it again"
             ) from error
-        return dict(json.loads(told))
 
     def check(self, name: str, whose: str, cure: str) -> None:
         """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""

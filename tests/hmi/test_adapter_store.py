@@ -66,6 +66,23 @@ def test_a_flipped_bit_is_found(store: AdapterStore, tmp_path: Path, at: int) ->
     assert store.get(name).keys() == TENSORS.keys()
 
 
+def test_no_flipped_bit_of_the_head_is_an_unknown_error(store: AdapterStore, tmp_path: Path) -> None:
+    name, _ = store.put(TENSORS, {"task": "pair", "rows": "AAAA"})
+    path = tmp_path / "adapters" / f"{name}.safetensors"
+    data = path.read_bytes()
+    refused = 0
+    for at in range(8, 8 + int.from_bytes(data[:8], "little")):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                store.about(name)
+            except Damaged:
+                refused += 1
+    assert refused > 100
+
+
 def test_a_missing_artefact_and_an_impossible_name_are_damage(store: AdapterStore) -> None:
     for name in ("0" * 64, "../../etc/passwd", "0" * 63, "", "A" * 64, "0" * 64 + "\n"):
         with pytest.raises(Damaged):

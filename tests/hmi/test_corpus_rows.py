@@ -33,6 +33,8 @@ def put(tmp_path: Path, data: bytes | str) -> Path:
         (gzip.compress(b"some text\n" * 1000)[:-20], "breaks off"),
         (b"\x28\xb5\x2f\xfdnot really zstd", "breaks off"),
         (b"\x1f\x8bnot really gzip at all", "breaks off"),
+        (b'["one text", "two texts"]\n', "JSON list, and has no `text`: the columns are none"),
+        (b'["one", "two"]\n["three", "four"]\n', "line 2 .* behind the end of the list"),
     ],
 )
 def test_a_bad_corpus_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
@@ -46,6 +48,21 @@ def test_documents_are_read_plain_and_compressed(tmp_path: Path, pack: object) -
     path = put(tmp_path, pack(data))  # type: ignore[operator]
     assert list(read_documents(path)) == ["first line", "zweite Zeile ü"]
     assert check_corpus(path) == 2
+
+
+@pytest.mark.parametrize("first", ['{"text": "a b"}', '{ "text": "a b" }', '[{"text": "a b"},', '[ {"text": "a b"},'])
+def test_no_json_is_read_as_text(tmp_path: Path, first: str) -> None:
+    rest = '{"text": "c"}]' if first.startswith("[") else '{"text": "c"}'
+    assert list(read_documents(put(tmp_path, f"{first}\n{rest}\n"))) == ["a b", "c"]
+    for text in ('["Well", he said.\nNo.', "[1]\nA note.", "{name} is here.\nAnd there."):
+        assert list(read_documents(put(tmp_path, text))) == text.split("\n")
+
+
+def test_lines_of_one_comma_each_are_text(tmp_path: Path) -> None:
+    text = "Roses, red\nViolets, blue\nSugar, sweet\nAnd, you\nAlso, me"
+    assert list(read_documents(put(tmp_path, text))) == text.split("\n")
+    with pytest.raises(InvalidData, match="looks like CSV"):
+        check_corpus(put(tmp_path, text.replace(", ", ",")))
 
 
 def test_a_corpus_that_expands_too_far_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hmi.core import Task
+from hmi.errors import InvalidData
 from hmi.jobs.checks import check_file
-from hmi.jobs.rows import read_rows
+from hmi.jobs.rows import given_rows, read_rows
 from tests.hmi.forty_files import File, files, page, told
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
@@ -73,3 +74,24 @@ def test_rows_come_back_from_every_form_as_they_went(rows: list[tuple[str, str]]
         for encoding in ("utf-8", "utf-8-sig", "utf-16"):
             found = read_rows(text.encode(encoding), "classification")
             assert [(row.text, row.label) for row in found] == rows, (form, encoding)
+
+
+def test_no_token_of_conll_is_lost() -> None:
+    """A token may be the sign of a remark, and one with a space in it is no token and another column."""
+    text = "-DOCSTART- O\n\n" + "EU B-ORG\n# O\n1 O\n\n" * 100 + "New York B-LOC\nx O\n"
+    with pytest.raises(InvalidData, match=r"has 3 columns instead of 2 in line 403: give a token without spaces"):
+        read_rows(text.encode(), "tagging")
+    rows = given_rows(text.encode(), "tagging", skip=1).rows
+    assert [row.text for row in rows] == [["EU", "#", "1"]] * 100
+
+
+def test_what_excel_writes_above_the_header_is_no_header() -> None:
+    rows = "".join(f"one {i};{'ab'[i % 2]}\n" for i in range(4))
+    for head in ("sep=;\ntext;label\n", "sep=;\n\ntext;label\n", "\nsep=;\n\n\ntext;label\n"):
+        assert [row.label for row in read_rows((head + rows).encode(), "classification")] == ["a", "b", "a", "b"]
+
+
+def test_a_carriage_return_within_a_line_is_named() -> None:
+    rows = "text,label\r\n" + "one,a\r\ntwo,b\r\n" * 2 + "thr\ree,a\r\n"
+    with pytest.raises(InvalidData, match="line 6 of data has a carriage return"):
+        read_rows(rows.encode(), "classification")

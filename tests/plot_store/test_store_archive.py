@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import xxhash
 import zstandard
 
-from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
+from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull, attachments
 from plot_store.archive_format import Packer
 
 CONTENTS = {"r": lab.content(1), "r/a": lab.content(2), "r/a/x": lab.content(3, (100, 0, 3))}
@@ -58,6 +59,12 @@ def test_attachments_travel_and_are_checked(store: Store, tmp_path: Path) -> Non
         origin.export("r/a", tmp_path / "y.plot", attached=files)
         with pytest.raises(Invalid, match="name"):
             origin.export("r/a", tmp_path / "z.plot", attached={"../a": files["b"]})
+        os.truncate(files["b"], (1 << 31) + 1)
+        with pytest.raises(Invalid, match="leave it out"):
+            origin.export("r/a", tmp_path / "z.plot", attached={"b": files["b"]})
+        os.truncate(files["b"], 0)
+    with pytest.raises(Damaged, match="malformed"):
+        attachments.parse([{"name": "a", "bytes": 1 << 40, "sha256": "0" * 64}])
     assert dict(Store.attached(tmp_path / "y.plot")) == {n: p.read_bytes() for n, p in files.items()}
     assert dict(Store.attached(tmp_path / "x.plot")) == {}
     store.import_archive(tmp_path / "y.plot")

@@ -15,7 +15,7 @@ import pytest
 
 from plot_store import Damaged, NotFound, Store, StoreIO
 from plot_store.mdb_file import INTEGER_KEYS, BadFile, Walk, newest
-from plot_store.probe import check_record
+from plot_store.probe import check_length, check_record
 from plot_store.scrub import ScrubProgress, probe, scrub
 
 
@@ -110,6 +110,34 @@ def test_a_free_list_with_a_page_in_use_is_refused(made: Path) -> None:
     raw[lowest : lowest + 8] = meta.main.root.to_bytes(8, "little")
     with pytest.raises(BadFile):
         records(bytes(raw))
+
+
+def test_pages_that_were_given_back_may_lie_behind_the_end(tmp_path: Path) -> None:
+    """LMDB never writes a page that was taken and given back in one transaction: such a file is short, and sound."""
+    import lmdb
+
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env:
+        for put in (True, False):
+            for key in (b"0", b"1"):
+                with env.begin(write=True) as txn:
+                    txn.put(key, bytes(4000)) if put else txn.delete(key)
+        with env.begin(write=True) as txn:
+            txn.put(b"x", bytes(20_000))
+            txn.put(b"y", bytes(3000))
+            txn.delete(b"x")
+    file = tmp_path / "data.mdb"
+    raw = file.read_bytes()
+    meta = newest(raw)
+    assert meta is not None
+    assert (meta.last + 1) * meta.page_size > len(raw)
+    check_length(file)
+    assert [key for key, _ in Walk(raw, meta).records()] == [b"y"]
+    used = (max(meta.main.root, meta.free.root) + 1) * meta.page_size
+    file.write_bytes(raw[:used])
+    check_length(file)
+    file.write_bytes(raw[: used - meta.page_size])
+    with pytest.raises(BadFile):
+        check_length(file)
 
 
 def test_beside_a_live_writer(made: Path) -> None:
