@@ -7,6 +7,7 @@ length, so that none is made slow by padding.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     small = folder / "full-int8.onnx"
+    logging.disable(logging.WARNING)  # a line for each matrix
     quantization.quantize_dynamic(model, small, weight_type=quantization.QuantType.QInt8, per_channel=True)
+    logging.disable(logging.NOTSET)
     for name, path in (("ONNX Runtime fp32", model), ("ONNX Runtime int8", small)):
         session = ort.InferenceSession(str(path), options)
 

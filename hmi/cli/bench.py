@@ -37,15 +37,17 @@ bench.add_command(tenants)
 
 @bench.command()
 @click.option("--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio.")
+@click.option("--peers", is_flag=True, help="Beside ONNX Runtime, OpenVINO and CTranslate2, those that are installed.")
 @as_json
 @pass_session
-def path(session: Session, runs: int, as_json: bool) -> None:
+def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
     """What replacing the lower layers buys, on the default root and one thread."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import path as measured
+    from hmi.bench import path_peers
 
     with _shown("path", as_json) as found:
-        found.extend(measured.run(runs, notes.print))
+        found.extend(measured.run(runs, notes.print, path_peers.run if peers else None))
 
 
 @bench.command()
