@@ -45,7 +45,9 @@ def handler_of(route: Route) -> AioHandler:
         if is_guest(request):
             raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
-        work = asyncio.create_task(_counted(route, request, services))
+        work = asyncio.create_task(_serve(route, request, services))
+        # Not at its own end: a task that is cancelled before its first step, since the client has gone, has none.
+        work.add_done_callback(lambda _: services.leave())
         try:
             if route.cancellable:
                 return await work
@@ -100,13 +102,6 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
         # The header was written from this before the signal; a client is to come back on another connection.
         response.force_close()
         response.headers["Connection"] = "close"
-
-
-async def _counted(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
-    try:
-        return await _serve(route, request, services)
-    finally:
-        services.leave()
 
 
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:

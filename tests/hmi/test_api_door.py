@@ -76,6 +76,17 @@ async def gone(reader: Any) -> None:
         assert await reader.read() == b""
 
 
+async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (services, door, port):
+        for path, method in (("/infer/acme.m", "POST"), ("/manage/jobs", "GET")) * 5:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(post(path, None, b"{}") if method == "POST" else head(path, None, method=method))
+        assert (await ask(port))[0] == 200, "and whoever came before has been let in"
+        async with asyncio.timeout(20):  # a stop would wait for what is left, until its end
+            while door._count() or services.in_flight:
+                await asyncio.sleep(0.01)
+
+
 async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=8, head_s=2) as (_, door, port):
         held = [await connect(port, HEALTH[:-2]) for _ in range(30)]
