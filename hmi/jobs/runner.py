@@ -119,9 +119,8 @@ class JobRunner:
 
     def recover(self) -> None:
         """Put back every job that is `running` though no process holds its lock."""
-        for record in self._registry.live_jobs():
-            if record.state == "running":
-                self._settle(record.job)
+        for record in self._registry.jobs(state="running"):
+            self._settle(record.job)
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it where another process has it. Blocks.

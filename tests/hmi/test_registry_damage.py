@@ -12,7 +12,7 @@ import lmdb
 import pytest
 
 from hmi.config import Settings
-from hmi.core import ModelId, TenantRecord, now
+from hmi.core import JobRecord, ModelId, TenantRecord, now
 from hmi.errors import Damaged, HmiError, NotFound
 from hmi.manager import Manager
 from hmi.manager.tenants import new_key
@@ -205,6 +205,24 @@ def test_damage_of_one_record_is_told_and_stops_neither_start_nor_jobs(folder: P
     with pytest.raises(Damaged):
         manager.collect_garbage()
     assert manager.model("t08.m").tenant == "t08"
+    manager.close()
+
+
+def test_a_damaged_job_holds_up_no_other(folder: Path) -> None:
+    registry = Registry.open(folder)
+    for i, name in enumerate(names()[:2]):
+        spec = {"model": f"{name}.m", "note": f"note {i}"}
+        registry.put_job(
+            JobRecord(job=f"j{i}", kind="fine_tune", state="running", created=now(), tenant=name, spec=spec)
+        )
+    registry.close()
+    damaged(folder, b"note 0", b"note 9")
+    manager = Manager(Settings(data=folder.parent, job_workers=0))
+    with pytest.raises(Damaged):
+        manager.job("j0")
+    manager.runner.recover()  # as each new job and each list of jobs does
+    assert manager.job("j1").state == "queued", "its process has gone"
+    assert [job.job for job in manager.registry.page_of_jobs(names()[1], None, None, None, 9)[0]] == ["j1"]
     manager.close()
 
 
