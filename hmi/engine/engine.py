@@ -81,7 +81,9 @@ class Engine:
         """Accept nothing more; with `drain` answer what was accepted, else fail it with Unavailable."""
         self._accepting = False
         if not drain:
-            self._queue.fail_all(Unavailable("the server is stopping; try again shortly", retry_after_s=5))
+            stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
+            self._preparing.fail_all(stopping)
+            self._queue.fail_all(stopping)
         while self._running:
             await asyncio.sleep(0.01)
         for task in self._tasks:

@@ -39,19 +39,35 @@ class Share:
     future: asyncio.Future[list[Prepared]]
     done: list[Prepared] = field(default_factory=list)
     pinned: dict[ModelId, Bundle] = field(default_factory=dict)
+    error: Exception | None = None
+    """What is wrong with one of the texts."""
 
     def go_on(self, bundles: Bundles) -> float:
-        """Prepare texts for SLICE_S (one at least); the seconds it took. Raises what is wrong with one."""
+        """Prepare texts for SLICE_S (one at least), to the first that is wrong; the seconds it took."""
         begun = time.monotonic()
-        while len(self.done) < len(self.texts):
-            place, request = self.texts[len(self.done)]
-            bundle = self.pinned.get(request.model) or bundles.resolve(request.model)
-            self.pinned[request.model] = bundle
-            check_text(request.text, bundle, f"inputs[{place}]")
-            self.done.append((bundle, _windows(request.text, bundle)))
-            if time.monotonic() - begun > SLICE_S:
-                break
+        try:
+            while len(self.done) < len(self.texts):
+                self._prepare(bundles, *self.texts[len(self.done)])
+                if time.monotonic() - begun > SLICE_S:
+                    break
+        except Exception as error:  # no less of a turn: who sends such calls only must not have all turns
+            self.error = error
         return time.monotonic() - begun
+
+    def settle(self) -> None:
+        """Tell who waits, where there is something to tell."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        elif len(self.done) == len(self.texts):
+            self.future.set_result(self.done)
+
+    def _prepare(self, bundles: Bundles, place: int, request: InferRequest) -> None:
+        bundle = self.pinned.get(request.model) or bundles.resolve(request.model)
+        self.pinned[request.model] = bundle
+        check_text(request.text, bundle, f"inputs[{place}]")
+        self.done.append((bundle, _windows(request.text, bundle)))
 
 
 class Preparing:
@@ -71,6 +87,13 @@ class Preparing:
 
     def start(self) -> None:
         self._work = asyncio.create_task(self._forever())
+
+    def fail_all(self, error: Exception) -> None:
+        """Answer everything that waits with `error` (shutdown)."""
+        for shares in self._waiting.values():
+            for share in shares:
+                share.error = error
+                share.settle()
 
     async def stop(self) -> None:
         """Nothing may wait any more."""
@@ -111,15 +134,9 @@ class Preparing:
         while True:
             share = await self._next()
             self._turns.begin(share.tenant)
-            try:
-                took = await loop.run_in_executor(self._thread, share.go_on, self._bundles)
-            except Exception as error:
-                if not share.future.done():
-                    share.future.set_exception(error)
-                continue
+            took = await loop.run_in_executor(self._thread, share.go_on, self._bundles)
             self._turns.charge(share.tenant, took)
-            if len(share.done) == len(share.texts) and not share.future.done():
-                share.future.set_result(share.done)
+            share.settle()
 
     async def _next(self) -> Share:
         """The share whose turn it is; those that are done, failed or cancelled go."""

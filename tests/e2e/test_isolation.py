@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -187,6 +188,37 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
     with pytest.raises(InvalidInput, match=r"inputs\[1\]"):
         await preparing.prepare([InferRequest(OTHER, "good"), InferRequest(OTHER, " ")])
     await preparing.stop()
+
+
+async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
+    bundles = home.engine()._bundles
+    for model in (MOOD, OTHER):
+        bundles.resolve(model)  # else the first turn would be a long one
+    preparing = Preparing(bundles)
+    ended: list[str] = []
+
+    async def call(model: ModelId, *texts: str) -> None:
+        with suppress(InvalidInput):
+            await preparing.prepare([InferRequest(model, text) for text in texts])
+        ended.append(model.tenant)
+
+    calls = [asyncio.create_task(call(MOOD, "fine", " ")) for _ in range(20)]
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(call(OTHER, "a quiet text")))
+    await asyncio.sleep(0)
+    preparing.start()
+    await asyncio.gather(*calls)
+    assert ended.index(OTHER.tenant) <= 2, ended
+    await preparing.stop()
+
+
+async def test_an_end_without_draining_tokenises_nothing_more(home: Home) -> None:
+    engine = home.engine()
+    await engine.start()
+    calls = [asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered * 20])) for _ in range(8)]
+    await asyncio.sleep(0)
+    await engine.stop(drain=False)
+    assert all(isinstance(r, Unavailable) for r in await asyncio.gather(*calls, return_exceptions=True))
 
 
 async def test_a_text_in_several_batches_answers_as_in_one(home: Home) -> None:
