@@ -37,12 +37,17 @@ async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.M
         assert status == 201
         status, body = await issue(acme)
         assert (status, body["error"]["kind"], body["error"]["details"]["limit"]) == (429, "quota_exceeded", 3)
-        assert (await issue(acme, **once))[0] == 201, "a repetition replaces its key and adds none"
+        status, replaced = await issue(acme, **once)
+        assert status == 201, "a repetition replaces its key and adds none"
         assert (await issue(None))[0] == 201, "an administrator is not bound"
         assert (await world.call("POST", "/manage/tenants/zeta/keys", {}, key=zeta))[0] == 201
         for key in (second["key_id"], *(k.key_id for k in world.services.manager.registry.keys("acme")[-1:])):
             assert (await world.call("DELETE", f"/manage/tenants/acme/keys/{key}", key=acme))[0] == 200
         assert (await issue(acme))[0] == 201
+        await world.call("DELETE", f"/manage/tenants/acme/keys/{replaced['key_id']}", key=acme)
+        while (await issue(acme))[0] == 201:
+            pass
+        assert (await issue(acme, **once))[0] == 429, "its key was revoked: a repetition would add one"
 
 
 async def test_a_cancelled_job_is_no_way_around_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

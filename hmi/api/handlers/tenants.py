@@ -77,8 +77,7 @@ async def create_key(call: Call) -> Reply:
 
     def create() -> Reply:
         call.services.manager.registry.tenant(tenant)
-        limit = None if call.caller.tenant is None else quotas.TENANT_KEYS
-        stored, key = call.services.manager.create_key(tenant, scopes, limit=limit)
+        stored, key = call.services.manager.create_key(tenant, scopes, limit=_key_limit(call))
         return _key_created(stored, key)
 
     return await asyncio.to_thread(create)
@@ -148,8 +147,12 @@ def _replace_key(call: Call, kept: dict[str, Any]) -> tuple[KeyRecord, str]:
     manager.registry.tenant(kept["tenant"])
     if kept["key_id"] in {k.key_id for k in manager.registry.keys(kept["tenant"])}:
         manager.revoke_key(kept["key_id"])
-    stored, key = manager.create_key(kept["tenant"], tuple(kept["scopes"]))
-    return stored, key
+    return manager.create_key(kept["tenant"], tuple(kept["scopes"]), limit=_key_limit(call))
+
+
+def _key_limit(call: Call) -> int | None:
+    """An administrator's key may issue as many as it likes."""
+    return None if call.caller.tenant is None else quotas.TENANT_KEYS
 
 
 def _created(tenant: str, key_id: str, key: str) -> Reply:
