@@ -96,7 +96,9 @@ def _inflated(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
         begun = True
         if member.eof:
             # gzip files may be padded with zeros (on tapes they were), which are no member.
-            pending = (member.unused_data or source.read(FEED)).lstrip(b"\0")
+            pending = member.unused_data.lstrip(b"\0")
+            while not pending and (more := source.read(FEED)):
+                pending = more.lstrip(b"\0")
             members += 1
             if pending and (encoding == "deflate" or members > MEMBERS):
                 raise zlib.error("more follows after its end")
