@@ -61,13 +61,12 @@ class Door:
         self._greetings: set[asyncio.Task[None]] = set()
         self._open = self._listening = False
         self._complained = -COMPLAIN_S
-        self._sweeper: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         self._listener.setblocking(False)
         self._open = True
         self._listen()
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._loop.call_later(SWEEP_S, self._sweep)
 
     async def stop(self) -> None:
         """Let nobody in any more, and close the socket; the connections stay."""
@@ -195,7 +194,7 @@ class Door:
             if late or _stalled(connection, now, self._limits.idle_s):
                 self._drop(connection)
         if self._open or self._all:
-            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+            self._loop.call_later(SWEEP_S, self._sweep)
 
 
 def _stalled(connection: Connection, now: float, idle_s: float) -> bool:

@@ -14,6 +14,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
+        self._most = KEPT
         self._now = 0.0
         """Where the tenant stood whose turn began last: of those that wait nobody stands before it."""
 
@@ -27,5 +28,6 @@ class Turns:
 
     def charge(self, tenant: str, seconds: float) -> None:
         self._given[tenant] = self.given(tenant) + seconds
-        if len(self._given) > KEPT:
+        if len(self._given) > self._most:
             self._given = {t: given for t, given in self._given.items() if given > self._now}
+            self._most = max(KEPT, 2 * len(self._given))
