@@ -127,4 +127,5 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     yield
     await drain(services)
     services.bodies.close()
+    services.uploads.close()
     await asyncio.to_thread(services.manager.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
         return Received(body, {}, None, digest, size)
     form = Form(services.uploads.new_folder())
     try:
-        files = await asyncio.to_thread(_named_files, route, body, services, form, tenant)
+        files = await services.uploads.apart(_named_files, route, body, services, form, tenant)
     except BaseException:
         form.discard()
         raise
@@ -110,7 +109,7 @@ async def _multipart(
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
-        named = await asyncio.to_thread(_named_files, route, body, services, form, tenant, form.files)
+        named = await services.uploads.apart(_named_files, route, body, services, form, tenant, form.files)
     except BaseException:
         form.discard()
         raise

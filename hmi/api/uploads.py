@@ -7,9 +7,12 @@ import hashlib
 import shutil
 import stat
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 
 from aiohttp import BodyPartReader, StreamReader
 from aiohttp.http import HttpProcessingError
@@ -21,6 +24,8 @@ from hmi.api.inflow import Inflow
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MAX_SPEC_BYTES = 1 << 20
 MOST_PART_HEADERS = 32
 
@@ -46,6 +51,15 @@ class Uploads:
         self._incoming = data / "incoming"
         self._below = data / "uploads"
         self._limit = limit
+        # Apart: files that expand for seconds must not hold the threads that every other call uses.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="hmi-uploads")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(…)`, which reads, writes or expands an upload, in a thread for uploads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     def clear(self) -> None:
         """Remove what a killed server left. Call only while no other server uses the folder."""
@@ -99,8 +113,8 @@ class Uploads:
                 if size > self._limit:
                     raise over(name, self._limit, "bytes", "send less, or raise max_upload_bytes")
                 digest.update(chunk)
-                await asyncio.to_thread(file.write, chunk)
-        return await asyncio.to_thread(self._expand, raw, name)
+                await self.apart(file.write, chunk)
+        return await self.apart(self._expand, raw, name)
 
     def _expand(self, raw: Path, name: str) -> Path:
         target = raw.with_suffix("")

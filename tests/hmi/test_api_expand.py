@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,15 @@ def test_paths_stay_below_uploads(tmp_path: Path) -> None:
         assert caught.value.details["field"] == "data.path"
     with pytest.raises(NotFound):
         uploads.copy_below(None, "acme/other.jsonl", "data", folder)
+
+
+async def test_uploads_hold_up_no_other_work(tmp_path: Path) -> None:
+    uploads, go_on = Uploads(tmp_path, 1 << 20), threading.Event()
+    held = [asyncio.create_task(uploads.apart(go_on.wait)) for _ in range(64)]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(lambda: "answered") == "answered"
+    finally:
+        go_on.set()
+    assert all(await asyncio.gather(*held))
+    uploads.close()
