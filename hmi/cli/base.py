@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from click.core import ParameterSource
 
 from hmi.cli.session import Session
 
@@ -20,6 +21,27 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return callback
 
 
+def _set_url(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """--url as it is given; HMI_URL only where no --data is."""
+    session = context.ensure_object(Session)
+    if value is None:
+        return
+    from_environment = context.get_parameter_source(parameter.name or "") is ParameterSource.ENVIRONMENT
+    if not from_environment:
+        session.url, session.url_of_environment = value, False
+    elif session.data is None and session.url is None:
+        session.url, session.url_of_environment = value, True
+
+
+def _set_data(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+    session = context.ensure_object(Session)
+    if value is None:
+        return
+    session.data = value
+    if session.url_of_environment:
+        session.url, session.url_of_environment = None, False
+
+
 def common_options() -> list[click.Option]:
     """--data, --url and --key, which may stand before or after the command's name.
 
@@ -30,12 +52,12 @@ def common_options() -> list[click.Option]:
             ["--data", "common_data"],
             type=click.Path(file_okay=False, path_type=Path),
             expose_value=False,
-            callback=_set("data"),
+            callback=_set_data,
             help="The data folder (environment: HMI_DATA; default ./hmi-data).",
         ),
         click.Option(
-            ["--url", "common_url"], expose_value=False, callback=_set("url"), envvar="HMI_URL", metavar="URL",
-            help="Talk to a running server instead (environment: HMI_URL).",
+            ["--url", "common_url"], expose_value=False, callback=_set_url, envvar="HMI_URL", metavar="URL",
+            help="Talk to a running server instead (environment: HMI_URL, where no --data is given).",
         ),
         click.Option(
             ["--key", "common_key"], expose_value=False, callback=_set("key"), envvar="HMI_KEY", metavar="KEY",

@@ -45,6 +45,8 @@ class Session:
     url: str | None = None
     key: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+    url_of_environment: bool = False
+    """Whether HMI_URL named the server, and no option."""
 
     @property
     def remote(self) -> bool:
@@ -85,7 +87,8 @@ class Session:
     def not_remote(self, message: str) -> None:
         """Raises InvalidInput where a server was named."""
         if self.remote:
-            raise InvalidInput(message)
+            cure = " (HMI_URL is set: unset it, or give --data)" if self.url_of_environment else ""
+            raise InvalidInput(message + cure)
 
     def there_or_new(self, *, creates: bool) -> None:
         """Say of a data folder that is not there yet that it will be made, or raise InvalidInput."""

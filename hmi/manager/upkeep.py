@@ -14,7 +14,7 @@ from hmi.stores.layout import read_json, tree_bytes
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
-ARTEFACT_CURE = "restore <data>/adapters from a copy, roll the model back, or fine-tune it again"
+ARTEFACT_CURE = "restore <data>/adapters from a copy, roll the model back, or delete it and create it again"
 LOWER_CURE = "restore <data>/lowers from a copy, or import an export of the domain"
 
 
@@ -57,7 +57,7 @@ class Upkeep:
             for version in model.versions:
                 what = f"version {version.version} of model {name} has lost its"
                 if version.artefact not in have:
-                    problems.append(f"{what} artefact: fine-tune it again")
+                    problems.append(f"{what} artefact: {ARTEFACT_CURE}")
                 if version.plot_version not in known:
                     known[version.plot_version] = self._has_plot(version.plot_version)
                 if not known[version.plot_version]:

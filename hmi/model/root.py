@@ -24,7 +24,7 @@ from hmi.model.tokenizer import Tokenizer
 FORMAT = 3
 """2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures than
 BERT's, and fidelity by kind of text."""
-CURE = "restore it from a copy, or import the root again"
+CURE = "restore <data>/roots from a copy"
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that serving reads; building reads lower.safetensors, too."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it is used.
 SUFFIX = ".safetensors"
+CURE = "restore it from a copy; or roll the model back, or delete it and create it again"
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
@@ -69,17 +70,17 @@ class AdapterStore:
         try:
             data = self._path(name).read_bytes()
         except FileNotFoundError as error:
-            raise Damaged(f"artefact {name} is missing: restore it from a backup, or make it again") from error
+            raise Damaged(f"artefact {name} is missing: {CURE}") from error
         except OSError as error:
             raise Unavailable(
                 f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, check the disk"
             ) from error
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"artefact {name} fails its checksum: restore it from a backup, or make it again")
+            raise Damaged(f"artefact {name} fails its checksum: {CURE}")
         try:
             return load(data)
         except SafetensorError as error:
-            raise Damaged(f"artefact {name} cannot be read ({error}): make it again") from error
+            raise Damaged(f"artefact {name} cannot be read ({error}): {CURE}") from error
 
     def about(self, name: str) -> dict[str, str]:
         """What was stored with the tensors as `meta`, from the file's head alone. Raises Damaged."""
@@ -90,9 +91,7 @@ class AdapterStore:
                 return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
         except (OSError, ValueError, SafetensorError) as error:
             why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
-            raise Damaged(
-                f"artefact {name} cannot be read ({why}): restore it from a backup, or make it again"
-            ) from error
+            raise Damaged(f"artefact {name} cannot be read ({why}): {CURE}") from error
 
     def check(self, name: str, whose: str, cure: str) -> None:
         """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""

@@ -78,7 +78,7 @@ def test_a_damaged_root_answers_nothing(home: Home, name: str, change: Callable[
     for said in (caught.value.message, problem):
         assert name in said
         assert "root tiny" in said
-        assert "restore it from a copy, or import the root again" in said
+        assert "restore <data>/roots from a copy" in said
         assert str(home.settings.data) not in said
     assert infer(home, MOOD, home.covered[0]), "a restored file must answer again"
     assert home.manager.verify_files() == ()

@@ -33,6 +33,17 @@ def folder(
     return tmp_path / "d"
 
 
+def test_a_folder_that_is_named_wins_over_the_environments_server(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HMI_URL", "http://127.0.0.1:9")
+    for words in (("root", "list", "--data", folder), ("--data", folder, "root", "list")):
+        assert "tiny" in hmi(capsys, *words)
+    assert "there is no data folder" in hmi(capsys, "root", "list", "--data", tmp_path / "none", code=1)
+    assert "unset it, or give --data" in hmi(capsys, "store", "verify", code=1)
+    assert "127.0.0.1:9" in hmi(capsys, "root", "list", "--url", "http://127.0.0.1:9", "--data", folder, code=1)
+
+
 def test_what_is_made_is_told_with_what_comes_next(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
