@@ -63,8 +63,8 @@ class Shared:
 ACKED, STOP = 0, 1
 
 
-def spawn(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process; its id. It exits with 1, and says why, if `work` raises."""
+def spawn(work: Callable[[], None], said: Path | None = None) -> int:
+    """Run `work` in a forked process; its id. It exits with 1, and says why (in the file `said`, too), if it raises."""
     pid = os.fork()
     if pid:
         return pid
@@ -74,6 +74,9 @@ def spawn(work: Callable[[], None]) -> int:
         code = 0
     except BaseException:
         traceback.print_exc()
+        if said is not None:
+            with said.open("a") as file:
+                traceback.print_exc(file=file)
     finally:
         os._exit(code)
 
@@ -117,19 +120,19 @@ def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
 
 def history(*, emit: Callable[[Any], None], folder: str, readers: int, reads: int) -> Any:
     """Emits {"versions": published, "seen": different versions that the readers met, "failed": processes that did}."""
-    path, shared = Path(folder) / "store", Shared()
+    path, shared, said = Path(folder) / "store", Shared(), Path(folder) / "said"
     with Store.open(path, create=True) as store:
         publish(store, 0)
     incoming, outgoing = os.pipe()
-    others = [spawn(lambda: build(path, shared)), spawn(lambda: collect(path, shared))]
-    working = [spawn(lambda s=seed: read(path, shared, s, reads // readers, outgoing)) for seed in range(readers)]
+    others = [spawn(work, said) for work in (lambda: build(path, shared), lambda: collect(path, shared))]
+    working = [spawn(lambda s=seed: read(path, shared, s, reads // readers, outgoing), said) for seed in range(readers)]
     failed = sum(os.waitpid(pid, 0)[1] != 0 for pid in working)
     shared.put(STOP, 1)
     failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in others)
     os.close(outgoing)
     told = os.read(incoming, 1 << 16)
     return {"versions": shared.get(ACKED), "seen": sum(struct.unpack(f"<{len(told) // 8}q", told)), "failed": failed,
-            "found": _at_the_end(path, shared)}  # fmt: skip
+            "said": said.read_text() if said.exists() else "", "found": _at_the_end(path, shared)}  # fmt: skip
 
 
 def victims(*, emit: Callable[[Any], None], folder: str, rounds: int, seed: int) -> Any:
