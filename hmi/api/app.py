@@ -90,9 +90,9 @@ async def drain(services: Services) -> None:
 
 
 async def _answered(services: Services) -> bool:
-    """Wait until the accepted requests are answered, but not for ever: a body may come slowly, or never."""
+    """Wait until the accepted requests are answered, at most DRAIN_S: a body may come slowly, or never."""
     began = time.monotonic()
-    seen: dict[int, tuple[int, float]] = {}  # by request: bytes of its body, and since when there are so many
+    seen: dict[int, tuple[int, float]] = {}  # request -> bytes of its body so far, and when the last of them came
     while services.in_flight and (waited := time.monotonic() - began) < DRAIN_S:
         with suppress(TimeoutError):
             await asyncio.wait_for(services.idle.wait(), min(CHECK_S, DRAIN_S - waited))

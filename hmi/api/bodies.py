@@ -15,8 +15,8 @@ from hmi.model.memory import give_back_memory
 
 T = TypeVar("T")
 RESTS = 3
-"""After its work the thread rests so many times as long before the next. Parsing holds the interpreter's lock, and all
-others wait meanwhile; in a quarter of the time it still parses far more than the engine can compute."""
+"""The thread works for a quarter of the time: after each piece of work it rests three times as long. Parsing holds the
+interpreter's lock, so all others wait meanwhile. A quarter still parses far more than the engine can compute."""
 LEAST_S = 0.001
 """Less work of the event loop at a time needs no rest. Bodies in chunks of one byte take many times as long."""
 TRIM_BYTES = 4 << 20
@@ -26,7 +26,7 @@ TRIM_EVERY_S = 5.0
 
 @dataclass
 class Turn:
-    """Of one holder: its work comes one at a time, so that holders take turns."""
+    """One holder's place in line: it has one piece of work in the thread at a time, so that holders take turns."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0

@@ -26,12 +26,12 @@ from hmi.config import Settings
 from hmi.errors import InvalidInput
 
 LIGHT = Census(1024, 256)
-"""A small body of no more than this is parsed on the event loop: the way to the thread takes longer."""
+"""The event loop itself parses a body of no more than this: handing it to the thread would take longer."""
 LIGHT_BYTES = 1 << 16
 FIRST_BYTES = 1 << 14
 """Room for a body of unknown length; it doubles."""
 VALUES_AN_INPUT = 128
-"""A call may have so many JSON values (words of `tokens`, mostly) for each input that it may have."""
+"""The limit of JSON values in a call is this number times `max_inputs`. Most values are words of `tokens`."""
 MEMBERS_AN_INPUT = 8
 VALUE_BYTES = 160
 """Memory that a value takes while it is parsed, at most."""

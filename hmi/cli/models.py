@@ -152,9 +152,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @pass_session
 def rollback(session: Session, name: str, version: int, as_json: bool) -> None:
     """Let an older VERSION answer."""
-    with session.calls() as calls:
-        found = calls.request("POST", f"/manage/models/{segment(name)}/rollback", {"version": version})
-    print_done(found, f"{name} is at version {found['current']}", as_json)
+    _let_answer(session, name, version, as_json)
 
 
 @model.command()
@@ -164,6 +162,10 @@ def rollback(session: Session, name: str, version: int, as_json: bool) -> None:
 @pass_session
 def publish(session: Session, name: str, version: int, as_json: bool) -> None:
     """Let VERSION answer, such as one that was held back."""
+    _let_answer(session, name, version, as_json)
+
+
+def _let_answer(session: Session, name: str, version: int, as_json: bool) -> None:
     with session.calls() as calls:
         found = calls.request("POST", f"/manage/models/{segment(name)}/rollback", {"version": version})
     print_done(found, f"{name} is at version {found['current']}", as_json)

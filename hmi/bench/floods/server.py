@@ -109,7 +109,7 @@ def _wait_ready(child: subprocess.Popen[bytes], port: int) -> None:
                 if probe.recv(64).split(b" ")[1:2] == [b"200"]:
                     return
         except OSError:
-            pass
+            pass  # it does not listen yet
         time.sleep(0.2)
     raise Unavailable(f"the server was not ready within {READY_S} s")
 
