@@ -25,7 +25,6 @@ __all__ = ["Reader", "index_run", "open_reader"]
 Floats = NDArray[np.float32]
 Bfloats = NDArray[np.uint16]  # the bits of bfloat16
 Out = TypeVar("Out", Floats, Bfloats)
-_TRIES: Final = 5
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
 _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
@@ -176,8 +175,8 @@ class Reader:
 
 def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "order") -> Reader:
     """Resolve, pin, map. Raises NotFound, Collected, Invalid (backoff), Damaged, FormatTooNew, StoreIO."""
-    missing = ""
-    for _ in range(_TRIES):  # a collector in another process may unlink between resolving and mapping: look again
+    before: list[VersionInfo] = []
+    while True:
         chain = environment.catalogue.read(lambda txn: version_tree.chain(txn, version_tree.resolve(txn, ref_or_id)))
         steps = steps_of(backoff, chain[0].schema.n, len(chain))
         environment.pin(chain[0].id)
@@ -188,7 +187,11 @@ def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "or
                 return Reader(environment, tuple(chain), mapped)
         finally:
             environment.unpin(chain[0].id)
-    raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+        # Another process may publish anew and collect this version between the two steps, on a busy machine several
+        # times over: look again. A record that is still there goes before its file, so then the file is lost.
+        if chain == before:
+            raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+        before = chain
 
 
 def _check_array(array: NDArray[np.generic], name: str, dtype: np.dtype[np.generic]) -> None:

@@ -13,8 +13,12 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Conflict, Store, StoreIO
+from plot_store import Conflict, Store, StoreIO, VersionInfo, reader
+from plot_store.backoff import Step
 from plot_store.catalogue import Txn
+from plot_store.environment import Environment
+from plot_store.mapped import Mapped, map_chain
+from plot_store.segment import SegmentCache
 
 RACE = """
 import sys, plotlab as lab
@@ -272,3 +276,31 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     go_on.set()
     thread.join(60)
     store.tag("r", "new")
+
+
+OVERTAKE = """
+import sys, plotlab as lab
+from plot_store import Store
+with Store.open(sys.argv[1]) as store:
+    lab.put(store, "r", lab.content(int(sys.argv[2])))
+    store.gc(keep_versions=1, keep_days=0, orphan_age_s=-60)
+"""
+
+
+def test_an_opening_reader_may_be_overtaken_any_number_of_times(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process publishes and collects between the look at the catalogue and the mapping, seven times over."""
+    lab.put(store, "r", lab.content(1))
+    missed: list[str] = []
+
+    def late(environment: Environment, chain: list[VersionInfo], steps: list[Step] | None) -> tuple[Mapped | None, str]:
+        if len(missed) < 7:
+            lab.child(OVERTAKE, store.path, 10 + len(missed))
+            environment.segments = SegmentCache(environment.folder)  # nothing is mapped already
+        mapped, missing = map_chain(environment, chain, steps)
+        missed.extend([missing] if mapped is None else [])
+        return mapped, missing
+
+    monkeypatch.setattr(reader, "map_chain", late)
+    with store.reader("r") as opened:
+        lab.same_as(opened, [lab.entries(lab.content(16))], lab.texts(1))
+    assert len(set(missed)) == 7

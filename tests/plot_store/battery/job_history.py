@@ -48,16 +48,19 @@ def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Shared:
-    """Two numbers that all processes see: the newest acknowledged version, and whether to stop."""
+    """Two numbers that all processes see: the newest acknowledged version, and whether to stop.
+
+    Packed natively: "q" stores eight bytes at once, where "<q" stores them one by one, and half a number could be read.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 16)
 
     def get(self, place: int) -> int:
-        return int(struct.unpack_from("<q", self._memory, 8 * place)[0])
+        return int(struct.unpack_from("q", self._memory, 8 * place)[0])
 
     def put(self, place: int, value: int) -> None:
-        struct.pack_into("<q", self._memory, 8 * place, value)
+        struct.pack_into("q", self._memory, 8 * place, value)
 
 
 ACKED, STOP = 0, 1
@@ -79,6 +82,11 @@ def spawn(work: Callable[[], None], said: Path | None = None) -> int:
                 traceback.print_exc(file=file)
     finally:
         os._exit(code)
+
+
+def wait(pid: int) -> int:
+    """A child's exit code; a negative one is the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def build(path: Path, shared: Shared) -> None:
@@ -119,20 +127,26 @@ def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
 
 
 def history(*, emit: Callable[[Any], None], folder: str, readers: int, reads: int) -> Any:
-    """Emits {"versions": published, "seen": different versions that the readers met, "failed": processes that did}."""
+    """Emits {"versions": published, "seen": different versions met, "failed": exit codes by process}."""
     path, shared, said = Path(folder) / "store", Shared(), Path(folder) / "said"
     with Store.open(path, create=True) as store:
         publish(store, 0)
     incoming, outgoing = os.pipe()
     others = [spawn(work, said) for work in (lambda: build(path, shared), lambda: collect(path, shared))]
     working = [spawn(lambda s=seed: read(path, shared, s, reads // readers, outgoing), said) for seed in range(readers)]
-    failed = sum(os.waitpid(pid, 0)[1] != 0 for pid in working)
+    ends = {f"reader {i}": wait(pid) for i, pid in enumerate(working)}
     shared.put(STOP, 1)
-    failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in others)
+    ends |= {name: wait(pid) for name, pid in zip(("builder", "collector"), others, strict=True)}
+    failed = {name: end for name, end in ends.items() if end}
     os.close(outgoing)
     told = os.read(incoming, 1 << 16)
-    return {"versions": shared.get(ACKED), "seen": sum(struct.unpack(f"<{len(told) // 8}q", told)), "failed": failed,
-            "said": said.read_text() if said.exists() else "", "found": _at_the_end(path, shared)}  # fmt: skip
+    return {
+        "versions": shared.get(ACKED),
+        "seen": sum(struct.unpack(f"<{len(told) // 8}q", told)),
+        "failed": failed,
+        "said": said.read_text() if said.exists() else "",
+        "found": _at_the_end(path, shared),
+    }
 
 
 def victims(*, emit: Callable[[Any], None], folder: str, rounds: int, seed: int) -> Any:

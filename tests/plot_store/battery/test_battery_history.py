@@ -20,8 +20,8 @@ def test_every_read_is_of_one_published_version(
         outcome = nurseries.run("history", folder=folder, readers=READERS, reads=total, patience=3000)
     answer = outcome.result
     tell(f"history: {total:,} reads by {READERS} processes of {answer['versions']:,} versions, beside a builder and "
-         f"the collector: {answer['failed']} failed, {len(answer['found'])} left wrong")  # fmt: skip
-    assert not answer["failed"], answer["said"]
+         f"the collector: {len(answer['failed'])} failed, {len(answer['found'])} left wrong")  # fmt: skip
+    assert not answer["failed"], (answer["failed"], answer["said"])
     assert not answer["found"], answer["found"]
     assert answer["versions"] > 10
     assert answer["seen"] > 2 * READERS
