@@ -21,7 +21,7 @@ from hmi.errors import Damaged
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
 from hmi.model.lexical import bags_of
-from hmi.model.packed import run_classified, run_packed
+from hmi.model.packed import Between, nothing, run_classified, run_packed
 from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
@@ -67,17 +67,18 @@ def retrieve(bundles: Bundles, pieces: Sequence[Piece], watch: Watch | None = No
 
 
 @torch.inference_mode()
-def compute(batch: Retrieved, parts: Sequence[TaskPart]) -> list[tuple[Item, InferResult]]:
-    """Upper layers and heads; `parts[i]` is piece i's module and head. Answers of the items that are complete now."""
+def compute(batch: Retrieved, parts: Sequence[TaskPart], between: Between = nothing) -> list[tuple[Item, InferResult]]:
+    """Upper layers and heads; `parts[i]` is piece i's module and head. Answers of the items that are complete now.
+    `between` is called between two layers."""
     bundle = batch.pieces[0].bundle
     run = (bundle.root.upper, batch.rows, batch.offsets, [p.module for p in parts], bundle.root.info.shape.heads)
     bounds = list(pairwise(batch.offsets))
     rows: list[tuple[Tensor, Tensor | None]]
     if bundle.task.reads == "cls":
-        read, before = run_classified(*run)
+        read, before = run_classified(*run, between)
         rows = [(read[i], before[a:b]) for i, (a, b) in enumerate(bounds)]
     else:
-        last = run_packed(*run)
+        last = run_packed(*run, between)
         rows = [(last[a:b], None) for a, b in bounds]
     answers = []
     for piece, part, hits, mine in zip(batch.pieces, parts, batch.hits, rows, strict=True):
