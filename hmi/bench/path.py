@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hmi.bench.report import Row, median_ms, paired_ratio
 from hmi.core import ModuleSpec
+from hmi.execution.packed import PackedExecutor, pack_upper, run_classified, run_rows
 from hmi.jobs.ngrams import ragged
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, new_module
-from hmi.model.packed import pack_upper, run_classified, run_packed
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
@@ -158,10 +158,9 @@ def _ours(b: Bench, size: int, tenants: Modules, *, cls_only: bool = False) -> C
     positions = torch.arange(LENGTH).repeat(size)
     types = torch.zeros_like(positions)
     offsets = [i * LENGTH for i in range(size + 1)]
+    executor, run = PackedExecutor(b.root.upper, b.root.info.shape), run_classified if cls_only else run_rows
 
     def work() -> Tensor:
-        x = look_up() + b.root.bias(positions, types)
-        packed = (b.root.upper, x, offsets, tenants, b.root.info.shape.heads)
-        return run_classified(*packed)[0] if cls_only else run_packed(*packed)
+        return run(executor, look_up() + b.root.bias(positions, types), offsets, tenants)
 
     return work

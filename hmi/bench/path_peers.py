@@ -13,7 +13,7 @@ from hmi.bench.encoder_peers import Batch, Run, peers
 from hmi.bench.path import Bench, tenants_of
 from hmi.bench.report import Row, seconds
 from hmi.errors import InvalidInput
-from hmi.model.packed import run_classified, run_packed
+from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.source import DEFAULT_PACKAGE, find_source
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
@@ -70,8 +70,8 @@ def _ours(b: Bench, cls_only: bool) -> Run:
         x = torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
         positions = torch.cat([torch.arange(len(text)) for text in batch])
         x = x + b.root.bias(positions, torch.zeros_like(positions))
-        packed = (b.root.upper, x, offsets.tolist(), module * len(batch), b.root.info.shape.heads)
-        return run_classified(*packed) if cls_only else run_packed(*packed)
+        return run(executor, x, offsets.tolist(), module * len(batch))
 
+    executor, run = PackedExecutor(b.root.upper, b.root.info.shape), run_classified if cls_only else run_rows
     module = tenants_of(b, 1)
     return work

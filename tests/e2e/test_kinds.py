@@ -13,10 +13,10 @@ import torch
 from hmi.core import JobRecord, ModelId, Task
 from hmi.engine import Engine, InferRequest, InferResult
 from hmi.errors import HmiError, InvalidInput
+from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.training_data import read_data
 from hmi.model.batching import pad_ids
-from hmi.model.packed import run_packed
 from hmi.model.root import load_root
 from hmi.model.tokenizer import Text
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
@@ -176,7 +176,7 @@ async def test_an_embedding_is_the_mean_of_the_last_layer(home: Home, kinds: dic
         x = root.lower(pad_ids([encoded.ids])) + root.bias(
             torch.arange(len(encoded))[None], torch.tensor([encoded.types])
         )
-        rows = run_packed(root.upper, x[0], [0, len(encoded)], [None], root.info.shape.heads)
+        rows = run_rows(PackedExecutor(root.upper, root.info.shape), x[0], [0, len(encoded)], [None])
         mean = rows.mean(0)
     wanted = (mean / mean.norm()).tolist()
     assert exact.embedding == pytest.approx(wanted, abs=1e-5)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from hmi.core import ModuleSpec
+from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.encoder import Encoder
 from hmi.model.heads import head_input
 from hmi.model.interchange import Twin, read_adapter_config, write_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors, write_head, write_module
 from hmi.model.modules import module_from, new_module
-from hmi.model.packed import run_packed
 from hmi.model.root import Root
 
 adapters = pytest.importorskip("adapters", reason="the oracle needs the extra `adapters`")
@@ -78,7 +78,7 @@ def ours(root: Root, teacher: Encoder, state: dict[str, Tensor] | None) -> Tenso
     with torch.inference_mode():
         x = teacher(IDS, torch.ones_like(IDS, dtype=torch.bool), upto=SPLIT)[0]
     module = None if state is None else module_from(state)
-    return run_packed(root.upper, x, [0, len(x)], [module], root.info.shape.heads)
+    return run_rows(PackedExecutor(root.upper, root.info.shape), x, [0, len(x)], [module])
 
 
 def read_folder(folder: Path, root: Root) -> tuple[Twin, dict[str, Tensor]]:

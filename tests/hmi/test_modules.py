@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hmi.core import ModelVersion, ModuleSpec
 from hmi.errors import Damaged
+from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.encoder import EncoderLayer, attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module, parameters_of
-from hmi.model.packed import run_packed
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import BUDGETS, SITES, Kind
@@ -53,7 +53,7 @@ def ffn(layer: EncoderLayer, h: Tensor) -> Tensor:
 def run_one(root: Root, x: Tensor, module: TenantModule) -> Tensor:
     """One layer deep, packed."""
     upper = torch.nn.ModuleList([root.upper[0]])
-    return run_packed(upper, x[0], [0, x.shape[1]], [module], root.info.shape.heads)[None]
+    return run_rows(PackedExecutor(upper, root.info.shape), x[0], [0, x.shape[1]], [module])[None]
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hmi.core import ModuleSpec
 from hmi.errors import UnsupportedModel
+from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.batching import pad_ids, pad_rows
 from hmi.model.distil import DistilPlan, distil_lower, fit_ridge, init_slots, make_batch, sample_batches
 from hmi.model.encoder import Encoder, attend_padded
 from hmi.model.fidelity import measure_fidelity
 from hmi.model.lower import POSITION_BASE, LocalLower
 from hmi.model.modules import TenantModule, new_module
-from hmi.model.packed import run_classified, run_packed
 from hmi.model.relative import bucket_of, relative_bias
 from hmi.model.root import Root, RootInfo, load_root, save_root, split_encoder
 from hmi.model.source import find_source, load_encoder
@@ -169,8 +169,8 @@ def test_packed_equals_padded_alone(mpnet: Encoder, cls_only: bool) -> None:
     chosen = [rng.choice(modules) for _ in lengths]
     texts = [torch.randn(n, mpnet.shape.dim, generator=g) for n in lengths]
     offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    packed = (upper, torch.cat(texts), offsets, chosen, heads)
-    got = run_classified(*packed)[0] if cls_only else run_packed(*packed)
+    run = run_classified if cls_only else run_rows
+    got = run(PackedExecutor(upper, mpnet.shape), torch.cat(texts), offsets, chosen)
     for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
         rows, mask = pad_rows([text])
         before = rows

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
+from hmi.execution.packed import PackedExecutor, pack_upper, run_classified, run_rows
+from hmi.execution.packed.segments import segments_of
 from hmi.model import prepacked
 from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module
-from hmi.model.packed import pack_upper, run_classified, run_packed, segments_of
 from hmi.model.prepacked import PackedLinear
 from hmi.model.root import Root
 from hmi.modulespec import Kind
@@ -70,9 +71,8 @@ def test_a_mixed_batch_equals_one_by_one(
         g = torch.Generator().manual_seed(trial)
         texts = [torch.randn(n, tiny_root.dim, generator=g) for n in lengths]
         offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-        heads = tiny_root.info.shape.heads
-        packed = (upper, torch.cat(texts), offsets, chosen, heads)
-        got = run_classified(*packed)[0] if cls_only else run_packed(*packed)
+        run = run_classified if cls_only else run_rows
+        got = run(PackedExecutor(upper, tiny_root.info.shape), torch.cat(texts), offsets, chosen)
         assert len(got) == (len(chosen) if cls_only else offsets[-1])
         for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
             mine = got[i] if cls_only else got[offsets[i] : offsets[i + 1]]
@@ -112,20 +112,20 @@ def test_few_numbers_of_rows_are_computed_and_little_in_vain() -> None:
 def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Root) -> None:
     a, b, c = (trained(tiny_root, "lora", 4, i) for i in range(3))
     x = torch.randn(10, tiny_root.dim, generator=torch.Generator().manual_seed(5))
-    heads = tiny_root.info.shape.heads
-    one = run_packed(tiny_root.upper, x, [0, 4, 10], [a, b], heads)
-    two = run_packed(tiny_root.upper, x, [0, 4, 10], [c, b], heads)
+    executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
+    one = run_rows(executor, x, [0, 4, 10], [a, b])
+    two = run_rows(executor, x, [0, 4, 10], [c, b])
     assert torch.equal(one[4:], two[4:])
     assert not torch.equal(one[:4], two[:4])
 
 
 def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
     x = torch.randn(6, tiny_root.dim, generator=torch.Generator().manual_seed(5))
-    heads = tiny_root.info.shape.heads
-    plain = run_packed(tiny_root.upper, x, [0, 6], [None], heads)
+    executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
+    plain = run_rows(executor, x, [0, 6], [None])
     for kind in get_args(Kind):
         fresh = new_module(ModuleSpec(kind=kind, rank=4), tiny_root.info.shape, len(tiny_root.upper))
-        got = run_packed(tiny_root.upper, x, [0, 6], [fresh.requires_grad_(False)], heads)
+        got = run_rows(executor, x, [0, 6], [fresh.requires_grad_(False)])
         torch.testing.assert_close(got, plain, atol=1e-6, rtol=0)
 
 

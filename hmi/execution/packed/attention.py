@@ -1,0 +1,68 @@
+"""Attention inside each text of a packed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.model.encoder import Attend, heads_first
+from hmi.model.relative import relative_bias
+
+
+def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
+    """Attention over rows [rows, dim] (more may follow): text i has offsets[i]:offsets[i + 1]. size: of `Rows`."""
+    added = _Added(offsets, size)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(q)
+        bias = None if relative is None else relative_bias(relative, added.longest)[None]
+        for a, b in pairwise(offsets):
+            qs, ks, vs = (heads_first(z[None, a:b], heads) for z in (q, k, v))
+            # What a shorter text needs is the corner of what the longest needs.
+            mask = added.to(None if bias is None else bias[:, :, : b - a, : b - a], a, b)
+            y = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask)
+            out[a:b] = y.transpose(1, 2).flatten(-2)[0]
+        out[offsets[-1] :] = 0
+        return out
+
+    return attend
+
+
+def attend_first(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
+    """Attention of the first row of each text, queries [texts, dim], over the text's own rows [rows, dim]."""
+    added = _Added(offsets, size)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(q)
+        bias = None if relative is None else relative_bias(relative, added.longest, 1)[None]
+        for i, (a, b) in enumerate(pairwise(offsets)):
+            y = F.scaled_dot_product_attention(
+                heads_first(q[None, i : i + 1], heads),
+                heads_first(k[None, a:b], heads),
+                heads_first(v[None, a:b], heads),
+                attn_mask=added.to(None if bias is None else bias[..., : b - a], a, b),
+            )
+            out[i] = y.transpose(1, 2).flatten(-2)[0, 0]
+        out[len(offsets) - 1 :] = 0
+        return out
+
+    return attend
+
+
+class _Added:
+    """What is added to the scores because rows stand for several tokens: the logarithm of how many."""
+
+    def __init__(self, offsets: Sequence[int], size: Tensor | None) -> None:
+        self.longest = max((b - a for a, b in pairwise(offsets)), default=0)
+        self._log = None if size is None else size.log()
+
+    def to(self, bias: Tensor | None, start: int, end: int) -> Tensor | None:
+        """A text's bias [1, heads, queries, keys] or None, with that of its rows start:end."""
+        if self._log is None:
+            return bias
+        mine = self._log[start:end][None, None, None]
+        return mine if bias is None else bias + mine

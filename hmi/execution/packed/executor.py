@@ -1,0 +1,146 @@
+"""The upper layers over the packed tokens of many tenants: no padding is computed, and nobody's row depends on a
+neighbour's. The padded form in `hmi.model.encoder` is its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hmi.execution.base import Hook, Pause, Weights, no_pause
+from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.packed.attention import attend_first, attend_packed
+from hmi.execution.packed.segments import Segment, segment_delta, segments_of
+from hmi.model.encoder import EncoderLayer
+from hmi.model.modules import TenantModule
+from hmi.model.prepacked import PackedLinear, padded
+from hmi.model.shape import EncoderShape
+
+
+class InMemory:
+    """All upper layers at hand."""
+
+    def __init__(self, upper: nn.ModuleList) -> None:
+        self._layers = [_encoder_layer(layer) for layer in upper]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def layer(self, index: int) -> EncoderLayer:
+        return self._layers[index]
+
+
+class PackedExecutor:
+    """Packed torch in fp32 on the CPU; see `Executor`. A tenant's module is used where it lies: nothing is swapped."""
+
+    def __init__(self, upper: nn.ModuleList | Weights, shape: EncoderShape) -> None:
+        self._weights: Weights = InMemory(upper) if isinstance(upper, nn.ModuleList) else upper
+        self._heads, self._dim = shape.heads, shape.dim
+        first = self._weights.layer(0)
+        # The layers' code is kept for each number of rows: where it is, few numbers are computed.
+        self._counted = any(isinstance(module, PackedLinear) for module in first.modules())
+
+    @property
+    def layers(self) -> int:
+        return len(self._weights)
+
+    def fits(self, key: BatchKey) -> bool:
+        return key.phase == "encode"
+
+    def space(self, tokens: int) -> Tensor:
+        return torch.empty(tokens, self._dim)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        key: BatchKey,
+        rows: Rows,
+        modules: Sequence[TenantModule | None],
+        hooks: Sequence[Hook] = (),
+        pause: Pause = no_pause,
+    ) -> Iterator[Left]:
+        """See `Executor.run`."""
+        lengths = [b - a for a, b in rows.spans()]
+        last = len(self._weights) - 1
+        x, segments = self._padded(rows.x), segments_of([modules[t] for t in rows.texts])
+        for i in range(last + 1):
+            pause()
+            for hook in hooks:
+                if i not in hook.at:
+                    continue
+                rows, left = hook(i, rows)
+                if left is not None:
+                    yield left
+                if not rows.texts:
+                    return
+                x, segments = self._padded(rows.x), segments_of([modules[t] for t in rows.texts])
+            if i < last or key.reads == "rows":
+                below, x = rows.x, self._whole(i, x, rows, segments)
+                rows = _with(rows, x)
+            else:
+                below, x = rows.x, self._first(i, x, rows, segments)
+        offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
+        ended = rows.by_token(rows.x) if key.reads == "rows" else x[: len(rows.texts)]
+        yield Left(rows.texts, ended, rows.by_token(below), offsets, after=last + 1)
+
+    def _whole(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
+        """Layer i of every row; x and what is returned may have rows of nobody at the end."""
+        delta = segment_delta([s.rows(rows.offsets) for s in segments], i)
+        y: Tensor = self._weights.layer(i)(x, attend_packed(rows.offsets, self._heads, rows.size), delta)
+        return y
+
+    def _first(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
+        """Layer i of each text's first row [texts, dim], rows of nobody at the end: keys and values of all rows are
+        computed, but one query a text (exact)."""
+        index = torch.tensor(rows.offsets[:-1])
+        y: Tensor = self._weights.layer(i)(
+            x,
+            attend_first(rows.offsets, self._heads, rows.size),
+            segment_delta([s.rows(rows.offsets) for s in segments], i),
+            queries=lambda whole: self._padded(whole[index]),
+            query_delta=segment_delta(segments, i),
+        )
+        return y
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """x with rows of zeros up to one of few numbers of rows, where that is worth it."""
+        return F.pad(x, (0, 0, 0, padded(len(x)) - len(x))) if self._counted else x
+
+
+def pack_upper(upper: nn.ModuleList) -> None:
+    """Prepare a root's upper layers for serving, in place: see `EncoderLayer.pack`."""
+    for i, layer in enumerate(upper):
+        _encoder_layer(layer).pack(last=i == len(upper) - 1)
+
+
+def _with(rows: Rows, x: Tensor) -> Rows:
+    """The same rows with new values, of which those beyond the last text are nobody's."""
+    return Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
+
+
+def _encoder_layer(layer: nn.Module) -> EncoderLayer:
+    assert isinstance(layer, EncoderLayer)
+    return layer
+
+
+@torch.inference_mode()
+def run_rows(
+    executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
+) -> Tensor:
+    """Every row of the last layer [tokens, dim], without a batch key: for measurements and tests."""
+    (left,) = executor.run(BatchKey(("", ""), "rows", exact=False), Rows.packed(x, offsets), modules)
+    return left.last
+
+
+@torch.inference_mode()
+def run_classified(
+    executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
+) -> Tensor:
+    """What classification reads, [texts, 2·dim]: the first row, and the mean of the rows before the last layer."""
+    (left,) = executor.run(BatchKey(("", ""), "cls", exact=False), Rows.packed(x, offsets), modules)
+    means = torch.stack([left.before[a:b].mean(0) for a, b in pairwise(left.offsets)])
+    return torch.cat([left.last, means], dim=-1)
