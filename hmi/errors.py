@@ -19,7 +19,8 @@ HmiError
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import copy
+from typing import Any, ClassVar, TypeVar
 
 
 class HmiError(Exception):
@@ -87,3 +88,14 @@ class Damaged(HmiError):
 
 class JobCancelled(HmiError):
     kind = "cancelled"
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def copy_of(error: E) -> E:
+    """An error object of one's own, with the traceback of the first: what is added to it, nobody else gets."""
+    mine = copy.copy(error)
+    if isinstance(mine, HmiError):
+        mine.details = dict(mine.details)
+    return mine.with_traceback(error.__traceback__)
