@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hmi.core import ModelId
@@ -22,6 +24,8 @@ class InferRequest:
     scores: bool = False
     provenance: bool = False
     deadline: float | None = None
+    ask: int = 0
+    """Which of a call's requests the text belongs to; usage counts requests by it."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,24 @@ class Versions:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made an answer. Only `plot` counts."""
+    """What made an answer, or several of one model in one call."""
 
-    plot: dict[str, int]
+    plot: Mapping[str, int]
     """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; of the exact reference `computed`."""
     layers: int
-    """Upper layers that ran."""
+    """Upper layers that ran: of several answers, and of several windows, the most."""
     exact: bool
     versions: Versions
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """The setting of each execution stage that was not off."""
+
+    @classmethod
+    def together(cls, parts: Sequence[Provenance]) -> Provenance:
+        """Of all these, one at least, which have the same model, versions and settings: counts are added up."""
+        plot: Counter[str] = Counter()
+        for part in parts:
+            plot.update(part.plot)
+        return replace(parts[0], plot=dict(plot), layers=max(part.layers for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)
