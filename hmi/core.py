@@ -189,7 +189,7 @@ class ModelRecord(Record):
 
 
 class Progress(Record):
-    """Where a job stands; `eta_ms` None while unknown."""
+    """Where a job stands; `eta_ms` None while unknown, and of one that does not run."""
 
     phase: str = ""
     step: int = 0

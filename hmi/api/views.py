@@ -29,7 +29,8 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
         ended=job.ended,
         attempts=job.attempts,
         cancel_requested=job.cancel_requested,
-        progress=progress,
+        # What a run that ended or was interrupted had left to do is no time to wait any more.
+        progress=progress if job.state == "running" else progress.model_copy(update={"eta_ms": None}),
         result=job.result,
         error=job.error,
         cost=job.cost,
