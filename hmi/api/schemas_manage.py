@@ -86,8 +86,9 @@ class UpdateModel(Request):
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",
-        description="Whether the new version answers: if it is not worse than the live one on the same held-out rows, "
-        "always, or never. One that is held back is kept, and `rollback` with its number lets it answer.",
+        description="Whether the new version answers: if it is not worse than the live one on the same held-out rows "
+        "(a tie included), always, or never. One that is held back is kept, and `rollback` with its number lets it "
+        "answer.",
     )
 
 

@@ -39,6 +39,8 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
     name = headline_name(metrics)
     if name is not None:
         found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
+    if metrics.get("live"):
+        found["compared"] = compared(metrics["live"], name)
     if "train_rows" in metrics:
         found["trained on"] = f"{metrics['train_rows']} rows"
     if "epochs_run" in metrics:
@@ -46,6 +48,18 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
     if "bytes" in result:
         found["size"] = size(result["bytes"])
     return found
+
+
+def compared(live: Mapping[str, Any], name: str | None) -> str:
+    """The new and the live version's score on the same rows, which may be fewer than those held out."""
+    seen = f", {live['seen_rows']} of which version {live['version']} was trained on" if live["seen_rows"] else ""
+    told = (
+        f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version {live['version']}, "
+        f"live before it), on the same {live['rows']} held-out rows{seen}"
+    )
+    if not live.get("near_chance"):  # a server of an earlier version does not tell
+        return told
+    return f"{told}; both are near chance ({live['chance']:.4g}, by one answer for every row)"
 
 
 def _epochs(metrics: Mapping[str, Any]) -> str:

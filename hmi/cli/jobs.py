@@ -69,7 +69,7 @@ def cancel(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def watch(session: Session, name: str, as_json: bool) -> None:
-    """Follow a job of a running server (--url) until it ends."""
+    """Follow a job of a running server (--url) until it ends. Exit code 3: an update that was held back."""
     if not session.remote:
         raise InvalidInput("watching is for a running server: add --url, or use 'hmi job resume'")
     with session.calls() as calls:
@@ -81,7 +81,7 @@ def watch(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def resume(session: Session, name: str, as_json: bool) -> None:
-    """Go on with a job that was interrupted, from its last checkpoint."""
+    """Go on with a job that was interrupted, from its last checkpoint. Exit code 3: an update that was held back."""
     session.not_remote("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
     session.may_start_jobs()
     with session.local() as local:

@@ -22,12 +22,15 @@ from hmi.jobs.held_out import FEW_DEV, encoded_split, merged_outputs
 from hmi.jobs.options import Publish
 from hmi.jobs.rows import Row
 from hmi.jobs.splitting import Keys, are_seen, keys_from_text
+from hmi.model.headline import headline, headline_name
 from hmi.model.heads import head_queries
 from hmi.model.root import Root, load_root
-from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.model.training import TrainPlan, tenant_trainer
 from plot_store import PlotStoreError
+
+NEAR = 2
+"""Standard errors above chance up to which a score cannot be told from it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class Answers:
     task: TaskKind
     merged: Sequence[Tensor]
 
-    def score(self, rows: Sequence[Row], which: Sequence[int]) -> float:
-        """The headline score on some of the rows."""
-        return headline(self.task.score([rows[i].label for i in which], [self.merged[i] for i in which]))
+    def score(self, rows: Sequence[Row], which: Sequence[int]) -> tuple[str | None, float]:
+        """The headline score on some of the rows, and its name."""
+        metrics = self.task.score([rows[i].label for i in which], [self.merged[i] for i in which])
+        return headline_name(metrics), headline(metrics)
 
 
 def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
@@ -64,11 +68,14 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
         return Verdict("publish=never was asked for" if publish == "never" else None)
     fresh = unseen(dev, seen_by(ctx, live))
     seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
-    before, after = old.score(dev, which), new.score(dev, which)
-    slack = tolerance(before, len(which), signed=live.task == "regression")
+    (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
+    signed = live.task == "regression"
+    slack = tolerance(before, len(which), signed=signed)
+    chance = new.task.chance([dev[i].label for i in which])
     scores = {
-        "version": live.version, "live_score": before, "score": after, "rows": len(which),
-        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen,
+        "version": live.version, "metric": metric, "live_score": before, "score": after, "rows": len(which),
+        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen, "chance": round(chance, 4),
+        "near_chance": max(before, after) <= chance + NEAR * tolerance(chance, len(which), signed=signed),
     }  # fmt: skip
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)

@@ -78,6 +78,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {
         "model": str(model), "version": version.version, "metrics": version.metrics, "bytes": size,
         "published": version.held_back is None, "reason": version.held_back,
+        "publish": spec.get("publish"),
     }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
     told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
-    return {**told, "published": True, "reason": None}
+    return {**told, "published": True, "reason": None, "publish": None}
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> dict[str, Tensor]:

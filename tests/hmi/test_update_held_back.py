@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+import torch
 
+from hmi.cli import main
+from hmi.cli.endings import lines
+from hmi.cli.progress import tell
 from hmi.core import ModelId
 from hmi.errors import InvalidInput
 from hmi.jobs import fine_tune
@@ -18,6 +23,11 @@ from hmi.jobs.comparing import tolerance
 from hmi.jobs.rows import Row
 from hmi.jobs.splitting import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
 from hmi.manager import Manager
+from hmi.model.golds import Gold
+from hmi.model.tasks.multilabel import MultiLabel
+from hmi.model.tasks.regression import Regression
+from hmi.model.tasks.sequence import Classification
+from hmi.model.tasks.words import Tagging
 from hmi.stores.model_table import KEPT_VERSIONS
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
@@ -83,6 +93,63 @@ def test_who_asks_for_it_decides_otherwise(manager: Manager) -> None:
     manager.rollback_model("acme.m", before)
     with pytest.raises(InvalidInput, match="use one of if-better, always, never"):
         manager.update_model("acme.m", data=rows(200), publish="maybe")
+
+
+def test_the_command_tells_both_scores_and_that_it_held_back(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, data = manager.model("acme.m").current, ("--data", str(manager.settings.data))
+    (tmp_path / "noise").write_bytes(noise())
+    (tmp_path / "dev").write_bytes(rows(60))
+    worse = ("--dev", str(tmp_path / "dev"), "--option", "epochs=4", "--option", "lr=2e-2")
+    with pytest.raises(SystemExit) as ended:
+        main(["model", "update", "acme.m", str(tmp_path / "noise"), *worse, *data])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 3, err
+    assert "is held back: it scores" in err
+    view = json.loads(hmi(capsys, "job", "list", "--json", *data))[0]
+    live = view["result"]["metrics"]["live"]
+    assert (live["version"], live["metric"], live["near_chance"]) == (before, "accuracy", False)
+    both = f"accuracy {live['score']:.4g} (new), {live['live_score']:.4g} (version {before}, live before it)"
+    assert f"compared: {both}, on the same {live['rows']} held-out rows" in out
+    assert both in hmi(capsys, "model", "report", "acme.m", "--version", view["result"]["version"], *data)
+    assert "exit code 3" in hmi(capsys, "model", "update", "--help").casefold()
+
+
+def test_holding_back_what_was_asked_to_be_is_no_failure(manager: Manager) -> None:
+    job = manager.update_model("acme.m", data=noise(), publish="never", options={"epochs": 1})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    view = {"job": "j", "state": "succeeded", "kind": "fine_tune", "target": "acme.m", "result": made}
+    tell(view, as_json=False)
+    with pytest.raises(click.exceptions.Exit) as ended:
+        tell({**view, "result": {**made, "publish": "if-better"}}, as_json=True)
+    assert ended.value.exit_code == 3
+
+
+def test_scores_near_chance_are_called_so(manager: Manager) -> None:
+    job = manager.create_model("acme.chance", domain="tiny", task="classification", data=noise(), options=OPTIONS)
+    assert attempt(manager, job, fine_tune.run)
+    job = manager.update_model("acme.chance", data=noise(), options={"epochs": 1})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    live = made["metrics"]["live"]
+    assert (0.4 < live["chance"] < 0.7, live["near_chance"]) == (True, True), live
+    told = "\n".join(lines({"job": "j", "kind": "fine_tune", "target": "acme.chance", "result": made}))
+    assert f"both are near chance ({live['chance']:.4g}, by one answer for every row)" in told
+    manager.delete_model("acme.chance")
+
+
+def test_chance_is_the_best_answer_that_is_the_same_for_every_row() -> None:
+    assert Classification(("a", "b")).chance(["a", "a", "b"]) == pytest.approx(2 / 3)
+    assert Regression().chance([1.0, 2.0]) == 0
+    assert Tagging(("B-X", "O")).chance([("O", "B-X", "O")]) == 0
+    assert Tagging(("DET", "NOUN")).chance([("DET", "NOUN", "NOUN", "NOUN")]) == 0.75
+    golds: list[Gold] = [("a",), ("a", "b"), ("c",), ()]
+    sets = MultiLabel(("a", "b", "c"))
+    constant = [torch.tensor(at).float() * 9 - 4 for at in ([1, 0, 0], [1, 1, 0], [1, 1, 1])]
+    best = max(sets.score(golds, [answer] * 4)["micro_f1"] for answer in constant)
+    assert sets.chance(golds) == pytest.approx(best, abs=1e-4)
 
 
 def test_an_update_that_is_no_worse_answers(manager: Manager) -> None:

@@ -97,6 +97,10 @@ class TaskKind(ABC):
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         """Held-out metrics, with those that a report draws."""
 
+    @abstractmethod
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """The headline score, on these rows, of the best answer that is the same for every row."""
+
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Self:
         """This task with what is chosen on held-out rows."""
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -85,6 +86,13 @@ class MultiLabel(TaskKind):
         gold, sure = self._table(golds, merged)
         best = max(THRESHOLDS, key=lambda t: (score_sets(gold, sure >= t, self.labels)["micro_f1"], -abs(t - 0.5)))
         return replace(self, rules=self.rules.model_copy(update={"threshold": best}))
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """Micro F1 of answering some of the commonest labels on every row: as many of them as score best."""
+        counts = Counter(label for gold in golds for label in labels_in(gold) if label in self.labels)
+        most = list(accumulate(n for _, n in counts.most_common()))
+        scores = (2 * hits / (k * len(golds) + counts.total()) for k, hits in enumerate(most, 1))
+        return max(scores, default=0.0)
 
     def unknown(self, gold: Gold) -> set[str]:
         return set(labels_in(gold)) - set(self.labels)

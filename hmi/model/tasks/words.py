@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from hmi.core import Task, TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.golds import Gold, checked_labels
 from hmi.model.heads import outside_tag
-from hmi.model.scoring import calibration, score_tags
+from hmi.model.scoring import calibration, is_bio, score_tags
 from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, scheme_of, to_bio
 from hmi.model.tasks.base import IGNORE, Answer, TaskKind, balanced
 from hmi.model.windows import central_pieces, first_pieces
@@ -109,6 +110,11 @@ class Tagging(TaskKind):
         right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
         sure = [s for a in answers for s in a.tag_scores or []]
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the words."""
+        counts = Counter(tag for gold in golds for tag in tags_in(gold))
+        return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
 
     def unknown(self, gold: Gold) -> set[str]:
         return set(self._told(gold)) - set(self.labels)
