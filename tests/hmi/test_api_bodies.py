@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from aiohttp import FormData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +120,34 @@ async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeyp
         assert parsed == [len(commas)]
         assert (await infer(world, b" " * (8 * MIB + 1)))[:2] == (413, "too_large")
         assert (await world.call("POST", "/manage/tenants", data=b" " * (MIB + 1), headers=JSON))[0] == 413
+
+
+async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: Path) -> None:
+    twice = b'{"inputs": ["' + b"a: " * MIB + b'", {"text": "b", "text": "c"}]}'
+    cases = [
+        ("/infer/acme.m", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/infer/acme.m", b'{"inputs": ' + b'{"text": ' * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/manage/tenants", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/infer/acme.m", rb'{"inputs": ["\ud800"]}', 400, "inputs[0]", "half of a surrogate pair"),
+        ("/manage/tenants", b'\xef\xbb\xbf{"tenant": "acme"}', 400, "body", "byte-order mark"),
+        ("/manage/tenants", b'{"tenant": "acme", "tenant": "zeta"}', 422, "tenant", "given 2 times"),
+        ("/infer/acme.m", twice, 422, "inputs[1].text", "given 2 times"),
+    ]
+    async with running(tmp_path) as world:
+        for path, data, status, field, message in cases:
+            got, body, _ = await world.call("POST", path, data=data, headers=JSON)
+            error = body["error"]
+            assert (got, error["details"]["field"], message in error["message"]) == (status, field, True), error
+        _, body, _ = await world.call("GET", "/manage/tenants")
+        assert body["tenants"] == []
+        got, body, _ = await world.call("GET", "/manage/jobs?limit=1&limit=2")
+        assert (got, body["error"]["details"]["field"]) == (422, "limit")
+        half = {"model": "acme.m", "domain": "tiny", "task": "classification"}
+        form = FormData()
+        form.add_field("spec", json.dumps(half)[:-1] + ', "task": "pair"}', content_type="application/json")
+        form.add_field("data", b"{}", filename="data")
+        got, body, _ = await world.call("POST", "/manage/models", data=form)
+        assert (got, body["error"]["details"]["field"]) == (422, "task")
 
 
 def size_of(value: Any) -> tuple[int, int]:
