@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.base import FolderCommand, Group, ServerCommand, as_json, pass_session
 from hmi.cli.options import Whole
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
@@ -64,7 +64,7 @@ def cancel(session: Session, name: str, as_json: bool) -> None:
     print_done(found, f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}", as_json)
 
 
-@job.command()
+@job.command(cls=ServerCommand)
 @click.argument("name", metavar="JOB")
 @as_json
 @pass_session
@@ -76,7 +76,7 @@ def watch(session: Session, name: str, as_json: bool) -> None:
         tell(run_job(session, calls, name), as_json)
 
 
-@job.command()
+@job.command(cls=FolderCommand)
 @click.argument("name", metavar="JOB")
 @as_json
 @pass_session

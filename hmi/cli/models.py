@@ -181,9 +181,10 @@ def _let_answer(session: Session, name: str, version: int, as_json: bool) -> Non
 @pass_session
 def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a model with all its versions."""
-    confirm(f"the model {name} with all its versions", yes)
+    path = f"/manage/models/{segment(name)}"
     with session.calls() as calls:
-        calls.request("DELETE", f"/manage/models/{segment(name)}")
+        confirm(f"the model {name} with all its versions", yes, lambda: calls.request("GET", path))
+        calls.request("DELETE", path)
     print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.output import print_json, print_table, size
 from hmi.cli.session import Session
 from hmi.config import PREFIX, Settings, bounds
@@ -100,7 +100,7 @@ def _amount(value: Any, unit: str) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 1_000_000 else str(value)
 
 
-@click.command("settings", cls=Command)
+@click.command("settings", cls=FolderCommand)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the page docs/settings.md.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="With --markdown: write it there.")
 @as_json
