@@ -161,7 +161,12 @@ def size_of(value: Any) -> tuple[int, int]:
     return 1, 0
 
 
-TEXT = st.text(alphabet='\\",:[{}a\né', max_size=12)
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+TEXT = st.text(alphabet='\\",:[]{}a\né', max_size=12)
 VALUE = st.recursive(TEXT | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=20)
 
 
@@ -174,6 +179,7 @@ def test_the_census_is_no_less_than_what_is_parsed(value: Any, step: int) -> Non
     containers = json.dumps(value).count("[") + json.dumps(value).count("{")
     assert (found.members, found.values >= values) == (members, True)
     assert found.values <= values + containers, "nor much more"
+    assert found.depth == depth_of(value)
 
 
 def test_shares_leave_room_for_others() -> None:
