@@ -88,7 +88,8 @@ def update(
 ) -> None:  # fmt: skip
     """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the live one.
 
-    Exit code 3: the new version is made and was held back, since it is worse; --publish never asks for that, and is 0.
+    Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With --publish
+    never, which asks for that, it is 0.
     """
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
