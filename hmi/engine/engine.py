@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from hmi.config import Settings
+from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.pace import Pace
-from hmi.engine.pipeline import Retrieved, compute, retrieve
+from hmi.engine.pipeline import Failed, Retrieved, compute, retrieve
 from hmi.engine.preparing import Preparing
 from hmi.engine.queue import BatchQueue, Item, Piece, work_in
 from hmi.engine.request import InferRequest, InferResult
@@ -37,6 +38,7 @@ class Ran:
 
     batch: Retrieved
     answers: list[tuple[Item, InferResult]]
+    failed: Failed
     retrieve_s: float
     compute_s: float
     cpu_s: float
@@ -138,11 +140,13 @@ class Engine:
     async def _run(self, pieces: list[Piece]) -> None:
         begun = time.monotonic()
         ran = await asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces)
-        self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
-        self._reply(ran, begun)
+        if ran.batch.pieces:
+            self._pace.ran(pieces[0].item.group, work_in(ran.batch.pieces), ran.cpu_s)
+            self._reply(ran, begun)
+        _fail(ran.failed)
 
     async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
-        """After a failed batch: run each model's pieces alone, so that one damaged part fails nobody else's texts."""
+        """After a batch that failed as a whole: run each model's pieces alone, so that only those fail that must."""
         groups: dict[tuple[str, str], list[Piece]] = {}
         for piece in pieces:
             version = piece.bundle.version
@@ -153,17 +157,22 @@ class Engine:
                     raise error
                 await self._run(group)
             except Exception as alone:
-                _fail(group, alone)
+                _fail([(piece.item, alone) for piece in group])
 
     def _batch(self, pieces: list[Piece]) -> Ran:
         begun, cpu = time.monotonic(), time.thread_time()
         watch = self._misses.record if self._misses is not None and self._misses.on else None
-        batch = retrieve(self._bundles, pieces, watch)
-        retrieved = time.monotonic()
-        with self._pool.lease([p.bundle.version.artefact for p in batch.pieces]) as parts:
-            answers = compute(batch, parts)
+        with self._pool.lease([p.bundle.version.artefact for p in pieces]) as (parts, broken):
+            sound = [p for p in pieces if p.bundle.version.artefact in parts]
+            failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
+            leased = time.monotonic()
+            batch = retrieve(self._bundles, sound, watch)
+            retrieved = time.monotonic()
+            answers, bad = compute(batch, parts) if batch.pieces else ([], [])
         ended = time.monotonic()
-        return Ran(batch, answers, retrieved - begun, ended - retrieved, time.thread_time() - cpu)
+        retrieve_s = retrieved - leased
+        failed = failed + batch.failed + bad
+        return Ran(batch, answers, failed, retrieve_s, ended - begun - retrieve_s, time.thread_time() - cpu)
 
     def _reply(self, ran: Ran, begun: float) -> None:
         pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
@@ -188,11 +197,15 @@ class Engine:
                 item.future.set_result(replace(answer, timing=timing))
 
 
-def _fail(pieces: list[Piece], error: Exception) -> None:
-    log.error("a batch of %d failed", len(pieces), exc_info=error)
-    for piece in pieces:
-        if not piece.item.future.done():
-            piece.item.future.set_exception(error)
+def _fail(failed: Failed) -> None:
+    """Tell who waits, and the log once for each model."""
+    said: dict[ModelId, Exception] = {}
+    for item, error in failed:
+        if not item.future.done():
+            item.future.set_exception(error)
+            said.setdefault(item.request.model, error)
+    for model, error in said.items():
+        log.error("texts of model %s failed", model, exc_info=error)
 
 
 def _compile() -> None:
