@@ -16,6 +16,7 @@ PREFIX = "HMI_"
 _LEAST: dict[str, int] = {
     "port": 0, "job_workers": 0, "pool_bytes": 0, "plot_max_bytes": 0, "plot_min_free_bytes": 0, "compact_segments": 0,
     "compact_small_bytes": 1 << 14, "max_connections": 0, "max_address_connections": 0,
+    "max_uploads": 2, "upload_bytes": 0,
 }  # fmt: skip
 _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -68,6 +69,11 @@ class Settings:
     """Of these from one address other than this machine's own; 0 = half of them."""
     max_upload_bytes: int = 256 * MIB
     """Of one uploaded file, after it is expanded."""
+    max_uploads: int = 32
+    """Requests at once that bring files; a tenant may have as many as are then left for others."""
+    upload_bytes: int = 0
+    """Room on the disk for the files of requests under way, as sent and expanded; a tenant may hold as much of it as is
+    then left for others. 0 = 16 times `max_upload_bytes`."""
     plot_max_bytes: int = 0
     """The PLOT store may not grow over this; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB

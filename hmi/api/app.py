@@ -60,7 +60,7 @@ def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], I
         engine=engine_of(manager, metrics),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
-        uploads=Uploads(settings.data, settings.max_upload_bytes),
+        uploads=Uploads(settings),
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),

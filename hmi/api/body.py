@@ -87,9 +87,9 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
     body, digest, size = await _parsed(route, sent, encoding, limit, services, loan)
     if not route.files:
         return Received(body, {}, None, digest, size)
-    form = Form(services.uploads.new_folder())
+    form = services.uploads.form(loan.holder)
     try:
-        files = await services.uploads.apart(_named_files, route, body, services, form, tenant)
+        files = await _named_files(route, body, services, form, tenant)
     except BaseException:
         form.discard()
         raise
@@ -113,20 +113,20 @@ async def _multipart(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files))
+    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
     try:
         body, _, _ = await _parsed(route, form.spec, "identity", MAX_SPEC_BYTES, services, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
-        named = await services.uploads.apart(_named_files, route, body, services, form, tenant, form.files)
+        named = await _named_files(route, body, services, form, tenant, form.files)
     except BaseException:
         form.discard()
         raise
     return Received(body, named, form, form.digest)
 
 
-def _named_files(
+async def _named_files(
     route: Route,
     body: Any,
     services: Services,
@@ -139,7 +139,7 @@ def _named_files(
     for name, required in route.files.items():
         ref = getattr(body, name, None)
         if ref is not None:
-            files[name] = services.uploads.copy_below(tenant, ref.path, name, form.folder)
+            files[name] = await services.uploads.copy_below(tenant, ref.path, name, form)
         if required and name not in files:
             raise InvalidInput(
                 f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',

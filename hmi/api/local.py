@@ -19,7 +19,6 @@ from hmi.api.expand import expand_into
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.api.services import Inference
-from hmi.api.uploads import Form
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.engine import InferRequest, InferResult
@@ -74,7 +73,7 @@ class LocalCalls:
         call.query = parse_query(route, query or {})
         if route.body is not None:
             call.body = parse(route.body, json.dumps({} if body is None else body).encode())
-        form = Form(self.services.uploads.new_folder()) if files else None
+        form = self.services.uploads.form(None) if files else None
         try:
             if form is not None:
                 call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}

@@ -75,10 +75,13 @@ class Loan:
                 self._shares.take(self.holder, amount - self.amount)
                 self.amount = amount
 
+    def end(self) -> None:
+        with self._lock:
+            self._shares.give_back(self.holder, self.amount)
+            self.amount, self._ended = 0, True
+
     def __enter__(self) -> Loan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._lock:
-            self._shares.give_back(self.holder, self.amount)
-            self.amount, self._ended = 0, True
+        self.end()
