@@ -15,7 +15,6 @@ from hmi.bench.store_data import LENGTH
 from plot_store import Reader
 
 GATHER = "a prefetching gather of one trigram row a token"
-HITS = "all trigrams hit"
 
 
 def measure(chain: Chain, runs: int) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from hmi.jobs.decoding import Source, TextFile
 from hmi.jobs.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.jobs.fields import answer_of, input_of
 from hmi.jobs.tables import HEAD, Record, Table, kind_of, read_table
-from hmi.model.golds import Gold, checked_labels
+from hmi.model.golds import Gold
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -148,11 +148,6 @@ def collect(
         except ValueError as error:
             found.left_out.append(Problem(record.line, f"{record.place}: {error}"))
     return Rows(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
-
-
-def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
-    """The sorted labels (or tags); raises InvalidData for one class only or too many."""
-    return tuple(sorted(checked_labels((row.label for row in rows), field)))
 
 
 def label_counts(rows: list[Row]) -> Counter[str]:

@@ -137,11 +137,6 @@ def module_from(state: Mapping[str, Tensor]) -> TenantModule:
     return TenantModule(sites).eval().requires_grad_(False)
 
 
-def parameters_of(module: nn.Module) -> int:
-    """How many numbers a module has."""
-    return sum(p.numel() for p in module.parameters())
-
-
 def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:
     if site in SITES["ln"]:
         return NormShift(**parts)

@@ -101,10 +101,6 @@ class Tokenizer:
         sides = e.sequence_ids
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self._fast.get_vocab_size())
-
     def whole_words(self) -> dict[int, str]:
         """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the ids."""
         tokens = sorted((self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha())

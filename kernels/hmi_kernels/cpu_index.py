@@ -21,7 +21,6 @@ from hmi_kernels.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
 LOW32 = np.uint64(0xFFFFFFFF)
-LOW8 = np.uint64(0xFF)
 HALF = np.uint64(32)
 EIGHT = np.uint64(8)
 ONE = np.uint64(1)
