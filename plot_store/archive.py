@@ -140,7 +140,8 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
         return version_tree.get_version(txn, tip.id)
     if record.current != tip.previous:
         raise Conflict(
-            f"{tip.ref} is at {record.current}, which the export does not follow: import with ref=another name"
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: "
+            "import with ref=another name"
         )
     return None
 
@@ -226,7 +227,7 @@ class _Lease:
         draft = Draft(write_temporary(self._environment.folder, checked()), info)
         try:
             if whole.hexdigest() != info.digest:
-                raise Damaged(f"segment {info.name} is not what its name says: export it again")
+                raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
 
             def body(txn: Txn) -> None:
                 builds.still_ours(txn, self.build, self._record)

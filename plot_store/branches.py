@@ -85,7 +85,7 @@ class Branches(ABC):
                 mutual = version_tree.grounds(txn, ref)
                 dependants = [other for other in dependants if other not in mutual]
             if dependants:
-                raise InUse(f"{ref} is the ground of {', '.join(dependants)}: delete those first")
+                raise InUse(f"{ref} is a parent of {', '.join(dependants)}: delete those first")
             tagged = tags.listed(txn, ref)
             if tagged:
                 raise InUse(f"{ref} has the tags {', '.join(tagged)}: untag those first")

@@ -147,7 +147,7 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nob
     if bad:
         raise Damaged(f"blocks {_few(bad)} of 1 MiB do not match their checksums")
     if whole.hexdigest() != info.digest:
-        raise Damaged("the content is not what its name says")
+        raise Damaged("the content does not match the hash in its name")
 
 
 def _check_rows(segment: Segment, schema: Schema) -> None:

@@ -68,7 +68,7 @@ def _open_build(environment: Environment, version: VersionInfo) -> Opened:
     opened = builds.open_build(environment, version.ref, build, version.schema, None, True)
     if opened.base is None or opened.base.id != version.id:
         builds.abandon(environment, build, opened.record.owner)
-        raise Conflict(f"{version.ref} moved on before its compaction began: compact it again")
+        raise Conflict(f"{version.ref} got a newer version before its compaction began: compact it again")
     return opened
 
 

@@ -61,4 +61,6 @@ def _rename_folder(draft: Path, folder: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if not (folder / "data.mdb").exists():
-            raise StoreIO(f"{folder} holds something that is no catalogue: move it away, then open again") from error
+            raise StoreIO(
+                f"{folder} holds files that are no catalogue: move them away, then open the store again"
+            ) from error

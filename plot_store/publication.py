@@ -86,10 +86,12 @@ def check_expected(txn: Txn, build: BuildRecord, wanted: Expect) -> str | None:
     record = version_tree.get_ref(txn, build.ref)
     current = None if record is None else record.current
     if build.extend and current != build.base:
-        raise Conflict(f"{build.ref} moved to {current} under an extending build: abort it and build again")
+        raise Conflict(
+            f"{build.ref} moved to {current} while this build extended an older version: abort it and build again"
+        )
     if wanted is not ANY and current != wanted:
         raise Conflict(
             f"{build.ref} is at {current}, not at {wanted}: look at what was published, "
-            "then publish with expect=that version, or abort"
+            f"then publish with expect={current!r}, or abort"
         )
     return current

@@ -147,7 +147,7 @@ def parse_version(raw: Any) -> VersionInfo:
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError, PlotStoreError) as error:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
     if not good:
-        raise Damaged(f"version {version.id!r} is not what its id says: restore it from an export")
+        raise Damaged(f"version {version.id!r} does not match the hash in its id: restore it from an export")
     return version
 
 

@@ -201,7 +201,7 @@ def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> No
     found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
              layout.dtype)  # fmt: skip
     if told != found:
-        raise Damaged(f"segment {info.name} is not what its manifest says: export it again, or build it again")
+        raise Damaged(f"segment {info.name} differs from its manifest: export it again, or build it again")
 
 
 def _check_content(fd: int, info: SegmentInfo) -> None:

@@ -25,7 +25,7 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
         raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from the history of {ref}")
     found = get_tag(txn, ref, tag)
     if found is not None and found.version != version_id:
-        raise Conflict(f"{ref}@{tag} names {found.version}: untag it first, or choose another name")
+        raise Conflict(f"{ref}@{tag} already names version {found.version}: untag it first, or choose another name")
     if found is None:
         txn.put(key, asdict(TagRecord(version_id, time.time())))
     return version_id

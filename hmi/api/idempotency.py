@@ -34,7 +34,7 @@ class Once:
         """What the first request left. Raises InvalidInput where that was another request."""
         kept: dict[str, Any] | None = await asyncio.to_thread(services.manager.registry.remember, self.name, SCOPE)
         if kept is not None and kept["digest"] != self.digest:
-            raise InvalidInput(f"this {HEADER} came with another request before: use a new one", field=HEADER)
+            raise InvalidInput(f"this {HEADER} came with a different request before: use a new {HEADER}", field=HEADER)
         return kept
 
     async def keep(self, services: Services, reply: Reply, body: Any) -> None:

@@ -91,7 +91,7 @@ class Inflow:
             raise
         except TimeoutError as error:
             raise Malformed(
-                f"the body does not come: send it whole, without a pause of {self._idle_s:g} seconds and at no less "
+                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds and at no less "
                 f"than {LEAST_RATE} bytes a second"
             ) from error
         except web.RequestPayloadError as error:

@@ -40,7 +40,7 @@ class Quotas:
             return
         if self._streams[tenant] >= TENANT_STREAMS:
             raise QuotaExceeded(
-                f"tenant {tenant} follows {TENANT_STREAMS} jobs at once already: end one, or ask GET /manage/jobs",
+                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or ask GET /manage/jobs",
                 limit=TENANT_STREAMS,
             )
         self._streams[tenant] += 1
@@ -60,7 +60,7 @@ class Quotas:
         left = min(float(CHANGES_AT_ONCE), left + (at - then) * CHANGES_PER_S)
         if left < 1:
             raise QuotaExceeded(
-                f"tenant {tenant} changes too much at once: at most {CHANGES_AT_ONCE} calls in a row, and "
+                f"tenant {tenant} makes too many changes: at most {CHANGES_AT_ONCE} calls in a row, and "
                 f"{CHANGES_PER_S:g} a second in the long run; try again in a few seconds",
                 limit=CHANGES_AT_ONCE,
             )

@@ -32,12 +32,12 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
         return budget - spent
     if spent:
         raise InvalidInput(
-            f"the domain's version takes {spent:,} bytes of a budget of {budget:,} already: "
+            f"the domain's current version already takes {spent:,} of the budget's {budget:,} bytes: "
             f"give at least {spent + least:,}, or an alpha",
             field=FIELD,
         )
     raise InvalidInput(
-        f"{budget:,} bytes hold no n-gram (one takes {entry_bytes(schema, schema.n):,} beside its files): "
+        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its files need room): "
         f"give at least {least:,}, or alpha 0 for a branch without entries of its own",
         field=FIELD,
     )

@@ -130,7 +130,7 @@ def _refuse_unlearnable(rows: Rows, task: str, *, own_dev: bool, field: str = "d
     elif task == "multilabel":
         counts = Counter(label for row in rows.rows for label in label_counts([row]))
         if not any(0 < count < len(rows.rows) for count in counts.values()):
-            raise InvalidData(f"no label of {field} is on some rows and not on others: give rows with and without it",
+            raise InvalidData(f"every row of {field} has the same labels: give rows with a label and rows without it",
                               field=field)  # fmt: skip
     elif len({row.label for row in rows.rows}) == 1:
         raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)

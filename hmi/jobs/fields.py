@@ -37,7 +37,7 @@ def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> 
     if paired is None:
         paired = task == "pair" or (task == "regression" and second)
     if second and not paired and str(raw["text_pair"]).strip():
-        raise ValueError(f"it has a `text_pair`, which a row of the task {task} has not")
+        raise ValueError(f"it has a `text_pair`, which the task {task} does not take")
     return (_text(raw, "text"), _text(raw, "text_pair")) if paired else _text(raw, "text")
 
 

@@ -28,7 +28,7 @@ def grow(
 
     def meta(stored: Mapping[int, int]) -> dict[str, Any]:
         if not stored[sketch.n]:
-            raise Conflict(f"all that {domain} missed often is stored by now: there is nothing to grow by")
+            raise Conflict(f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by")
         report = {
             "missed_trigrams": sketch.seen,
             "counted_trigrams": int(counts.sum()),

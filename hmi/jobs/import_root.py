@@ -84,7 +84,9 @@ def measure_root(
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
-        raise Conflict(f"{found.name} is not the source of root {record.name} any more: give back the weights it had")
+        raise Conflict(
+            f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
+        )
     root = load_root(data / "roots" / record.name / record.version, with_lower=True)
     assert root.lower is not None
     kinds: Texts = {}

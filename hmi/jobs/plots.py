@@ -66,7 +66,7 @@ def write_version(
     total = sum(want.total for want in wanted)
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
-            raise Conflict(f"{ref} has moved from version {onto} since this update began: update it again")
+            raise Conflict(f"{ref} has moved from version {onto} since this update began: start the update again")
         done, stored = 0, dict[int, int]()
         for want in sorted(wanted, key=lambda want: want.order):
             with nullcontext(StoreAll()) if differences is None else differences.of(writer, want.order) as decide:

@@ -70,5 +70,5 @@ def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
     held = set(sorted(spare, key=lambda i: (keys[i], i))[:wanted])
     if not held:
-        raise InvalidData("every row has a label of its own: give at least two rows of a label", field="data")
+        raise InvalidData("no two rows have the same label: give at least two rows of a label", field="data")
     return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]

@@ -205,15 +205,15 @@ def _source(root: Root, field: str) -> Path:
     try:
         found = find_source(about.get("folder", about["name"]))
     except UnsupportedModel as error:
-        raise _gone(root, "is not there any more", field) from error
+        raise _gone(root, "is no longer available", field) from error
     if found.sha256 != about["sha256"]:
-        raise _gone(root, "is another one now", field)
+        raise _gone(root, "has changed since the import", field)
     return found.folder
 
 
 def _gone(root: Root, what: str, field: str) -> Conflict:
     """Without the place, which is the operator's to know."""
-    cure = "leave `unlabelled` and options.variants out, or ask for the root to be imported again"
+    cure = "leave `unlabelled` and options.variants out, or ask the operator to import the root again"
     return Conflict(f"the source of root {root.info.name} {what}: {cure}", field=field)
 
 

@@ -68,6 +68,6 @@ def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
     """Whether long texts are read in windows: as asked for, else where tags of the rest would be lost."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(
-            f"a {task.name} model of pairs cuts long texts: leave long_texts out", field="options.long_texts"
+            f"a {task.name} model of pairs always cuts long texts: leave long_texts out", field="options.long_texts"
         )
     return task.name == "tagging" if options.long_texts is None else options.long_texts == "windows"

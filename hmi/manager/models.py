@@ -100,7 +100,7 @@ class Models:
         module = live.module.model_dump(mode="json")
         if options.get("module") is not None and checked_options(FineTuneOptions, options)["module"] != module:
             raise InvalidInput(
-                f"{sibling} has another module: leave module out, and it is taken over", field="options.start"
+                f"{sibling} has another module: leave module out to take that module over", field="options.start"
             )
         return {**options, "module": module}
 

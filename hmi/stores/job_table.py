@@ -155,7 +155,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
     if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
         raise QuotaExceeded(
-            f"tenant {tenant} has begun {PER_DAY} jobs within a day, with those that ended or were cancelled: "
+            f"tenant {tenant} has begun {PER_DAY} jobs within a day, ended and cancelled ones included: "
             "wait some hours, or ask the administrator to begin the job",
             limit=PER_DAY,
         )

@@ -49,11 +49,11 @@ def run(
     Raises HmiError.
     """
     if arm.unlabelled or arm.variants:
-        raise InvalidInput("tenants of few rows are not taught here: use hbert", field="arm")
+        raise InvalidInput("this table has no arm with a teacher: use hbert", field="arm")
     # One column has one module, and pairs have another.
     tasks = [task for task in named(plan.tasks) if task.kind != "pair"]
     if plan.tasks and len(tasks) < len(plan.tasks):
-        raise InvalidInput("tenants of pairs are not trained here: name other tasks", field="task")
+        raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
     ledger = Ledger(plan.runs)

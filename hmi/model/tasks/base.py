@@ -82,7 +82,8 @@ class TaskKind(ABC):
         Raises InvalidInput where the task has no classes.
         """
         raise InvalidInput(
-            f"class_weights are for labels, which {cls.name} has not: leave them off", field="options.class_weights"
+            f"class_weights apply to labels, and {cls.name} has none: leave class_weights out",
+            field="options.class_weights",
         )
 
     @abstractmethod

@@ -36,7 +36,7 @@ class MultiLabel(TaskKind):
         counts = Counter(label for gold in golds for label in labels_in(gold))
         if not any(0 < count < len(golds) for count in counts.values()):
             raise InvalidData(
-                f"no label of {field} is on some rows and not on others ({_listed(counts)}): "
+                f"every row of {field} has the same labels ({_listed(counts)}): "
                 "a model needs rows with and rows without a label",
                 field=field,
             )
