@@ -120,7 +120,7 @@ def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dea
     live = version_tree.closure(txn, reasons)
     for version_id, node in live.items():
         if node.parent in live:
-            reasons[node.parent].append(f"the ground of {version_id}")
+            reasons[node.parent].append(f"the parent of {version_id}")
     dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
     segments = dict(found.segments)
     for version_id in dead_versions:
@@ -186,7 +186,7 @@ def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
         found.held |= record.names
         for version_id in (record.parent, record.base):
             if version_id is not None:
-                reasons[version_id].append(f"the ground of build {build}")
+                reasons[version_id].append(f"the base of build {build}")
     return found
 
 
