@@ -1,4 +1,4 @@
-"""What a tenant's module is made of: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` passes it on."""
+"""The settings of a tenant's module: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` re-exports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
+"""Parsing sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export of a version with its ancestors to one file, and its import: idempotent, all or nothing."""
+"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that travel with an export: what the store itself knows nothing of, and a version is of little use without."""
+"""Attachments: files that an export carries along. The store does not read them, but a version's users need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refs and versions as a user of the store sees them: names, history, what falls back on what, what is kept."""
+"""A store user's view of refs and versions: names, history, parents, and what collection keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a build: what it falls back on, what it adds to, and which writer holds it."""
+"""Opening a build: its parent, the version that it extends, and the writer that holds it."""
 
 from __future__ import annotations
 

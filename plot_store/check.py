@@ -1,4 +1,4 @@
-"""Verification: every byte of every segment against its checksums, and everything an index says against its rows."""
+"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its row."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Compaction: many small segments of a version become few large ones, published as a new version of the same content.
 
-What is large stays as it is, and so do older indexes that hardly anything small lies under: the cost is that of the
-small segments. Only rows that no newer one replaces are copied, so their order among the rest is free. Readers are
-never stopped; a publication that comes first wins, however late it began, and then nothing of the compaction is left.
-It is not begun again here: all its copying would be done once more, for a ref that is being written, and the caller
-knows whether that is over. The next compaction finds what this one would have merged, and more.
+Large segments stay as they are, and so do older indexes that cover hardly any small segment, so the cost depends on the
+small segments only. Only rows that no newer row replaces are copied, so their order does not matter. Readers go on. A
+publication that comes first wins, however late it began, and the compaction then leaves nothing. It is not retried
+here: that would repeat all the copying for a ref that is still being written, and only the caller knows when that ends.
+The next compaction finds the same segments, and more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a corpus has been counted to, on disk, and choosing which n-grams a PLOT stores.
+"""The n-gram counts of a corpus, on disk, and the selection of the n-grams that a PLOT stores.
 
-Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. One file holds the
-n-grams of one order that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending, for each k; the number of n-grams of each count lies in
-memory. A choice is thus known from a few thousand numbers, and given out in one pass over the files that it needs.
+Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each order and each
+k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams of each count lies in
+memory: a few thousand numbers decide a selection, and one pass over the files concerned yields it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counting n-grams of a corpus larger than memory.
 
-Keys are gathered in memory; a full buffer is sorted, counted and spilled as a run while the next one fills. At the end
-the runs are merged, streaming, into the tables from which `CountedNgrams` chooses.
+Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next one fills.
+At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making a catalogue under another name first, so that a store has a whole one or none."""
+"""Making a catalogue under a temporary name, so that a store has a whole one or none."""
 
 from __future__ import annotations
 

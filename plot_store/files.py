@@ -1,4 +1,4 @@
-"""Durable files: written under a temporary name, synced, renamed, the folder synced. One place maps OSError.
+"""Durable files: written under a temporary name, synced, renamed, then the folder is synced. OSErrors are mapped here.
 
 A failed fsync is never retried: the kernel may have dropped the pages, so the file is abandoned. `sync_file` and
 `sync_folder` are the only places that make anything of ours durable (LMDB syncs its own file).

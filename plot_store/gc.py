@@ -1,9 +1,10 @@
-"""Garbage collection by reachability, from small records alone.
+"""Garbage collection by reachability, which reads small records only.
 
-Roots: each ref's current version and its newest or youngest ones, tags, pins, leases, builds in progress, what readers
-of this process hold, what the caller names; and all their ancestors. First the records go, in one synced transaction,
-then the files: a crash between leaves orphans, never a record without its file. Readers of other processes keep their
-files mapped, so unlinking does not hurt them; to keep a version itself from another process, pin or lease it.
+It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased, held by
+readers of this process, extended by builds in progress or named by the caller, and all their ancestors. It deletes the
+records first, in one synced transaction, then the files: a crash between the two leaves orphaned files, never a record
+without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them. To keep a version
+itself for another process, pin or lease it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What machine and what file system LMDB can lie on."""
+"""Checks that LMDB can work on this machine and file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a store may take: looked at before each segment and each import, so that the disk is never found full."""
+"""Limits on a store's size, checked before each segment and each import, so that the store never fills the disk."""
 
 from __future__ import annotations
 

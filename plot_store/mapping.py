@@ -1,4 +1,4 @@
-"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it ahead of their use.
+"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it before they are used.
 
 Python's mmap holds a duplicate of the descriptor for as long as the mapping lives, so a large store would run into
 the usual limit of 1,024 open files at 64 GB. The operating system needs none after the call.

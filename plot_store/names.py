@@ -1,4 +1,4 @@
-"""Names and ids: which are well formed."""
+"""Checking that names and ids are well formed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Publishing: finished files get their names, then one synced transaction makes a version and moves the ref.
 
-A crash before that commit leaves a build to resume, after it a version; never a version without its files.
+A crash before that commit leaves a build to resume, a crash after it a version; never a version without its files.
 """
 
 from __future__ import annotations

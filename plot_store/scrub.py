@@ -1,7 +1,7 @@
-"""Verification in child processes: what a damaged file or disk can kill is then never the process that serves.
+"""Verification in child processes, so that a damaged file or disk can kill only the child.
 
-`probe` looks at the catalogue alone and takes milliseconds: call it before a store is opened. `scrub` reads every byte,
-at a bounded rate if wanted. Neither opens a file of the store here, so LMDB's locks stay as they are.
+`probe` checks the catalogue alone and takes milliseconds: call it before you open a store. `scrub` reads every byte, at
+a bounded rate if wanted. Neither opens a file of the store in this process, so LMDB's locks stay as they are.
 """
 
 from __future__ import annotations

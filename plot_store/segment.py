@@ -1,4 +1,4 @@
-"""Immutable segments: writing one under its content's name, and opening one mapped and validated."""
+"""Immutable segments: writing one under the hash of its content, mapping and validating one."""
 
 from __future__ import annotations
 

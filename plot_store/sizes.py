@@ -1,4 +1,4 @@
-"""What entries take on the disk, before they are there: to choose as many as fit."""
+"""Predicting the size of entries on the disk, to choose as many as fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a look-up gives in an n-gram's stead where a version does not store it: what there is to gain by storing it."""
+"""Stand-ins: what a look-up gives for an n-gram that is not stored. Their distance to an entry is the gain of storing
+it.
+"""
 
 from __future__ import annotations
 

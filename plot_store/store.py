@@ -1,4 +1,4 @@
-"""The store: refs and versions, and the way to its readers, writers, collector, checks and archives."""
+"""The store: refs and versions; it makes readers and writers and runs collection, checks and archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags: names for versions of a ref, "ref@tag", that stay until they are taken away and keep what they name."""
+"""Tags: names for versions of a ref, "ref@tag". A tag stays until it is removed, and its version is kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A writer: one build of one ref. Encodes rows into buffers, sends full ones to disk, publishes them all at once.
+"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all at once.
 
-`seal` makes everything durable, indexes too, and registers it; a publication after that is one synced transaction.
-`publish` alone does both in that one transaction, after the files' own syncs.
+`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced transaction.
+`publish` without `seal` does both in one transaction, after it has synced the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The application: services built at start, one aiohttp route for each line of the table."""
+"""The aiohttp application: it builds the services at start and adds one route for each line of the route table."""
 
 from __future__ import annotations
 

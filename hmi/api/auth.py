@@ -1,7 +1,7 @@
-"""Who calls, and what they may reach.
+"""Authentication and scopes: who calls, and what the caller may reach.
 
-Until an administrator's key exists, a server on loopback takes a request without a key for the
-administrator's; tenants' keys are checked all the same. Elsewhere every request needs a key.
+Until an administrator's key exists, a server on loopback treats a request without a key as the administrator's.
+It checks tenants' keys all the same. On any other host every request needs a key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One client's connection: aiohttp's, with errors in the native shape and a place in the door's books."""
+"""One client's connection: aiohttp's protocol, with errors in the native shape, registered with the door."""
 
 from __future__ import annotations
 

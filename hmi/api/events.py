@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that has begun and can end in one way only, as a stream."""
+"""Server-sent events. The status is sent before the stream, so a later error becomes an event of the stream."""
 
 from __future__ import annotations
 

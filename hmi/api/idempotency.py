@@ -1,4 +1,4 @@
-"""Idempotency-Key: the same POST sent twice is done once, and the second gets the first one's answer."""
+"""Idempotency-Key: a POST that is sent twice is executed once; the second gets the answer of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's body as it comes: not faster than it is read, not slower than is honest."""
+"""Reading a request's body: no faster than the handler reads it, and with a least rate for the client."""
 
 from __future__ import annotations
 

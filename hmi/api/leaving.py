@@ -1,4 +1,4 @@
-"""The end of a server's connections, such that nobody who has sent a request is left without an answer."""
+"""Closing all connections at shutdown, after every client that sent a request has its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the route table without HTTP: what the command line runs on a data folder, as administrator."""
+"""The calls of the route table without HTTP. The command line runs them on a data folder, as administrator."""
 
 from __future__ import annotations
 

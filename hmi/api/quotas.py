@@ -1,6 +1,6 @@
-"""What one tenant's key may do at once and in a row, so that the others are not held up. Administrators are not bound.
+"""Quotas on a tenant's keys: streams at once and changes in a row. They do not bind administrators.
 
-Jobs and keys are counted where they are kept, in the registry.
+The registry counts a tenant's jobs and keys itself.
 """
 
 from __future__ import annotations

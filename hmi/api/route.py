@@ -1,4 +1,4 @@
-"""What a route is. The table of routes is served by `dispatch` and documented by `openapi`."""
+"""The type of a route. `dispatch` serves the table of routes and `openapi` documents it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of routes: the only list of what this server answers, from which the OpenAPI document comes."""
+"""The route table: the only list of the server's calls. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 

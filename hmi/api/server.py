@@ -1,4 +1,4 @@
-"""`serve`: from settings to a listening process, and down again on SIGTERM."""
+"""`serve`: starts the listening process from the settings, and shuts it down on SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers reach: one object, built at start, whose parts own their state."""
+"""The services that handlers use: one object, built at start; each of its parts owns its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that many ask for and that are the same for all: made once, off the loop, and shown to all for a while."""
+"""Answers that are the same for all callers: computed once, off the event loop, and reused for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers share, so that none can take all of it: memory for bodies, places for requests."""
+"""Dividing memory for bodies and places for requests among callers, so that none can take all."""
 
 from __future__ import annotations
 

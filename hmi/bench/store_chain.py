@@ -1,4 +1,4 @@
-"""A store to measure: a root of many n-grams, three branches one on the other, and where their rows lie in memory."""
+"""A store to measure: a root of many n-grams, a chain of three branches on it, and the addresses of their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hmi settings`: every setting with what it is now, and the page docs/settings.md from the same source."""
+"""`hmi settings`: prints every setting with its value, and writes docs/settings.md from the same source."""
 
 from __future__ import annotations
 

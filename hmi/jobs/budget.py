@@ -1,4 +1,4 @@
-"""Spending a budget of bytes: how many n-grams of each order, and which, where alpha is not what is given."""
+"""Spending a budget of bytes: how many n-grams of each order to store, and which. Used instead of alpha."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a file before a job: what it was read as, its rows and labels, what is wrong with it.
+"""Checking a file before a job: its format, its rows and labels, and what is wrong with it.
 
 Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest. Nothing
 here needs torch.

@@ -1,4 +1,4 @@
-"""Which column is which: a table's own names to those of a task's rows, where that is unambiguous."""
+"""Mapping a table's column names to the fields of a task's rows, where that is unambiguous."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """An update against the version that answers: both are scored on the same held-out rows.
 
-An update that is worse is held back. Not worse means: by the task's headline score, within the larger of one standard
-error of the live score on so many rows and one row's worth. Held-out sets are small, and without a tolerance chance
-would decide. Rows that the live version was trained on would flatter it: they are left out where FEW_DEV others remain.
+An update that is worse is held back. Not worse means: its headline score is below the live one by at most one standard
+error on that number of rows, or one row's worth if that is more. Held-out sets are small; without this tolerance chance
+would decide. Rows that the live version was trained on would flatter it: they are left out if FEW_DEV others remain.
 """
 
 from __future__ import annotations

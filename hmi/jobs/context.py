@@ -1,4 +1,4 @@
-"""What a job's body gets: its record and files, the stores, and a way to report and to be stopped."""
+"""The context of a job: its record and files, the stores, progress reports and cancellation."""
 
 from __future__ import annotations
 

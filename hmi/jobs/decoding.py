@@ -1,4 +1,4 @@
-"""From a file's bytes to its lines: what it is packed in, how it is encoded, and what to do where it is no text."""
+"""Decoding a file to lines: its compression, its encoding, and the cure if it is not text."""
 
 from __future__ import annotations
 

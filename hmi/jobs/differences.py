@@ -1,8 +1,8 @@
-"""Leaving out entries that a look-up gives nearly the same without: which, and remembering it for a resumed build.
+"""Leaving out entries that are near their stand-in, and recording the choice for a resumed build.
 
-An entry's stand-in is what the build's own shorter n-grams and its ancestors give in its place. The decision needs the
-computed entry, so it is taken batch by batch and kept in the job's folder: a resumed build neither computes nor decides
-again what is durable.
+An entry's stand-in is what the build's own shorter n-grams and its ancestors give in its place. The choice needs the
+computed entry, so it is made batch by batch and stored in the job's folder: a resumed build neither computes nor
+chooses again what is durable.
 """
 
 from __future__ import annotations

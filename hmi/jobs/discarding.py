@@ -1,4 +1,4 @@
-"""What a job that did not succeed leaves in the shared stores: a half-built PLOT, the files of an unpublished root."""
+"""Removing what a failed job left in the shared stores: a half-built PLOT, the files of an unpublished root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing a PLOT: adding the trigrams that a domain's texts missed most, from the sketch that the job was given."""
+"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's input."""
 
 from __future__ import annotations
 

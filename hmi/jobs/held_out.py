@@ -1,4 +1,4 @@
-"""Which rows are trained on and which are held out, what is strange about them, and how held-out rows are judged."""
+"""Choosing training and held-out rows, remarks on them, and scoring the held-out ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Dying with the parent, from a job's first moment.
+"""Ends a job's process when its parent dies, from the process's first moment.
 
-Imports nothing but the standard library: what a job imports takes seconds on a busy machine, and a server that is
-killed meanwhile must not leave it behind.
+Imports only the standard library: a job's other imports take seconds on a busy machine, and a job must not outlive a
+server that is killed meanwhile.
 """
 
 from __future__ import annotations

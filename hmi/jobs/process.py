@@ -1,7 +1,7 @@
 """One attempt at one job, in a process of its own.
 
-The lock on the job's folder is held for the process's life and freed by the kernel at its death, so that
-"running" with a free lock means: died. Whoever finds that puts the job back (`put_back`).
+The lock on the job's folder is held for the process's life and freed by the kernel at its death, so a job
+that is "running" with a free lock has died. The process that finds such a job puts it back (`put_back`).
 """
 
 from __future__ import annotations

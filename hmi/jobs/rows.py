@@ -1,4 +1,4 @@
-"""Training rows: a table as people have it to checked rows of one task. Every error names the line and the cure."""
+"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting jobs and seeing to it that each reaches an end, with several processes on one data folder."""
+"""Submits jobs and ensures that each reaches an end state, with several processes on one data folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which rows are held out, and which rows a model has been trained on: both by what a row says, not by where it stands.
+"""Which rows are held out, and which rows a model was trained on. Both depend on a row's content, not on its position.
 
-A row's key is a hash of its input. Of the rows of a label those with the smallest keys are held out, so that a row
-that is held out now is held out of the next update's rows, too, as far as the shares allow, whatever stands beside it.
+A row's key is a hash of its input. The rows of a label with the smallest keys are held out. So a row that is held out
+now is held out of the next update's rows too, as far as the shares allow, whatever the other rows are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables as people have them: JSON lines, JSON lists, CSV with whatever stands between its cells, CoNLL."""
+"""Reading users' tables: JSON lines, JSON lists, CSV with any usual separator, CoNLL."""
 
 from __future__ import annotations
 

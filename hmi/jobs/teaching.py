@@ -1,9 +1,9 @@
-"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, says what it
-makes of the tenant's unlabelled texts, and is thrown away; the module is trained on the rows and on what the teacher
-said (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). Of one label a text it says
-probabilities, of other tasks its answers.
+"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, labels the
+tenant's unlabelled texts, and is deleted. The module is trained on the rows and the teacher's labels (distillation on
+unlabelled text: Hinton et al., 2015; Chen et al., 2020). For tasks with one label a text these are probabilities, else
+answers.
 
-Frozen layers learn slowly from few rows what a whole copy learns from the same rows; more rows are what they lack.
+With few rows, frozen layers learn less than a whole copy does from the same rows; the teacher gives them more rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fine-tuning job is given: its rows, those held out, texts without answers, and the task that they describe."""
+"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they describe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Changed copies of a tenant's own rows for a teacher to label: more to learn from where there is no other text
-(the data augmentation of TinyBERT, Jiao et al., 2020, section 3.2).
+"""Changed copies of a tenant's rows for a teacher to label, for tenants without other text (the data augmentation of
+TinyBERT, Jiao et al., 2020, section 3.2).
 
-A word gives way to one whose vector in the source's vocabulary is near its own, or to any other of the rows. What the
-copy then says is the teacher's to judge, so it need not be a sentence.
+A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the rows. The teacher
+labels the copy as it then stands, so the copy need not be a sentence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exports of domains: the PLOT with all it builds on, and the lower layers that a further-pretrained branch has."""
+"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Domains: branches of a root's version tree. Their state lives in the PLOT store; here are the rules."""
+"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the rules."""
 
 from __future__ import annotations
 

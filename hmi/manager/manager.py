@@ -1,4 +1,4 @@
-"""The manager: one object for the API, the command line and the demo to change anything with."""
+"""The manager: the one object through which the API, the command line and the demo change anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stores that the manager's parts share, and the checks that they have in common."""
+"""Stores and checks that the manager's parts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roots: imported by a job, deleted when nothing stands on them."""
+"""Roots: imported by a job; deleted only if no domain or model uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Care of the PLOT store: whether its catalogue is sound, which domains to compact, what may be collected."""
+"""Maintenance of the PLOT store: checks its catalogue, chooses domains to compact, collects garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping registry, PLOT store and files in step: what crashes and deletions leave, and what is missing."""
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer to one input, whatever its task. Without torch, for those that only hand it on."""
+"""The answer to one input, for every task. Does not import torch, for code that only passes answers on."""
 
 from __future__ import annotations
 

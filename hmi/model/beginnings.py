@@ -1,8 +1,8 @@
 """How much of a text a tokenizer must read, so that its first tokens are those of the whole text.
 
-BERT's tokenizers clean a text sign by sign, split it into words at white space, punctuation and ideographs, and cut
-each word by itself: what comes later changes no earlier word. So a text's beginning gives the whole text's tokens, but
-for those at its end: of a word that goes on, and of what could be the beginning of a special token ("[MA").
+BERT's tokenizers clean a text character by character, split it into words at white space, punctuation and ideographs,
+and tokenise each word by itself, so later text changes no earlier word. The beginning of a text therefore gives the
+same tokens as the whole text, except at its end: a word may go on, or a special token may have begun ("[MA").
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What stands between a batch of rows and the head: a tenant's module in frozen upper layers, or what that is compared
-with (upper layers tuned whole, an encoder of its own, an encoder that stays as it is).
+"""Bodies, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
+alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of the
-upper layers on what a PLOT will give them.
+upper layers on the states that a PLOT will give them.
 
 Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text; progress,
 checkpoints and cancellation are the caller's, through `Report`.

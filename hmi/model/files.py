@@ -1,4 +1,4 @@
-"""Artefacts on disk: written aside, synced, then renamed, so that a reader sees all of one or none of it."""
+"""Artefacts on disk: written aside, synced, then renamed, so that a reader sees a whole artefact or none."""
 
 from __future__ import annotations
 

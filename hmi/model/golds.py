@@ -1,4 +1,4 @@
-"""Right answers of rows, and what holds for all labels. Without torch: checks before a job need them."""
+"""The right answers (golds) of rows, and checks for all labels. Does not import torch, for the checks before a job."""
 
 from __future__ import annotations
 

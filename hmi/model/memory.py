@@ -1,4 +1,4 @@
-"""What malloc keeps of freed memory: all of it where a process trains, nothing where one serves."""
+"""Setting how much freed memory malloc keeps: all in a process that trains, none in one that serves."""
 
 from __future__ import annotations
 

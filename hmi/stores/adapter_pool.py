@@ -1,4 +1,4 @@
-"""What is in memory of many small modules: the recently used ones, within a budget of bytes."""
+"""The modules that are in memory: the recently used ones, within a budget of bytes."""
 
 from __future__ import annotations
 

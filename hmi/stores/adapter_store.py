@@ -1,4 +1,4 @@
-"""Tensors at rest, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
+"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in the registry: one live job for a target, and which changes of state are possible."""
+"""Jobs in the registry: at most one live job for a target, and the allowed changes of state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data folder: what lies where, its format number, locks between processes, and leftovers of crashes."""
+"""The data folder: its paths, its format number, locks between processes, and leftovers of crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small durable table of bytes in LMDB: short transactions, one writer among all processes, readers never wait."""
+"""A small durable key-value table in LMDB: short transactions, one writer in all processes, readers never wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: which roots, tenants, keys, models and jobs exist. Publishing here is the last step of everything.
+"""The registry of roots, tenants, keys, models and jobs. The last step of every change is to publish it here.
 
 One LMDB environment, several processes at once; every change is one durable transaction.
 """

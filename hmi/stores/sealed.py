@@ -1,9 +1,9 @@
-"""Records that tell whether they are what was written, and whether one is missing that was.
+"""Records in which damage and loss are noticed.
 
-A value is the xxh3-64 of key and body, then the body. To every record belongs a mark, a record under "=" and the key
-with the high bit of each byte set, which is written and deleted in the same transaction: where a look-up finds no
-record but its mark, the record was lost. Marks are in the order of their records and lie elsewhere in the tree, so that
-one bad page rarely takes both.
+A value is the xxh3-64 of key and body, then the body. Every record has a mark: a second record under "=" and the key
+with the high bit of each byte set, written and deleted in the same transaction. If a look-up finds a mark without its
+record, the record was lost. Marks lie in another part of the tree than their records, in the same order, so that one
+bad page rarely takes both.
 """
 
 from __future__ import annotations

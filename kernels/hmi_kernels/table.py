@@ -1,4 +1,4 @@
-"""The level table: pointers to all the indexes and rows of a chain, in the order in which they are tried."""
+"""The level table: pointers to all indexes and rows of a chain, in the order of the look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants, their keys and what they used."""
+"""Tenants, their keys and their usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of the tables: what each trains, on which features, over which learning rates."""
+"""The arms, which are the columns of the tables: what each trains, on which features, with which learning rates."""
 
 from __future__ import annotations
 

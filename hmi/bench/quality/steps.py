@@ -1,4 +1,4 @@
-"""What each step costs: importing a root, building a PLOT, training a tenant; by the jobs' own accounts."""
+"""The cost of each step (importing a root, building a PLOT, training a tenant), as the jobs report it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Many tenants, each with few rows of its own, trained one after another over features that are computed once
 (HMI section 7.1 and figure 14).
 
-Tenant i has a random subset of the rows of task i modulo the number of tasks; a fifth of it chooses the epoch. All
-tenants of a task are scored on the same test rows.
+Tenant i has a random subset of the rows of task number (i modulo the number of tasks). A fifth of the subset chooses
+the epoch. All tenants of a task are scored on the same test rows.
 """
 
 from __future__ import annotations

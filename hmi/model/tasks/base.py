@@ -1,4 +1,4 @@
-"""What every kind of task answers for: what the head reads and gives, targets, loss, answers, metrics."""
+"""The interface of a task: the head's input and output, targets, loss, answers, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any number of labels for a text: one yes or no for each."""
+"""Any number of labels for a text: yes or no for each label."""
 
 from __future__ import annotations
 

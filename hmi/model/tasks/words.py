@@ -1,4 +1,4 @@
-"""One tag for each word of a text that is split already."""
+"""One tag for each word of a text that is already split into words."""
 
 from __future__ import annotations
 
