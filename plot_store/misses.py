@@ -1,8 +1,8 @@
 """A sketch of bounded size of the n-grams that look-ups miss most.
 
 The algorithm is Misra and Gries in the mergeable form of Agarwal et al. A batch's counts are added to the counters. If
-there are then more than `capacity` counters, the (capacity + 1)-th largest count is subtracted from all. A counter is at
-most `error` too low and never too high, and error ≤ seen / (capacity + 1).
+there are then more than `capacity` counters, the (capacity + 1)-th largest count is subtracted from all. A counter is
+at most `error` too low and never too high, and error ≤ seen / (capacity + 1).
 """
 
 from __future__ import annotations
