@@ -147,7 +147,7 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
 
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
-    """Before any work: a manifest that claims petabytes ends here. Raises StoreFull."""
+    """Checks the room before any work, against manifests that claim petabytes. Raises StoreFull."""
     need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
     environment.check_room(need, "the import")
 

@@ -124,7 +124,7 @@ class Branches(ABC):
         return self._env().catalogue.read(pins.pins)
 
     def lease(self, version: str, ttl_s: float, owner: str = "anonymous") -> Lease:
-        """As a pin, for so many seconds unless it is renewed; a context manager. Raises as `pin`."""
+        """Pin a version for this many seconds, unless renewed. A context manager. Raises as `pin`."""
         return pins.lease(self._env(), version, ttl_s, owner)
 
     def leases(self) -> list[LeaseInfo]:

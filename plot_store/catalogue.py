@@ -56,7 +56,7 @@ class Txn:
         return bool(self._raw.delete(key.encode()))
 
     def keys(self, prefix: str) -> list[str]:
-        """What follows the prefix in every key that has it, sorted."""
+        """The rest of every key with this prefix, sorted."""
         found: list[str] = []
         with self._raw.cursor() as cursor:
             more = cursor.set_range(prefix.encode())

@@ -30,7 +30,7 @@ _MOSTLY: Final = 4  # a run is worth making anew when small segments are a fourt
 
 @dataclass(frozen=True)
 class _Merge:
-    """What is done to one order."""
+    """The plan for one order."""
 
     order: int
     runs: tuple[Run, ...]  # whose indexes become one, oldest first

@@ -71,7 +71,7 @@ class CountedNgrams:
 
     @classmethod
     def open(cls, folder: str | Path) -> CountedNgrams | None:
-        """What `NgramCounter.finish` sealed in this folder; None where it did not come to that. Raises StoreIO."""
+        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises StoreIO."""
         folder = check_path("folder", folder)
         with guarded(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
@@ -116,7 +116,7 @@ class CountedNgrams:
         return self._table(order).distinct
 
     def chosen(self, order: int, alpha: float, min_count: int = 1) -> int:
-        """How many n-grams `covering` gives; costs next to nothing. Raises Invalid."""
+        """The number of n-grams that `covering` yields; costs next to nothing. Raises Invalid."""
         table = self._table(order)
         cut = _cut(table, alpha)
         if cut is None:
@@ -151,7 +151,7 @@ class CountedNgrams:
     def most_frequent(
         self, order: int, most: int, min_count: int = 1, among: Among | None = None
     ) -> Iterator[NDArray[np.uint32]]:
-        """At most so many n-grams, the most frequent of those that `among` takes, in the sequence of `covering`.
+        """At most this many n-grams: the most frequent that `among` accepts, in the order of `covering`.
 
         With `among` the files are read twice. Raises as `histogram`.
         """

@@ -124,7 +124,7 @@ class NgramCounter:
 
     @contextlib.contextmanager
     def _remembered(self) -> Iterator[None]:
-        """What fails inside has lost counts, so that nothing may go on after it."""
+        """Remembers a failure of the block, which has lost counts; every later call raises it."""
         try:
             yield
         except BaseException as error:

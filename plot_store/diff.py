@@ -39,7 +39,7 @@ class OrderDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """Of the n-grams that one of two versions stores itself, what became of them, by order."""
+    """The comparison of two versions, by order, over the n-grams that either stores itself."""
 
     a: str  # version ids
     b: str

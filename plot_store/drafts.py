@@ -54,7 +54,7 @@ def remove(path: Path) -> bool:
 
 
 def _rename_folder(draft: Path, folder: Path) -> None:
-    """Nothing happens where another process was first. Raises OSError, StoreIO."""
+    """Does nothing if another process was first. Raises OSError, StoreIO."""
     try:
         os.replace(draft, folder)
     except OSError as error:

@@ -29,7 +29,7 @@ Reasons = dict[str, list[str]]  # why a version stays, by its id
 
 @dataclass(frozen=True)
 class Policy:
-    """What stays beyond what is in use, and from which age on leftovers count as abandoned."""
+    """What to keep besides versions in use, and the age from which leftovers count as abandoned."""
 
     keep_versions: int
     keep_days: float
@@ -40,7 +40,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Dead:
-    """What is no longer reachable."""
+    """The records and files that are no longer reachable."""
 
     versions: tuple[str, ...]
     builds: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Dead:
 
 @dataclass
 class _Builds:
-    """What the builds in progress hold, and the abandoned ones' segments."""
+    """The versions and segments that builds in progress hold, and the segments of abandoned builds."""
 
     dead: list[str] = field(default_factory=list)
     segments: dict[str, SegmentInfo] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def _covered(
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
-    """Without repetitions: identical content has one name, and its newest place decides what wins."""
+    """The list without repetitions: identical content has one name, and its newest position counts."""
     newest = {segment.name: place for place, segment in enumerate(segments)}
     return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
 

@@ -18,7 +18,7 @@ from plot_store.segment import Segment
 
 @dataclass(frozen=True)
 class Mapped:
-    """What a reader has open."""
+    """The open chain of a reader."""
 
     table: ops.LevelTable
     cold_path: ColdPath

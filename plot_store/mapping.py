@@ -71,7 +71,7 @@ def _unmap(address: int, size: int) -> None:
 
 
 def _most_mapped() -> int:
-    """How many mappings of files one process may have, so that the rest of it works."""
+    """The limit on file mappings of one process, which leaves some for the rest of the process."""
     try:
         return max(1, int(_LIMIT.read_text()) - _SPARE)
     except (OSError, ValueError):  # no Linux

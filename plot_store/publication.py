@@ -37,7 +37,7 @@ Expect = str | None | _Special
 
 @dataclass(frozen=True)
 class Request:
-    """What is to become current, and over what."""
+    """The version to become current, and the one that it replaces."""
 
     build: str
     record: BuildRecord

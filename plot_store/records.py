@@ -99,7 +99,7 @@ def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _levels(value: Any) -> int:
-    """How deep JSON values lie in each other, counted without recursion."""
+    """The nesting depth of a JSON value, counted without recursion."""
     found, level = 0, [value]
     while level := [v for v in level if isinstance(v, dict | list)]:
         found += 1

@@ -42,7 +42,7 @@ _BARE: Final = (
 
 @dataclass(frozen=True)
 class ScrubProgress:
-    """How far a scrub is, in bytes; `segment` is the file being read, "" for the catalogue."""
+    """A scrub's progress in bytes; `segment` is the file being read, "" for the catalogue."""
 
     segment: str
     done: int

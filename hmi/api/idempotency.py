@@ -31,7 +31,7 @@ class Once:
     digest: str
 
     async def kept(self, services: Services) -> dict[str, Any] | None:
-        """What the first request left. Raises InvalidInput where that was another request."""
+        """The stored answer of the first request. Raises InvalidInput if that request was a different one."""
         kept: dict[str, Any] | None = await asyncio.to_thread(services.manager.registry.remember, self.name, SCOPE)
         if kept is not None and kept["digest"] != self.digest:
             raise InvalidInput(f"this {HEADER} came with a different request before: use a new {HEADER}", field=HEADER)

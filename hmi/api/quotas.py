@@ -26,11 +26,11 @@ CHANGES_PER_S = 2.0
 
 @dataclass
 class Quotas:
-    """Of one server, in memory; of its event loop."""
+    """The quotas of one server, in memory. Used by the event loop only."""
 
     _streams: Counter[str] = field(default_factory=Counter)
     _changes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By tenant: what is left of its changes, and when that was."""
+    """For each tenant the changes that it has left, and the time of that count."""
 
     @contextmanager
     def stream(self, tenant: str | None) -> Iterator[None]:

@@ -57,7 +57,7 @@ class Shares:
 
 
 class Loan:
-    """What one request holds of the shares; give it back with `with`."""
+    """One request's part of the shares; `with` gives it back."""
 
     def __init__(self, shares: Shares, holder: Holder) -> None:
         self._shares, self.holder = shares, holder

@@ -12,14 +12,14 @@ from plot_store import Among, CountedNgrams, Schema, disk_bytes, entries_within,
 
 FIELD: Final = "options.budget_bytes"
 SHORTER_SHARE: Final = 0.8
-"""Of a budget, for bigrams; measured: docs/design/0006-alpha-and-storage.md. The optimum is flat: .7 to .9."""
+"""Share of a budget for bigrams, measured in docs/design/0006-alpha-and-storage.md. The optimum is flat: .7 to .9."""
 
 Histogram = Mapping[int, int]  # occurrences -> how many n-grams have as many
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget buys: `alpha` percent of the longest n-grams' occurrences are covered then, all told."""
+    """What a budget stores. It covers `alpha` percent of the longest n-grams' occurrences, with its ancestors."""
 
     wanted: list[Wanted]
     alpha: float

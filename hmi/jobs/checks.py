@@ -21,12 +21,12 @@ from hmi.jobs.tables import read_table
 from hmi.model.golds import checked_labels
 
 CHECKED_BYTES = 4 << 20
-"""Of a file (expanded) before a job: a fraction of a second."""
+"""Bytes of a file (expanded) that a check before a job reads, in a fraction of a second."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a file is good for. `count`: usable rows, or documents; `whole`: whether all of the file was read;
+    """The result of a check. `count`: usable rows, or documents; `whole`: whether all of the file was read;
     `error`: why no job would take it, None where one would."""
 
     kind: str
@@ -115,7 +115,7 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
 
 
 def _task_of(source: Source) -> Task | None:
-    """By its columns; None for a corpus. Raises InvalidData where it is no text."""
+    """The task that the file's columns fit; None for a corpus. Raises InvalidData if the file is not text."""
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
         raise InvalidData("the file is empty: give rows, or text")

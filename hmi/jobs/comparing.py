@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a task makes of the held-out rows: `merged[i]` of `rows[i]`."""
+    """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
 
     task: TaskKind
     merged: Sequence[Tensor]
@@ -119,7 +119,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
 
 
 def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
-    """What the live version makes of these rows, by its own weights, PLOT version, length and rules."""
+    """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
     assert live.module is not None

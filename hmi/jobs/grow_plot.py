@@ -44,6 +44,6 @@ def grow(
 
 
 def grown(ctx: JobContext, domain: DomainId) -> None:
-    """After the publication: what was recorded has done its work. Again: nothing."""
+    """Deletes the recorded misses after the publication. A second call does nothing."""
     files = MissFiles(Layout(ctx.settings.data).misses)
     files.forget(str(domain), only_epoch=ctx.job.spec["epoch"])

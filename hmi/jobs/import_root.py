@@ -100,7 +100,7 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root keeps of its source: a folder's place, too, since its name alone does not find it again."""
+    """What a root stores about its source: for a folder also the path, since its name alone does not find it again."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 

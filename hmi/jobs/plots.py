@@ -84,7 +84,7 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
 
 
 def schema_of(lower: LocalLower) -> Schema:
-    """What is stored of these lower layers' n-grams."""
+    """The stored n-grams that these lower layers computed."""
     return Schema(n=lower.n, dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
 
 
@@ -136,7 +136,7 @@ def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> ND
 
 
 def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
-    """Those of `ngrams` that are missing; the rest is shared."""
+    """Those of `ngrams` that ancestors lack; the others are shared."""
     kept: Ngrams = ngrams[missing(reader, order, ngrams, lower)]
     return kept
 
@@ -151,7 +151,7 @@ def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) ->
 
 
 def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
-    """Besides what is wanted, all that the reader's own version stores, its parents' left out."""
+    """The wanted n-grams plus all that the reader's own version stores, without its ancestors'."""
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):

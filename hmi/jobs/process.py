@@ -158,7 +158,7 @@ def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
 
 
 def _cost() -> JobCost:
-    """Of this process: a job has one of its own."""
+    """The resources that this process used; a job has a process of its own."""
     return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
 
 

@@ -28,7 +28,7 @@ MOST_KEYS = 1 << 14
 those that an update would hold out."""
 
 Keys = NDArray[np.uint32]
-"""Of rows, ascending, each once."""
+"""The keys of rows, ascending, each once."""
 
 
 def key_of(row: Row) -> int:
@@ -51,7 +51,7 @@ def keys_from_text(text: str) -> Keys:
 
 
 def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
-    """For each row whether it is known to be among those with these keys."""
+    """For each row whether its key is among these keys."""
     return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
 
 

@@ -42,7 +42,7 @@ from hmi.model.transitions import learns_transitions
 from hmi.model.usual import choose_epochs
 
 MOST_TEXTS = 20_000
-"""Of more unlabelled texts so many are drawn."""
+"""The most unlabelled texts that are used; of more, this many are drawn."""
 LR: dict[Task, float] = {"tagging": 1.2e-4}
 USUAL_LR = 6e-5
 """A whole copy's best rate on dev (docs/benchmarks/2026-11-quality.md)."""
@@ -50,14 +50,14 @@ USUAL_LR = 6e-5
 Report = Callable[[str, int, int, float | None], None]
 """(phase, step, of, loss)."""
 MOST_ODDS, MOST_SAID = 100, 10
-"""Of more labels than this a teacher says the best one alone; and of so many at most how likely they are."""
+"""With more labels than MOST_ODDS a teacher gives its best label only; else the MOST_SAID likeliest ones."""
 AT_ONCE = 256
 """Texts between two reports."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a teacher is trained on, and the texts that it labels. weights: of the classes in the loss."""
+    """A teacher's training rows, and the texts that it labels. weights: the classes' weights in the loss."""
 
     task: TaskKind
     train: Split
@@ -200,7 +200,7 @@ def gold_of(answer: Answer) -> Gold:
 
 
 def _source(root: Root, field: str) -> Path:
-    """Where it lies. field: what needs it."""
+    """The folder of the root's source. field: the option that needs it, for errors."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))
@@ -212,13 +212,13 @@ def _source(root: Root, field: str) -> Path:
 
 
 def _gone(root: Root, what: str, field: str) -> Conflict:
-    """Without the place, which is the operator's to know."""
+    """The error does not name the folder, which only the operator may know."""
     cure = "leave `unlabelled` and options.variants out, or ask the operator to import the root again"
     return Conflict(f"the source of root {root.info.name} {what}: {cure}", field=field)
 
 
 def said_as_json(gold: Gold) -> Any:
-    """For `gold_from`."""
+    """A gold as JSON, which `gold_from` reads."""
     return dict(gold.each) if isinstance(gold, Odds) else gold
 
 

@@ -55,7 +55,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
 
 
 def _notes(field: str, found: Rows) -> list[str]:
-    """What was left out of a file, and what is strange in it."""
+    """Remarks on a file: the rows left out, and what is unusual."""
     left = found.left_out
     if not left:
         return found.notes

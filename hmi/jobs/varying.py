@@ -23,10 +23,10 @@ from hmi.jobs.rows import Row
 from hmi.model.tokenizer import Text, Tokenizer
 
 SHARE = 0.3
-"""Of the words are changed (docs/design/0003-tenant-module.md)."""
+"""Fraction of a text's words that a copy replaces (docs/design/0003-tenant-module.md)."""
 NEAREST = 8
 MOST_CHARACTERS, MOST_WORDS = 32_768, 4_096
-"""Of a text; the rest is left out of its copies. More than the longest one that is read in windows has."""
+"""Characters and words of a text that its copies keep; the rest is left out. All windows of a text hold fewer."""
 AT_ONCE = 256
 """Words whose neighbours are sought in one product."""
 _MARKS = "".join(chr(i) for i in range(0x300, 0x10000) if unicodedata.category(chr(i)).startswith("M"))
@@ -35,7 +35,7 @@ _PIECE = re.compile(rf"</?\w+>|\[/?\w+\]|[\w{_MARKS}]+|[^\w{_MARKS}]", re.DOTALL
 _is_word = re.compile(r"\w").match
 
 Similar = Mapping[str, Sequence[str]]
-"""By word those that may stand in its place."""
+"""For each word the words that may replace it."""
 
 
 def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most: int) -> list[Row]:
@@ -89,7 +89,7 @@ def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) ->
 
 
 def _pieces(text: Text) -> list[list[str]]:
-    """Those of a text, of both of a pair, or words."""
+    """The words of a text, of both texts of a pair, or the given words."""
     if isinstance(text, list):
         return [text[:MOST_WORDS]]
     return [_PIECE.findall(part[:MOST_CHARACTERS]) for part in (text if isinstance(text, tuple) else (text,))]

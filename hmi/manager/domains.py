@@ -53,7 +53,7 @@ class DomainView:
 
 
 class Domains:
-    """What users may do with domains."""
+    """The operations on domains."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

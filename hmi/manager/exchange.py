@@ -36,7 +36,7 @@ class ModuleFiles:
 
 
 class Exchange:
-    """What users may do with modules besides training them."""
+    """The operations on modules besides training."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains

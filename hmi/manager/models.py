@@ -23,7 +23,7 @@ def model_exists(parts: Parts, model: ModelId) -> bool:
 
 
 class Models:
-    """What users may do with models."""
+    """The operations on models."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
@@ -135,7 +135,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
 
 
 def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
-    """What an update is told to do otherwise: no module is none, and one without a kind is of the live version's."""
+    """The options in which an update differs from the live version: without a module it keeps the live one, and
+    a module without a kind takes the live kind."""
     told = dict(options or {})
     module = told.get("module")
     if module is None:

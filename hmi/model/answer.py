@@ -14,7 +14,7 @@ class Answer:
     scores: dict[str, float] | None = None
     """The probability of every label, where it was asked for."""
     labels: list[tuple[str, float]] | None = None
-    """Of a multi-label task: the labels given with their probabilities, the likeliest first."""
+    """For a multi-label task: the labels given and their probabilities, the likeliest first."""
     value: float | None = None
     tags: list[str] | None = None
     tag_scores: list[float] | None = None

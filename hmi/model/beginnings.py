@@ -32,7 +32,7 @@ class Beginnings:
     """What is known of one tokenizer."""
 
     margin: int
-    """So many tokens at the end of a text's beginning may not be those of the whole text."""
+    """This many tokens at the end of a text's beginning may differ from the whole text's."""
     endless: re.Pattern[str] | None
     """A word of more letters than the tokenizer looks at: it is one unknown token, however long. None: it may hold a
     special token."""
@@ -47,7 +47,7 @@ class Beginnings:
 
 
 def beginnings_of(fast: Tokenizer) -> Beginnings | None:
-    """None for a tokenizer of another kind: of that only the whole text tells."""
+    """None for a tokenizer of another kind, which must read the whole text."""
     parts: dict[str, Any] = json.loads(fast.to_str())
     if any((parts[name] or {}).get("type") != kind for name, kind in PARTS.items()):
         return None
@@ -61,7 +61,7 @@ def beginnings_of(fast: Tokenizer) -> Beginnings | None:
 
 
 def beginning(text: Text, characters: int) -> Text:
-    """At most so many characters of a text, of each of a pair, or of all words together."""
+    """Cuts a text, each text of a pair, or all words together to this many characters."""
     if isinstance(text, str):
         return text[:characters]
     if isinstance(text, tuple):

@@ -96,7 +96,7 @@ class EncoderBody:
 
 
 class FrozenBody:
-    """Nothing between the features [T_i, dim], an encoder's last states, and the head."""
+    """A body without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
 
     trained = None
 

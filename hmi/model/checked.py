@@ -19,7 +19,7 @@ _KEPT = 256
 
 
 def file_sha256(path: Path) -> str:
-    """Of the file's content, in hexadecimal. Raises OSError."""
+    """The SHA-256 of the file's content, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -28,7 +28,7 @@ RIDGE_TOKENS = 2048
 
 @dataclass(frozen=True)
 class DistilPlan:
-    """How long and how hard. Defaults take about 15 CPU-minutes on MiniLM."""
+    """The length and rates of distillation. Defaults take about 15 CPU-minutes on MiniLM."""
 
     ridge_texts: int = 600
     ridge_shrink: float = 0.03

@@ -62,7 +62,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    """What a job resumes from, with a checksum: what is made of it is published as sound. Raises StorageFull."""
+    """Write a job's checkpoint with a checksum, since its tensors end in published artefacts. Raises StorageFull."""
     plain = {k: tensors[k].detach().contiguous() for k in sorted(tensors)}
     said = json.dumps(about or {}, sort_keys=True)
     write_tensors(path, plain, {"about": json.dumps({"about": said, "check": _check_of(plain, said)})})

@@ -81,7 +81,7 @@ def head_input_size(task: Task, dim: int, *, paired: bool = False) -> int:
 def head_input(
     task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor, *, paired: bool = False
 ) -> Tensor:
-    """As `read_rows`, for a task by its name."""
+    """Like `read_rows`, for a task given by name."""
     return read_rows(reads_of(task, paired=paired), last, before, types, mask)
 
 

@@ -20,7 +20,7 @@ from hmi.modulespec import Site
 FORMAT = "adapters.1.3.0"
 SMALLEST_FACTOR = 0.01
 FIXED_LORA_SCALE = (1, 1)
-"""Before this version `adapters` stored alpha / r but applied 1: a module works as it was trained."""
+"""Before this version `adapters` stored alpha / r but applied 1, so 1 is the scale that the module was trained with."""
 
 _IRRELEVANT = {
     "architecture", "init_weights", "init_weights_seed", "dropout", "dtype", "leave_out", "stochastic_depth",

@@ -106,7 +106,7 @@ def lexical_from(state: dict[str, Tensor]) -> Lexical:
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
-    """What is added to the head's output of one window: of every word of a split text, else of the window's tokens."""
+    """One window's features, whose scores are added to the head's: of each word of a split text, else of its tokens."""
     return word_bags(text, window, buckets) if isinstance(text, list) else text_bag(window, buckets)
 
 
@@ -128,7 +128,7 @@ def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
 
 
 def text_bag(window: Encoded, buckets: int) -> Bags:
-    """One bag of a text's window, or of a pair of texts."""
+    """One bag of features, of a text's window or of a pair of texts."""
     first, second = _tokens(window, 0), _tokens(window, 1)
     codes = _pair_codes(first, second) if len(second) else _text_codes(first)
     return _bags([((codes >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)], [0])

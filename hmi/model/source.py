@@ -200,7 +200,7 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """What an architecture calls the parts of a layer."""
+    """An architecture's names for the parts of a layer."""
 
     qkv: tuple[str, str, str]
     others: dict[str, str]

@@ -48,7 +48,7 @@ class TrainPlan:
     paired: bool = False
     """Whether rows are pairs of texts, for a task that may be either."""
     weights: tuple[float, ...] | None = None
-    """Of the head's outputs in the loss (`TaskKind.weights`); None = all alike."""
+    """Weights of the head's outputs in the loss (`TaskKind.weights`); None = all equal."""
     bf16: bool = False
     """Products in bf16 where the CPU has them natively."""
     lexical: int = 0
@@ -56,7 +56,7 @@ class TrainPlan:
     transitions: bool = False
     """Whether it is learnt which tag follows which (`Transitions`)."""
     queries: int = 0
-    """Of the head (`Head.with_attended`)."""
+    """Queries of the head (`Head.with_attended`)."""
     average: bool = False
     """Whether there is an average of the weights (`Trainer.averaged`)."""
 
@@ -265,5 +265,5 @@ def _linear(step: int, total: int) -> float:
 
 
 def _decay(step: int) -> float:
-    """Of the average at a step, counted from 0: nothing is kept of what was before the first one."""
+    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops the untrained weights."""
     return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)

@@ -16,7 +16,7 @@ MIN_STEPS, MANY_STEPS = 200, 5_000
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 TAGGING_LR, USUAL_LR = 4e-3, 2e-3
 PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
-"""In pairs of texts LoRA wants less, and a sequential adapter more; others with bottlenecks are taken to be like it."""
+"""For pairs LoRA needs a lower rate and a sequential adapter a higher one; other bottlenecks are treated like it."""
 LORA_RANK, LR_ROWS = 8, 2_000
 """The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
 

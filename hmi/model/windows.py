@@ -16,7 +16,7 @@ from hmi.model.tokenizer import Text, Tokenizer
 MOST = 8
 """A text is computed in one batch: more windows would let one tenant's text hold up the others."""
 OVERLAP = 4
-"""One in so many tokens of a window is in the next, too."""
+"""The overlap: one in this many tokens of a window is also in the next."""
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool) -> list[list[Encoded]]:

@@ -33,12 +33,12 @@ def check_job_id(job: str) -> str:
 
 
 def no_job(job: str) -> NotFound:
-    """Also of one that the caller may not see, which must not be told from one that does not exist."""
+    """The error for an unknown job, and for one that the caller may not see: the two must look the same."""
     return NotFound(f"there is no job {job[:80]!r}: check the id")
 
 
 def job_id_at(at: float) -> str:
-    """How the ids begin of jobs that are made at this time (seconds since 1970): ids sort by time."""
+    """The beginning of the ids of jobs made at this time (seconds since 1970), so that ids sort by time."""
     return f"j{int(at * 1000):011x}"
 
 

@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def misses(self) -> Path:
-        """What look-ups did not find, of domains where that is recorded."""
+        """The misses of domains that record them."""
         return self.data / "misses"
 
     @property

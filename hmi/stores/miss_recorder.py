@@ -29,7 +29,7 @@ log = logging.getLogger("hmi.misses")
 
 @dataclass
 class _Part:
-    """What was missed since the last writing; nothing is added to it once it is taken."""
+    """The misses since the last write. Once taken, nothing is added to it."""
 
     sketch: MissSketch
     taken: bool = False

@@ -49,7 +49,7 @@ class Txn:
         return bool(self._raw.delete(key.encode())) or marked
 
     def items(self, prefix: str, after: str | None = None, *, tolerant: bool = False) -> Iterator[tuple[str, bytes]]:
-        """What has the prefix, by ascending key and with the prefix cut off; `after` (cut, too) is left out.
+        """Records whose key has the prefix, ascending; keys come without the prefix. Starts behind `after`.
 
         Raises Damaged where one is damaged or missing; a tolerant call leaves it out instead.
         """

@@ -37,7 +37,7 @@ class Device(Protocol):
         """An array over the memory of any array on this device. Raises ValueError for one that is not."""
 
     def address(self, array: Array) -> int:
-        """Of its first element, on the device."""
+        """The address of its first element on the device."""
 
     def write(self, host: NDArray[Any], to: Array) -> None:
         """Copy to an array of the same shape and dtype; `host` may change when this returns."""

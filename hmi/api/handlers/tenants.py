@@ -51,7 +51,7 @@ async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
 
 
 async def list_tenants(call: Call) -> Reply:
-    """Those that the caller reaches: all, or its own."""
+    """The tenants that the caller reaches: all, or its own."""
     registry, own = call.services.manager.registry, call.caller.tenant
 
     def tenants() -> TenantList:
@@ -110,7 +110,7 @@ async def revoke_key(call: Call) -> Reply:
 
 
 async def usage(call: Call) -> Reply:
-    """What a tenant used since this server started, and what it keeps."""
+    """What a tenant used since this server started, and what it stores."""
     tenant = call.tenant()
 
     def stored() -> tuple[int, int]:

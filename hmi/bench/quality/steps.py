@@ -106,7 +106,7 @@ def _as_row(row: Row, task: QualityTask) -> dict[str, Any]:
 
 
 def _first(lines: Iterable[bytes], wanted: float) -> Iterator[bytes]:
-    """Whole lines up to so many bytes."""
+    """Whole lines, in all at most this many bytes."""
     taken = 0
     for line in lines:
         if taken >= wanted:

@@ -64,11 +64,11 @@ class TaskKind(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the head gives."""
+        """The size of the head's output."""
 
     @abstractmethod
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        """What is learnt of one row: a list for each of its windows."""
+        """One row's training targets: a list for each of its windows."""
 
     @classmethod
     @abstractmethod

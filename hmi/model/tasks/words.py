@@ -124,7 +124,7 @@ class Tagging(TaskKind):
 
     @property
     def _moves(self) -> Floats | None:
-        """What may follow what, and how likely it is; None where neither is known."""
+        """Which tags may follow which, and their learnt scores; None if neither is known."""
         legal = rules(self.labels, self.rules.scheme)
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal
