@@ -62,7 +62,8 @@ def compact(
 
 
 def _open_build(environment: Environment, version: VersionInfo) -> Opened:
-    """The build of this compaction, empty even where one that died left something. It holds the version from now on."""
+    """Open an empty build for this compaction, and drop what one that died left in it. From now on the build keeps the
+    version from collection."""
     _end_overtaken(environment, version)
     build = f"{_BUILD}{version.id}"
     opened = builds.open_build(environment, version.ref, build, version.schema, None, True)

@@ -41,7 +41,7 @@ class NgramCounter:
     """
 
     def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Takes over `folder`: what an earlier count left there goes.
+        """Takes over `folder` and deletes what an earlier count left there.
 
         Raises Invalid (also for a folder that holds anything else), StoreIO.
         """

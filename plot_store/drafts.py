@@ -19,7 +19,7 @@ _DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORAR
 
 
 def make(folder: Path) -> None:
-    """Make an empty catalogue where there is none, all at once: whatever fails, no half of one stays in its place.
+    """Make an empty catalogue if there is none, in one step: after a failure no half of one is in its place.
 
     Raises OSError, StoreFull, StoreIO.
     """

@@ -171,9 +171,10 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
 
 
 def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
-    """Adds what the builds in progress stand on; returns what they hold and which ones are abandoned.
+    """Adds the versions that builds in progress extend.
 
-    One that nobody ever resumes counts as abandoned as soon as its files would count as orphans.
+    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned as soon as
+    its files would count as orphans.
     """
     found = _Builds()
     for build in txn.keys(BUILD):

@@ -44,9 +44,9 @@ def check_record(key: bytes, value: bytes) -> bytes:
 
 
 def read_settled(path: Path) -> bytes:
-    """The whole file, with no commit while it was read: what a writer has in hand then touches only free pages.
+    """Read the whole file without a commit in between: an open write transaction then touches only free pages.
 
-    Raises BadFile, TimeoutError (a writer never rested).
+    Raises BadFile, TimeoutError (a writer never paused).
     """
     with open(path, "rb") as file:
         for _ in range(TRIES):

@@ -66,8 +66,8 @@ class Loan:
         self._lock = threading.Lock()
 
     def cover(self, amount: int) -> None:
-        """Hold at least `amount`. Raises QuotaExceeded, Unavailable, also once the loan was given back: a thread may
-        go on with what its request does not wait for any more."""
+        """Hold at least `amount`. Raises QuotaExceeded or Unavailable, also after the loan was given back, since a
+        thread may go on with work that its request no longer waits for."""
         with self._lock:
             if self._ended:
                 raise Unavailable("the request has ended")

@@ -64,10 +64,10 @@ def choose_within(
 
 
 def split_budget(schema: Schema, room: int, there: Mapping[int, int]) -> dict[int, int]:
-    """How many n-grams of each order, 2 and up, `room` bytes are spent on, where there are so many of each.
+    """The number of n-grams of each order, from 2 up, to store in `room` bytes, limited by how many there are.
 
-    Bigrams get SHORTER_SHARE, trigrams the rest (of a wider window the share is split again, order by order); what one
-    does not need goes to the longer ones, and in the end to the shorter ones.
+    Bigrams get SHORTER_SHARE and trigrams the rest; with a wider window the rest is split again, order by order. Room
+    that an order does not need goes to the longer orders first, then to the shorter ones.
     """
     taken, spent, up_to = dict.fromkeys(there, 0), 0, 0.0
     for order in sorted(there):

@@ -82,7 +82,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
 
 
 def _least(options: BuildPlotOptions, pretrained: bool) -> float:
-    """The build's min_difference: without further pretraining what is near is equal, and not wanted to begin with."""
+    """The build's min_difference. Its default without further pretraining is 0: there an entry near an ancestor's
+    equals it and is never selected."""
     if options.min_difference is not None:
         return options.min_difference
     return PRETRAINED_LEAST if pretrained else 0.0

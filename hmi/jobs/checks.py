@@ -26,8 +26,8 @@ CHECKED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check. `count`: usable rows, or documents; `whole`: whether all of the file was read;
-    `error`: why no job would take it, None where one would."""
+    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read; `error`: why
+    every job would refuse the file, or None."""
 
     kind: str
     """rows | corpus"""

@@ -89,10 +89,10 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
 
 
 def tolerance(score: float, rows: int, *, signed: bool) -> float:
-    """One standard error of a score on so many rows, at least one row's worth.
+    """One standard error of a score on this many rows, at least one row's worth.
 
-    Of a share of right answers, with a half of a right and of a wrong one added, so that 1.0 on 20 rows is not taken
-    for certain; F1 is taken for such a share. signed: of a correlation.
+    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are added, so that 1.0 on
+    20 rows is not taken for certain. signed: the score is a correlation.
     """
     if signed:
         return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))

@@ -92,7 +92,7 @@ class _Deciding:
 class _Log:
     """Decisions in a file, one record a batch: its size, and a bit for each n-gram.
 
-    A crash may cut the last record short, and a power failure lose several: what is gone is decided again.
+    A crash may cut the last record short, and a power failure may lose several; lost decisions are made again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -13,9 +13,9 @@ from hmi.stores.registry import Registry
 
 
 def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
-    """Free what a failed or cancelled job wrote and never published. Caller holds its lock. Again: nothing.
+    """Free what a failed or cancelled job wrote and never published.
 
-    Raises HmiError where the PLOT store fails.
+    The caller holds its lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
     if record.kind not in ("build_plot", "import_root") or record.state not in ("failed", "cancelled"):
         return

@@ -18,9 +18,10 @@ from plot_store import VersionInfo
 def grow(
     ctx: JobContext, domain: DomainId, parent: VersionInfo, lower_name: str | None, lower: LocalLower, min_count: int
 ) -> VersionInfo:
-    """Publish an extension of `parent` by what was missed at least `min_count` times and is still not stored.
+    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are still not
+    stored.
 
-    Raises Conflict where that is nothing, or where the domain has moved on.
+    Raises Conflict if there are none, or if the domain has a newer version.
     """
     sketch = read_sketch(ctx.input / SKETCH)
     ngrams, counts, _ = sketch.top(min_count=min_count)

@@ -77,10 +77,10 @@ def run(ctx: JobContext) -> dict[str, Any]:
 def measure_root(
     record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """How far a root is from its source on some of each file's documents, by file; `short` is their beginnings.
+    """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict where it is another
-    one, UnsupportedModel, InvalidData, Damaged.
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other weights,
+    UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:

@@ -18,10 +18,11 @@ ORPHANED: Final = 76
 
 
 def die_with_parent() -> None:
-    """End at once when the parent dies: it holds the other end of the pipe that is our standard input.
+    """End at once when the parent dies: the parent holds the other end of the pipe that is this process's standard
+    input.
 
-    Not by PR_SET_PDEATHSIG, which fires when the parent's thread that started us ends: a stopping server's
-    supervisor does so before its jobs have come to a checkpoint. Nothing where standard input is no pipe. Call it once.
+    PR_SET_PDEATHSIG would not do: it fires when the parent's thread that started the job ends, and a stopping server's
+    supervisor ends before its jobs have reached a checkpoint. Does nothing if standard input is no pipe. Call it once.
     """
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return

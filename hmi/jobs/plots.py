@@ -28,9 +28,9 @@ Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of
 
 @dataclass(frozen=True)
 class Wanted:
-    """N-grams of one order that a version is to have: distinct, in chunks, always in the same sequence.
+    """The n-grams of one order that a version shall have: distinct, in chunks, always in the same order.
 
-    `keep` leaves out of a chunk what need not be stored; `total` counts without that, at least as many as there are.
+    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too high.
     """
 
     order: int

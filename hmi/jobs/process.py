@@ -54,10 +54,10 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
 
 
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
-    """A job that is `running` though its process has gone: queue it again, or end it. Caller holds its lock.
+    """Queue again, or end, a job that is `running` but whose process has gone.
 
-    `crashed` False (an orderly stop) does not count as an attempt, and a death counts against the job only where no
-    checkpoint came before it: a server may die often while a long job goes on well. Raises NotFound.
+    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death counts against the
+    job only if no checkpoint came before it: a server may die often while a long job makes progress. Raises NotFound.
     """
 
     def change(record: JobRecord) -> JobRecord:

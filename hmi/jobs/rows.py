@@ -47,8 +47,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file. `read` says what it was taken for; `left_out` what is not among the rows; `notes` what a
-    user should know; `whole` whether that was the whole file."""
+    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`: remarks
+    for the user; `whole`: whether the whole file was read."""
 
     rows: list[Row]
     read: str

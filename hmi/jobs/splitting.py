@@ -56,9 +56,10 @@ def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
 
 
 def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows). Where rows have one label each, of each label its share, and never its last row.
+    """(training rows, held-out rows).
 
-    Raises InvalidData where every row has a label of its own.
+    In tasks with one label a row, each label gives its share, but never its last row. Raises InvalidData if no two rows
+    have the same label.
     """
     share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
     wanted = min(MAX_DEV, max(1, round(share * len(rows))))

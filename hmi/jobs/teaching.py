@@ -77,10 +77,10 @@ class Taught:
 
 
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOptions) -> Taught:
-    """Train a teacher and let it label the texts; at a resumed start what it said then.
+    """Train a teacher and let it label the texts; a resumed job uses the stored labels.
 
-    options.variants: so many changed copies of each row are labelled, too. Raises Conflict (the source is not there, or
-    is another), InvalidData (diverged).
+    options.variants: how many changed copies of each row are labelled too. Raises Conflict (the source is gone, or has
+    changed), InvalidData (diverged).
     """
     path = ctx.folder / "teacher.json"
     if not path.exists():
@@ -111,9 +111,9 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOp
 def taught(
     encoder: Encoder, root: Root, lesson: Lesson, options: FineTuneOptions, report: Report
 ) -> tuple[float, list[Gold]]:
-    """Tune a whole copy of `encoder` on the lesson's rows: its score on dev, and what it makes of each text.
+    """Fine-tune a whole copy of `encoder` on the lesson's rows.
 
-    Raises InvalidData (diverged).
+    Returns its score on dev and its label for each text. Raises InvalidData (diverged).
     """
     task, dev = lesson.task, lesson.dev
     targets = task_targets(task, lesson.train)
@@ -155,7 +155,7 @@ def lesson_texts(lesson: Lesson, options: FineTuneOptions, encoder: Encoder, roo
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
-    """Each text once, without those that are a labelled row's: what a held-out text is must not be learnt from a
+    """Each text once, without texts that are also labelled rows: a held-out row's label must not be learnt from a
     teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
     known = {_key(row) for row in told}
     left = list({_key(row): row for row in texts if _key(row) not in known}.values())
@@ -163,8 +163,8 @@ def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
 
 
 def unlearnt_score(lesson: Lesson) -> float:
-    """What a teacher must beat on dev: of one label a row the commonest label's share, else 0. Where dev cannot tell
-    (few rows, one label, classes that weigh differently), anything."""
+    """The score that a teacher must beat on dev: for one label a row the commonest label's share, else 0. Any score
+    passes if dev cannot tell (few rows, one label, classes with different weights)."""
     if len(lesson.dev.rows) < FEW_DEV:
         return -math.inf
     labels = Counter(row.label for row in lesson.dev.rows if isinstance(row.label, str))

@@ -39,10 +39,9 @@ Similar = Mapping[str, Sequence[str]]
 
 
 def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most: int) -> list[Row]:
-    """`times` copies of each row, at most `most` in all, in which each word is with probability SHARE, and at least one
-    word, another one: half of the time a similar one, where there are any, else one drawn from all words of the rows,
-    as often as it occurs. What is between words stays; so does the number of words, where they are given one by one.
-    Without answers."""
+    """`times` copies of each row, at most `most` in all, without answers. Each word, and at least one, is replaced with
+    probability SHARE: half of the time by a similar word, if there are any, else by one drawn from all words of the
+    rows by frequency. Spaces and punctuation stay, and so does the number of words that are given as a list."""
     rng = random.Random(seed)
     counts = Counter(piece for row in rows for text in _pieces(row.text) for piece in text if _is_word(piece))
     words, weights = list(counts), list(accumulate(counts.values()))
@@ -64,7 +63,7 @@ def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most:
 
 
 def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) -> dict[str, list[str]]:
-    """For each word of the rows that is a whole word of the vocabulary, too, its NEAREST others by cosine.
+    """For each word of the rows that is also a whole word of the vocabulary, its NEAREST others by cosine.
 
     vectors: the source's word embeddings [vocab, dim].
     """

@@ -57,8 +57,8 @@ class Models:
         job_limit: int | None,
         publish: str,
     ) -> JobRecord:
-        """Fine-tune on, with what was chosen for the live version unless options say another; on the domain's current
-        version, which may be newer than the live one's."""
+        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the domain's
+        current version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, files)

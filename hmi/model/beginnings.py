@@ -23,7 +23,7 @@ GROWTH = 4
 PARTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
 LETTERS = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
 LETTERS += "\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u3041-\u3096\u30a1-\u30fa\uac00-\ud7a3"
-"""Signs that are part of a word and of which cleaning leaves one at least. Not all there are: those of most texts."""
+"""Characters that are part of a word and of which cleaning leaves at least one. Not complete: those of most texts."""
 _SPACES = re.compile("[ \t\n\r]{2,}")
 
 

@@ -69,7 +69,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[s
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and what was said about them; None where there is none, or none that can be trusted: begin anew.
+    """The tensors and their metadata; None if there is no checkpoint or it is damaged: begin anew.
 
     Raises Unavailable (the disk refused).
     """

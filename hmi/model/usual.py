@@ -12,7 +12,8 @@ from hmi.model.tasks import TaskKind
 
 EPOCHS = 8
 MIN_STEPS, MANY_STEPS = 200, 5_000
-"""Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
+"""With few rows there are more epochs, since a fresh module under-fits in fewer steps than this. With many rows there
+are fewer: see `choose_epochs`."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 TAGGING_LR, USUAL_LR = 4e-3, 2e-3
 PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
@@ -34,8 +35,8 @@ def usual_module(*, paired: bool) -> ModuleSpec:
 
 
 def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task, in pairs of texts by whether there is LoRA; of LoRA less with a higher rank, and of
-    all less with more rows, whose many steps at a high rate undo what the first ones learnt."""
+    """The learning rate for a task; for pairs it depends on whether the module has LoRA. LoRA's is lower for a higher
+    rank. All are lower with more rows, since many steps at a high rate undo what the first ones learnt."""
     lora = "lora" in module.kind
     rate = TAGGING_LR if task.name == "tagging" else USUAL_LR
     if task.paired:

@@ -122,9 +122,9 @@ def page_of_jobs(
 
 
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
-    """Put a new job; Conflict where another one is at work on the same root, domain or model.
+    """Put a new job.
 
-    Raises QuotaExceeded as `check_quota`.
+    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as `check_quota`.
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)

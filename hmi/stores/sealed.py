@@ -75,8 +75,8 @@ class Txn:
             raise lost(mark)
 
     def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
-        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too). One whose
-        record is damaged is left out, and a lost one is not missed."""
+        """Keys with the prefix, descending and without it; only those below `before` (also without it). Leaves out keys
+        of damaged records, and does not notice lost ones."""
         head = prefix.encode()
         # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
         end = head + (b"\xff" if before is None else before.encode())
