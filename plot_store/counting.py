@@ -33,11 +33,11 @@ AT_ONCE: Final = 1 << 18  # tokens cut at once
 
 
 class NgramCounter:
-    """Counts n-grams of several orders. Files lie in `folder`; memory stays below about `memory_bytes`.
+    """Counts n-grams of several orders.
 
-    Of order n every window centred on a token counts, 0 = outside the text; of lower orders runs of tokens inside a
-    text. A token of id 0 is no centre, and in no n-gram of a lower order. Not thread-safe. Close it, or use it as a
-    context; `finish` closes it.
+    Files lie in `folder`; memory stays below about `memory_bytes`. For order n it counts every window centred on a
+    token, with 0 outside the text; for lower orders, runs of tokens inside a text. A token of id 0 is no centre and in
+    no n-gram of a lower order. Not thread-safe. Close it, or use it as a context; `finish` closes it.
     """
 
     def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:

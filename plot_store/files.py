@@ -104,8 +104,8 @@ def _write_chunks(fd: int, chunks: Iterable[Buffer]) -> None:
 
 
 def _begin_writing(fd: int, start: int, size: int) -> None:
-    """Ask the system to write this range back soon. A hint: it makes nothing durable, and where it is lacking
-    nothing changes but the time that the sync takes."""
+    """Ask the system to write this range back soon. This is only a hint: it makes nothing durable, and on systems
+    without it only the sync takes longer."""
     if _SYNC_RANGE is not None:
         _SYNC_RANGE(fd, start, size, _BEGIN_WRITING)
 

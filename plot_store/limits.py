@@ -14,7 +14,7 @@ from plot_store.files import free_bytes, guarded, tree_bytes
 class Limits:
     """Bounds on what builds, appends, compactions and imports write; gc and delete are always allowed.
 
-    Each process keeps its own; several writing at once may overshoot by a segment each.
+    Each process applies its own, so several that write at once may exceed them by a segment each.
     """
 
     max_bytes: int | None = None  # of the whole store on disk; None: no bound

@@ -106,11 +106,11 @@ def scrub(
     progress: Callable[[ScrubProgress], None] | None = None,
     silence_s: float = 900.0,
 ) -> VerifyReport:
-    """As `Store.verify`, in a child process that may die of what it reads; then the segment is named as damaged.
+    """Like `Store.verify`, in a child process.
 
-    ref: only a ref's retained versions and their ancestors. bytes_per_second bounds the reading. silence_s: a child
-    that reports nothing for so long is killed, and that is a StoreIO. Raises Invalid, NotFound, Damaged (the
-    catalogue), FormatTooNew, StoreIO.
+    If what it reads kills the child, the segment is reported as damaged. ref: only a ref's retained versions and their
+    ancestors. bytes_per_second bounds the reading. silence_s: a child that reports nothing for this long is killed, and
+    StoreIO is raised. Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
     """
     path = check_path("path", path)
     if bytes_per_second is not None:

@@ -115,7 +115,7 @@ class Segment:
     def check(self, rows: Bytes) -> None:
         """Raises Damaged unless each of these rows of the segment, uint8 [m, stride], is what was written.
 
-        Those of format 1 carry no check, and pass.
+        Rows of format 1 have no check and pass.
         """
         if not self.sound(rows).all():
             raise Damaged(

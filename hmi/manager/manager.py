@@ -121,7 +121,7 @@ class Manager:
         return self._domains.grow(domain, min_count)
 
     def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
-        """Change what is not None. `record_misses`: keep the n-grams that users' texts miss; False deletes those kept.
+        """Change what is not None. `record_misses`: True records n-grams that users' texts miss, False deletes them.
 
         Raises InvalidInput, NotFound, StorageFull.
         """
