@@ -89,7 +89,8 @@ class UpdateModel(Request):
     publish: Publish = Field(
         default="if-better",
         description="When the new version answers: if it is not worse than the live one on the same held-out rows "
-        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its number lets it answer.",
+        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its number lets "
+        "it answer.",
     )
 
 
