@@ -1,4 +1,4 @@
-"""What the server counts, in one object that is passed around; nothing is registered globally at import.
+"""The server's metrics, in one object that is passed around; nothing is registered globally at import.
 
 `Metrics` is thread-safe: prometheus_client locks its own values and `Usage` holds a lock of its own.
 """

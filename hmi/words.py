@@ -1,4 +1,4 @@
-"""What is wrong with a value that was sent, in a user's words and not in those of the library that checks it."""
+"""Validation errors in plain words instead of those of the validating library."""
 
 from __future__ import annotations
 

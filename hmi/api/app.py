@@ -1,4 +1,4 @@
-"""The application: services built at start, one aiohttp route for each line of the table."""
+"""The aiohttp application: it builds the services at start and adds one route for each line of the route table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics
 
 DRAIN_S = 26
-"""With what comes after (hmi.api.leaving), a stop takes half a minute."""
+"""Together with the closing of connections (hmi.api.leaving), a stop takes half a minute."""
 STALL_S = 5.0
 """A body of which nothing comes for so long is not waited for."""
 CHECK_S = 0.25
@@ -40,7 +40,7 @@ def create_app(settings: Settings) -> web.Application:
 
 
 def build_engine(manager: Manager, metrics: Metrics) -> Inference:
-    """Its import brings torch, which takes seconds: here, so that only those wait who ask a model."""
+    """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for that."""
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
 

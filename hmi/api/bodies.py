@@ -1,4 +1,4 @@
-"""Memory and time for JSON bodies: what is held of them, and the one thread that expands and parses large ones."""
+"""JSON bodies: the memory reserved for each, and the one thread that expands and parses large ones."""
 
 from __future__ import annotations
 

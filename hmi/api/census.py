@@ -1,7 +1,7 @@
-"""How many values a JSON text has, counted before anything is made of them.
+"""Counting the values of a JSON text before it is parsed.
 
-A parser needs up to a hundred times the bytes of a text that is nothing but small values, and validation as much again
-for the errors. Counting needs neither memory nor, for more than a millisecond at a time, the interpreter's lock.
+Parsing a text of small values takes up to a hundred times its bytes of memory, and validation as much again for the
+errors. Counting takes no memory, and holds the interpreter's lock for a millisecond at a time at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The listening side: who is let in, who must go when there is no room, and who has been waited for long enough."""
+"""The listening side: which connections are accepted, which are closed to make room, and which time out."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MOST_PROBLEMS = 10_000
 """A body with more is not looked into: that would take seconds."""
 TOLD_PROBLEMS = 20
 LONGEST_NAME = 80
-"""Of a field that is named back to who sent it."""
+"""Characters of a caller's field name that an error repeats."""
 INTERNAL = "something went wrong inside the server: quote the request_id when you report it"
 
 

@@ -1,4 +1,4 @@
-"""Compressed uploads and bodies: expanded in bounded steps, never beyond a limit."""
+"""Decompression of uploads and bodies, in bounded steps and up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the route table without HTTP: what the command line runs on a data folder, as administrator."""
+"""The calls of the route table without HTTP. The command line runs them on a data folder, as administrator."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _match(method: str, path: str) -> tuple[Route, dict[str, str]]:
         if route.method == method and found:
             return route, {name: unquote(value) for name, value in found.groupdict().items()}
     # A part of it is empty: every other name fits some route.
-    raise NotFound(f"{unquote(path)!r} names nothing: a name or an id has at least one character")
+    raise NotFound(f"{unquote(path)!r} has an empty part: give each name and id at least one character")
 
 
 def _check_files(route: Route, files: Mapping[str, Path]) -> None:

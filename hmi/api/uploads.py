@@ -1,4 +1,4 @@
-"""Files that come with a request: multipart parts streamed to disk, or paths below `<data>/uploads`."""
+"""Files of a request: multipart parts that are streamed to disk, or paths below `<data>/uploads`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the registry's records to what a client or the command line sees."""
+"""Converting the registry's records to the answers that a client or the command line gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job has made, in figures for tables and in lines for people, with the command that comes next."""
+"""A finished job's result: figures for tables, lines for people, and the next command to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version bundles: what one answer is made of, pinned when a request is admitted {root, PLOT chain, module, head}."""
+"""Bundles: the versions of root, PLOT chain, module and head that an answer uses, pinned at its request's admission."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
 
 
 def _least(options: BuildPlotOptions, pretrained: bool) -> float:
-    """The build's min_difference: without further pretraining what is near is equal, and not wanted to begin with."""
+    """The build's min_difference. Its default without further pretraining is 0: there an entry near an ancestor's
+    equals it and is never selected."""
     if options.min_difference is not None:
         return options.min_difference
     return PRETRAINED_LEAST if pretrained else 0.0
@@ -90,7 +91,7 @@ def _least(options: BuildPlotOptions, pretrained: bool) -> float:
 
 @dataclass(frozen=True)
 class _There:
-    """What a build need not choose, for the version that it builds on has it."""
+    """The n-grams that a build need not select, since the version that it extends has them."""
 
     reader: Reader  # of that version
     lower: str | None  # the lower layers that the build computes with
@@ -98,14 +99,14 @@ class _There:
     update: bool
 
     def besides(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """What is to be computed of what is wanted."""
+        """The wanted n-grams that must be computed."""
         if not self.fresh:
             return only_missing(wanted, self.reader, self.lower)
         # The new lower layers make every old row stale: what the domain covered is computed anew.
         return with_own(wanted, self.reader) if self.update else list(wanted)
 
     def lacks(self, order: int) -> Among | None:
-        """Which n-grams of an order would cost bytes; None: all."""
+        """Which n-grams of an order would take bytes of their own; None: all."""
         if not self.fresh:
             return lambda ngrams: missing(self.reader, order, ngrams, self.lower)
         return (lambda ngrams: self.reader.depths(order, ngrams) != 0) if self.update else None
@@ -125,7 +126,7 @@ def _choose(
 
 
 def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
-    """For the report: entries that a look-up does nearly as well without, and the bytes that they would have taken."""
+    """For the report: the number of entries left out as near their stand-in, and the bytes saved."""
     dropped = {f"dropped_{ORDER_NAMES[k]}s": differences.dropped[k] for k in schema.orders if k > 1}
     return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 

@@ -1,4 +1,4 @@
-"""What crashes leave behind: folders without a job, half-written artefacts."""
+"""Removing what crashes leave behind: folders without a job, half-written artefacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which column is which: a table's own names to those of a task's rows, where that is unambiguous."""
+"""Mapping a table's column names to the fields of a task's rows, where that is unambiguous."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def task_of_columns(found: Sequence[str]) -> Task | None:
 
 
 def listed(names: Iterable[str]) -> str:
-    """For people; of many the first."""
+    """The column names for a message; only the first of many."""
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names if name.strip()]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more

@@ -1,8 +1,8 @@
 """An update against the version that answers: both are scored on the same held-out rows.
 
-An update that is worse is held back. Not worse means: by the task's headline score, within the larger of one standard
-error of the live score on so many rows and one row's worth. Held-out sets are small, and without a tolerance chance
-would decide. Rows that the live version was trained on would flatter it: they are left out where FEW_DEV others remain.
+An update that is worse is held back. Not worse means: its headline score is below the live one by at most one standard
+error on that number of rows, or one row's worth if that is more. Held-out sets are small; without this tolerance chance
+would decide. Rows that the live version was trained on would flatter it: they are left out if FEW_DEV others remain.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a task makes of the held-out rows: `merged[i]` of `rows[i]`."""
+    """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
 
     task: TaskKind
     merged: Sequence[Tensor]
@@ -89,10 +89,10 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
 
 
 def tolerance(score: float, rows: int, *, signed: bool) -> float:
-    """One standard error of a score on so many rows, at least one row's worth.
+    """One standard error of a score on this many rows, at least one row's worth.
 
-    Of a share of right answers, with a half of a right and of a wrong one added, so that 1.0 on 20 rows is not taken
-    for certain; F1 is taken for such a share. signed: of a correlation.
+    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are added, so that 1.0 on
+    20 rows is not taken for certain. signed: the score is a correlation.
     """
     if signed:
         return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))
@@ -119,7 +119,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
 
 
 def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
-    """What the live version makes of these rows, by its own weights, PLOT version, length and rules."""
+    """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
     assert live.module is not None

@@ -1,4 +1,4 @@
-"""What a job's body gets: its record and files, the stores, and a way to report and to be stopped."""
+"""The context of a job: its record and files, the stores, progress reports and cancellation."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class JobContext:
             raise JobCancelled("the job was cancelled: start it again if it was not meant")
 
     def checkpointed(self) -> None:
-        """Say that what was done so far is durable, and more than any earlier attempt had kept: a death from now on
-        costs a part of the work, so those before it do not count any more. Once for each new checkpoint."""
+        """Record that the work so far is durable and more than any earlier attempt had kept. A later death then costs
+        only a part of the work, so the count of deaths begins anew. Call it once for each new checkpoint."""
         if self.job.stalled and not self._moved_on:
             self._moved_on = True
             with suppress(NotFound):  # its tenant was deleted: the next `check` says so

@@ -77,14 +77,16 @@ def run(ctx: JobContext) -> dict[str, Any]:
 def measure_root(
     record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """How far a root is from its source on some of each file's documents, by file; `short` is their beginnings.
+    """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict where it is another
-    one, UnsupportedModel, InvalidData, Damaged.
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other weights,
+    UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
-        raise Conflict(f"{found.name} is not the source of root {record.name} any more: give back the weights it had")
+        raise Conflict(
+            f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
+        )
     root = load_root(data / "roots" / record.name / record.version, with_lower=True)
     assert root.lower is not None
     kinds: Texts = {}
@@ -98,7 +100,7 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root keeps of its source: a folder's place, too, since its name alone does not find it again."""
+    """What a root stores about its source: for a folder also the path, since its name alone does not find it again."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 

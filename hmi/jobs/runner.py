@@ -1,4 +1,4 @@
-"""Submitting jobs and seeing to it that each reaches an end, with several processes on one data folder."""
+"""Submits jobs and ensures that each reaches an end state, with several processes on one data folder."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class JobRunner:
         """Ask a job to stop: a queued one ends now, a running one at its next step. Raises NotFound, Conflict."""
         before = self._registry.job(job)
         if before.state in ENDED:
-            raise Conflict(f"job {job} has {before.state} already: there is nothing to cancel", job=job)
+            raise Conflict(f"job {job} has already ended ({before.state}): there is nothing to cancel", job=job)
         self._registry.update_job(job, asked_to_stop)
         self._settle(job)  # nobody would end one whose process has gone
         self._wake.set()

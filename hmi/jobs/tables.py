@@ -1,4 +1,4 @@
-"""Tables as people have them: JSON lines, JSON lists, CSV with whatever stands between its cells, CoNLL."""
+"""Reading users' tables: JSON lines, JSON lists, CSV with any usual separator, CoNLL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD = 200
 """Lines, or records, by which a table is told."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
-"""What a line of CoNLL begins with that holds no token; but for "# O", a token."""
+"""Beginnings of CoNLL lines without a token; "# O", however, is a token."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 
@@ -36,7 +36,7 @@ class Record:
     values: dict[str, Any]
     problem: str = ""
     item: int | None = None
-    """Its number in a JSON list, whose lines say little."""
+    """The row's number in a JSON list, whose line numbers say little."""
 
     @property
     def place(self) -> str:
@@ -275,12 +275,12 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _told(error: ValueError | RecursionError) -> str:
-    """Without the decoder's line, which counts from where it began."""
+    """The message without the decoder's line number, which counts from where the decoder began."""
     return f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, for people."""
+    """The kind of a JSON value, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):

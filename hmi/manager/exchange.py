@@ -36,7 +36,7 @@ class ModuleFiles:
 
 
 class Exchange:
-    """What users may do with modules besides training them."""
+    """The operations on modules besides training."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
@@ -133,7 +133,7 @@ def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, t
             f"{idle[0]} is for training, and there are no rows: leave it out, or give data", field=f"options.{idle[0]}"
         )
     if (options or {}).get("module") is not None:
-        raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
+        raise InvalidInput("the adapter decides the module: leave options.module out", field="options.module")
     if (options or {}).get("start") is not None:
         raise InvalidInput("an import starts from the adapter: leave start out", field="options.start")
     return checked_options(FineTuneOptions, {**(options or {}), "module": module})
@@ -143,7 +143,7 @@ def _small(file: Path | bytes) -> bytes:
     if isinstance(file, bytes):
         return file
     if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise InvalidInput("adapter_config is no configuration: it is over 1 MiB", field="adapter_config")
+        raise InvalidInput("adapter_config is over 1 MiB: send adapter_config.json", field="adapter_config")
     return file.read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Roots: imported by a job, deleted when nothing stands on them."""
+"""Roots: imported by a job; deleted only if no domain or model uses them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hmi.stores.registry import Registry
 
 
 class Roots:
-    """What users may do with roots."""
+    """The operations on roots."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains

@@ -1,4 +1,4 @@
-"""Keeping registry, PLOT store and files in step: what crashes and deletions leave, and what is missing."""
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is lost."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Upkeep:
         return tuple(problems)
 
     def verify_files(self) -> tuple[str, ...]:
-        """Read every byte of roots, lower layers, modules and heads; what is damaged, one sentence each.
+        """Read every byte of roots, lower layers, modules and heads.
 
-        Artefacts that are missing are told by `verify`.
+        Returns what is damaged, one sentence each; `verify` reports missing artefacts.
         """
         from hmi.model.root import verify_root  # torch, which other commands need not wait for
 

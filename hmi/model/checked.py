@@ -1,6 +1,6 @@
 """Files compared with the SHA-256 that was recorded when they were written.
 
-A file is read through once in a process as long as it is the same file: inode, size and times of change tell.
+A process reads an unchanged file only once; inode, size and change times tell whether it is unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEPT = 256
 
 
 def file_sha256(path: Path) -> str:
-    """Of the file's content, in hexadecimal. Raises OSError."""
+    """The SHA-256 of the file's content, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

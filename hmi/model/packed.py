@@ -1,5 +1,5 @@
-"""The upper layers over the packed tokens of many tenants: no padding is computed, and nobody's row depends on a
-neighbour's. The padded form in `hmi.model.encoder` is its reference.
+"""The upper layers over the packed tokens of many tenants: no padding is computed, and no text's rows depend on
+another text's. The padded form in `hmi.model.encoder` is its reference.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def run_packed(
 def run_classified(
     upper: nn.ModuleList, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None], heads: int
 ) -> tuple[Tensor, Tensor]:
-    """The same with what classification reads, ([texts, 2·dim], [tokens, dim]).
+    """The same for classification: ([texts, 2·dim], [tokens, dim]).
 
-    Of each text the last layer's first row, for which keys and values of all rows but one query a text are computed
-    (exact), and the mean of the rows that entered the last layer; and these rows.
+    The first is, for each text, the last layer's [CLS] row (one query a text, all keys and values: exact) and the mean
+    of the rows that entered the last layer; the second is these rows.
     """
     *below, last = upper
     segments = segments_of(modules)

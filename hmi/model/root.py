@@ -31,7 +31,7 @@ SERVED = ("tokenizer.json", "upper.safetensors")
 
 @dataclass(frozen=True)
 class RootInfo:
-    """What `root.json` says. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
+    """The content of `root.json`. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
 
     name: str
     version: str
@@ -42,9 +42,9 @@ class RootInfo:
     n: int = 3
     fidelity: dict[str, float] = field(default_factory=dict)
     fidelity_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same for each kind of text that was measured: general, short, a domain's."""
+    """The fidelity for each measured kind of text: general, short, a domain's."""
     pooling: Pooling = "mean"
-    """How the source makes an embedding of a text's states: their mean, or the first one."""
+    """How the source makes an embedding from a text's states: their mean, or the first."""
     normalise: bool = True
     """Whether it scales embeddings to length 1."""
     files: dict[str, str] = field(default_factory=dict)

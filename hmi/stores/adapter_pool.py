@@ -1,4 +1,4 @@
-"""What is in memory of many small modules: the recently used ones, within a budget of bytes."""
+"""The modules that are in memory: the recently used ones, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class AdapterPool(Generic[T]):
             self._changed.notify_all()
 
     def _abandon(self, mine: list[str]) -> None:
-        """After an interrupt (Ctrl-C): whoever waits for what was not loaded must not wait for ever."""
+        """After an interrupt (Ctrl-C): releases those who wait for a load that did not finish."""
         with self._changed:
             for name in mine:
                 slot = self._slots[name]

@@ -1,4 +1,4 @@
-"""Tensors at rest, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
+"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AdapterStore:
     def take_over(self, name: str, data: bytes) -> None:
         """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says), StorageFull."""
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"artefact {name[:64]!r} is not what its name says: copy it again from where it came from")
+            raise Damaged(f"artefact {name[:64]!r} does not match the hash in its name: copy it again from its origin")
         self._write(name, data)
 
     def _write(self, name: str, data: bytes) -> None:

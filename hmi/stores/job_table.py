@@ -1,4 +1,4 @@
-"""Jobs in the registry: one live job for a target, and which changes of state are possible."""
+"""Jobs in the registry: at most one live job for a target, and the allowed changes of state."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def check_job_id(job: str) -> str:
 
 
 def no_job(job: str) -> NotFound:
-    """Also of one that the caller may not see, which must not be told from one that does not exist."""
+    """The error for an unknown job, and for one that the caller may not see: the two must look the same."""
     return NotFound(f"there is no job {job[:80]!r}: check the id")
 
 
 def job_id_at(at: float) -> str:
-    """How the ids begin of jobs that are made at this time (seconds since 1970): ids sort by time."""
+    """The beginning of the ids of jobs made at this time (seconds since 1970), so that ids sort by time."""
     return f"j{int(at * 1000):011x}"
 
 
@@ -122,9 +122,9 @@ def page_of_jobs(
 
 
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
-    """Put a new job; Conflict where another one is at work on the same root, domain or model.
+    """Put a new job.
 
-    Raises QuotaExceeded as `check_quota`.
+    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as `check_quota`.
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
@@ -155,7 +155,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
     if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
         raise QuotaExceeded(
-            f"tenant {tenant} has begun {PER_DAY} jobs within a day, with those that ended or were cancelled: "
+            f"tenant {tenant} has begun {PER_DAY} jobs within a day, ended and cancelled ones included: "
             "wait some hours, or ask the administrator to begin the job",
             limit=PER_DAY,
         )

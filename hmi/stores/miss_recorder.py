@@ -1,8 +1,8 @@
-"""Recording misses while a server answers: sketches of what is new lie in memory, and one thread adds them to the files
+"""Recording misses while a server answers: sketches of new misses lie in memory, and one thread adds them to the files
 every few seconds. A look-up never waits for the disk.
 
-Of all processes on a data folder one records: it holds a lock that the kernel frees when it dies. What it had not yet
-written then is lost, at most `FLUSH_S` seconds of misses; a restart goes on with the rest. An orderly stop loses none.
+One of the processes on a data folder records: it holds a lock that the kernel frees when it dies. A death loses the
+misses that were not yet written, at most `FLUSH_S` seconds of them. An orderly stop loses none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("hmi.misses")
 
 @dataclass
 class _Part:
-    """What was missed since the last writing; nothing is added to it once it is taken."""
+    """The misses since the last write. Once taken, nothing is added to it."""
 
     sketch: MissSketch
     taken: bool = False

@@ -1,4 +1,4 @@
-"""Answers to repeated requests in the registry: kept for a day, each dropped some time after that."""
+"""Answers for repeated requests (Idempotency-Key) in the registry: kept for a day, dropped some time later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numba, with types that mypy can follow, and the few machine instructions the kernels need."""
+"""numba with types for mypy, and the few machine instructions that the kernels need."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_a_build_goes_before_a_compaction(data: Path, tmp_path: Path) -> None:
 
     manager = Manager(Settings(data=data, job_workers=0, compact_segments=1))
     build = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
-    with pytest.raises(Conflict, match="compact it after"):
+    with pytest.raises(Conflict, match="when the job has ended"):
         manager.care.compact("tiny/news")
     manager.care.housekeeping()
     assert [job.kind for job in manager.jobs()] == ["build_plot"]

@@ -1,4 +1,4 @@
-"""`hmi store export` and `import`: one file with a domain's PLOT and all it builds on."""
+"""`hmi store export` and `import`: one file with a domain's PLOT and all its ancestors."""
 
 from __future__ import annotations
 

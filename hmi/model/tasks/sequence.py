@@ -80,7 +80,7 @@ class Classification(TaskKind):
 
 @dataclass(frozen=True)
 class Pair(Classification):
-    """The same for two texts."""
+    """One label for a pair of texts."""
 
     name: ClassVar[Task] = "pair"
 

@@ -1,4 +1,4 @@
-"""One tag for each word of a text that is split already."""
+"""One tag for each word of a text that is already split into words."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Tagging(TaskKind):
 
     @property
     def _moves(self) -> Floats | None:
-        """What may follow what, and how likely it is; None where neither is known."""
+        """Which tags may follow which, and their learnt scores; None if neither is known."""
         legal = rules(self.labels, self.rules.scheme)
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal
