@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,8 @@ import torch
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, TaskPart
-from hmi.engine.pace import Pace
+from hmi.engine.guests import Host, Hosts
+from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.pipeline import Failed, Retrieved, compute, retrieve
 from hmi.engine.preparing import Preparing
 from hmi.engine.queue import BatchQueue, Item, Piece, work_in
@@ -25,6 +26,7 @@ from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
+from hmi.model.packed import nothing
 from hmi.model.tagging import best_path, marginals
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.miss_recorder import MissRecorder
@@ -39,16 +41,19 @@ class Ran:
     batch: Retrieved
     answers: list[tuple[Item, InferResult]]
     failed: Failed
+    begun: float
+    """By `time.monotonic()`."""
     retrieve_s: float
     compute_s: float
     cpu_s: float
-    """Of the stream's one thread, in both."""
+    """Of the stream's one thread, in both; as `compute_s` without what guests took."""
 
 
 class Engine:
     """Answers requests of all tenants: texts are tokenised in turns (`Preparing`), wait in the batch queue, and run in
     `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not before, so that
-    who comes in between waits for one batch at most.
+    who comes in between waits for one batch at most; of one tenant's batch only for the layer that runs, where its own
+    work is shorter (`hmi.engine.guests`).
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class Engine:
         self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         metrics.watch_pool(self._pool)
         self._threads = ThreadPoolExecutor(settings.streams, thread_name_prefix="hmi-engine")
+        self._hosts = Hosts(settings.streams)
+        self._visits: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._running = 0
         self._accepting = False
@@ -88,9 +95,10 @@ class Engine:
             self._queue.fail_all(stopping)
         while self._running:
             await asyncio.sleep(0.01)
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._visits]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._preparing.stop()
         self._threads.shutdown()
         if self._misses is not None:
@@ -122,6 +130,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         items = [Item(r, b, w, loop.create_future()) for r, (b, w) in zip(requests, prepared, strict=True)]
         self._queue.put(items)
+        self._invite()
         try:
             return list(await asyncio.gather(*(i.future for i in items)))
         finally:
@@ -132,18 +141,40 @@ class Engine:
         while True:
             pieces = await self._queue.take(self._settings.max_batch_tokens)
             self._metrics.queue_tokens(self._queue.tokens)
-            try:
-                await self._run(pieces)
-            except Exception as error:
-                await self._one_by_one(pieces, error)
+            alone = len({piece.item.request.model.tenant for piece in pieces}) == 1
+            with self._hosts.running(self._expected_s(pieces) if alone else 0.0) as host:
+                await self._served(pieces, self._in_thread(pieces, host))
 
-    async def _run(self, pieces: list[Piece]) -> None:
-        begun = time.monotonic()
-        ran = await asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces)
-        if ran.batch.pieces:
-            self._pace.ran(pieces[0].item.group, work_in(ran.batch.pieces), ran.cpu_s)
-            self._reply(ran, begun)
-        _fail(ran.failed)
+    def _invite(self) -> None:
+        """Where a batch of one tenant runs, let a small one of who should not wait for all of it in between.
+
+        A batch of several is not interrupted: where many send a little each, batches are to be large.
+        """
+        host = self._hosts.roomiest()
+        pieces = [] if host is None else self._queue.take_guest(self._settings.max_batch_tokens, host.room_s)
+        if host is None or not pieces:
+            return
+        ran = host.receive(lambda: self._batch(pieces, None), self._expected_s(pieces), self._threads)
+        visit = asyncio.create_task(self._visit(pieces, ran))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+
+    async def _visit(self, pieces: list[Piece], ran: Awaitable[Ran]) -> None:
+        await self._served(pieces, ran)
+        self._invite()
+
+    async def _served(self, pieces: list[Piece], ran: Awaitable[Ran]) -> None:
+        """Reply with what a batch gave, or where it failed as a whole, with what its parts give."""
+        try:
+            self._reply(await ran)
+        except Exception as error:
+            await self._one_by_one(pieces, error)
+
+    def _in_thread(self, pieces: list[Piece], host: Host | None) -> Awaitable[Ran]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces, host)
+
+    def _expected_s(self, pieces: list[Piece]) -> float:
+        return self._pace.seconds(pieces[0].item.group, work_in(pieces) + BATCH_WORK)
 
     async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
         """After a batch that failed as a whole: run each model's pieces alone, so that only those fail that must."""
@@ -155,11 +186,11 @@ class Engine:
             try:
                 if len(groups) == 1:
                     raise error
-                await self._run(group)
+                self._reply(await self._in_thread(group, None))
             except Exception as alone:
                 _fail([(piece.item, alone) for piece in group])
 
-    def _batch(self, pieces: list[Piece]) -> Ran:
+    def _batch(self, pieces: list[Piece], host: Host | None) -> Ran:
         begun, cpu = time.monotonic(), time.thread_time()
         watch = self._misses.record if self._misses is not None and self._misses.on else None
         with self._pool.lease([p.bundle.version.artefact for p in pieces]) as (parts, broken):
@@ -168,14 +199,22 @@ class Engine:
             leased = time.monotonic()
             batch = retrieve(self._bundles, sound, watch)
             retrieved = time.monotonic()
-            answers, bad = compute(batch, parts) if batch.pieces else ([], [])
-        ended = time.monotonic()
+            between = nothing if host is None else host.let_in
+            answers, bad = compute(batch, parts, between) if batch.pieces else ([], [])
         retrieve_s = retrieved - leased
-        failed = failed + batch.failed + bad
-        return Ran(batch, answers, failed, retrieve_s, ended - begun - retrieve_s, time.thread_time() - cpu)
+        compute_s, cpu_s = time.monotonic() - begun - retrieve_s, time.thread_time() - cpu
+        if host is not None:
+            compute_s, cpu_s = compute_s - host.away_s, cpu_s - host.away_cpu_s
+        return Ran(batch, answers, failed + batch.failed + bad, begun, retrieve_s, compute_s, cpu_s)
 
-    def _reply(self, ran: Ran, begun: float) -> None:
+    def _reply(self, ran: Ran) -> None:
+        if ran.batch.pieces:
+            self._answer_all(ran)
+        _fail(ran.failed)
+
+    def _answer_all(self, ran: Ran) -> None:
         pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
+        self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
         self._metrics.stage("retrieve", ran.retrieve_s)
         self._metrics.stage("compute", ran.compute_s)
         self._metrics.batch(len(pieces), tokens)
@@ -186,8 +225,8 @@ class Engine:
             self._metrics.usage.add(piece.item.request.model.tenant, tokens=mine, compute_ms=share)
         for item in {id(piece.item): piece.item for piece in pieces}.values():
             if "queue_ms" not in item.timing:
-                item.timing["queue_ms"] = begun - item.queued
-                self._metrics.stage("queue", begun - item.queued)
+                item.timing["queue_ms"] = ran.begun - item.queued
+                self._metrics.stage("queue", ran.begun - item.queued)
             item.timing["retrieve_ms"] += ran.retrieve_s
             item.timing["compute_ms"] += ran.compute_s
         for item, answer in ran.answers:

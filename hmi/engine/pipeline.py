@@ -22,7 +22,7 @@ from hmi.errors import Damaged
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.heads import read_rows
 from hmi.model.lexical import bags_of
-from hmi.model.packed import run_classified, run_packed
+from hmi.model.packed import Between, nothing, run_classified, run_packed
 from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
@@ -82,8 +82,11 @@ def retrieve(bundles: Bundles, pieces: Sequence[Piece], watch: Watch | None = No
 
 
 @torch.inference_mode()
-def compute(batch: Retrieved, parts: Mapping[str, TaskPart]) -> tuple[list[tuple[Item, InferResult]], Failed]:
+def compute(
+    batch: Retrieved, parts: Mapping[str, TaskPart], between: Between = nothing
+) -> tuple[list[tuple[Item, InferResult]], Failed]:
     """Upper layers and heads; `parts` by artefact. Answers of the items that are complete now, and what failed.
+    `between` is called between two layers.
 
     A row of one text never reaches another text's (`hmi.model.packed`), so values that are no numbers stay with theirs.
     """
@@ -92,10 +95,10 @@ def compute(batch: Retrieved, parts: Mapping[str, TaskPart]) -> tuple[list[tuple
     bounds = list(pairwise(batch.offsets))
     rows: list[tuple[Tensor, Tensor | None]]
     if bundle.task.reads == "cls":
-        read, before = run_classified(*run)
+        read, before = run_classified(*run, between)
         rows = [(read[i], before[a:b]) for i, (a, b) in enumerate(bounds)]
     else:
-        last = run_packed(*run)
+        last = run_packed(*run, between)
         rows = [(last[a:b], None) for a, b in bounds]
     answers, failed = [], Failed()
     for piece, part, hits, its in zip(batch.pieces, mine, batch.hits, rows, strict=True):

@@ -145,9 +145,19 @@ class BatchQueue:
             while not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
-            batch = self._cut(self._next(), most_tokens)
+            batch = self._cut(self._next(), most_tokens, self._batch_s)
             if batch:
                 return batch
+
+    def take_guest(self, most_tokens: int, most_s: float) -> list[Piece]:
+        """A batch that takes `most_s` at most, of tenants that were given no more than whose batch was taken last had
+        before it; empty where there is none. It may run in the middle of that one."""
+        if not self._waiting:
+            return []
+        tenant, group = self._first()
+        if self._turns.given(tenant) > self._turns.now:
+            return []
+        return self._cut(group, most_tokens, most_s, guest=True)
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything that waits with `error` (shutdown)."""
@@ -160,27 +170,34 @@ class BatchQueue:
         self._room.clear()
 
     def _next(self) -> Group:
-        """The group whose turn it is: of the tenant that was given least, the one that waits longest there."""
+        """The group whose turn begins."""
+        tenant, group = self._first()
+        self._turns.begin(tenant)
+        return group
+
+    def _first(self) -> tuple[str, Group]:
+        """Whose turn it is, the tenant's that was given least, and the group of what waits longest there."""
         *_, tenant, group = min(
             (self._turns.given(tenant), items[0].queued, tenant, group)
             for group, tenants in self._waiting.items()
             for tenant, items in tenants.items()
         )
-        self._turns.begin(tenant)
-        return group
+        return tenant, group
 
-    def _cut(self, group: Group, most_tokens: int) -> list[Piece]:
+    def _cut(self, group: Group, most_tokens: int, most_s: float, guest: bool = False) -> list[Piece]:
         tenants = self._waiting[group]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
         heapq.heapify(line)
         *_, first = line[0]
         seconds, tokens = self._pace.seconds(group, BATCH_WORK), 0
-        part = self._batch_s / (TENANT_PART if self._somebody_away() else 1)
+        part = most_s / (TENANT_PART if self._somebody_away() else 1)
         parts: defaultdict[str, float] = defaultdict(float)
         batch: list[Piece] = []
         while line:
             given, _, tenant = line[0]
-            if batch and first not in tenants and given > self._turns.given(first):
+            if (guest and given > self._turns.now) or (
+                batch and first not in tenants and given > self._turns.given(first)
+            ):
                 break
             items = tenants[tenant]
             item = items[0]
@@ -189,8 +206,12 @@ class BatchQueue:
             else:
                 piece = Piece(item, item.cut)
                 takes = self._pace.seconds(group, piece.work)
-                if batch and (seconds + takes > self._batch_s or tokens + len(piece.window) > most_tokens):
+                full = seconds + takes > most_s or tokens + len(piece.window) > most_tokens
+                if batch and full:
                     break
+                if guest and full:  # maybe the next one's is shorter
+                    heapq.heappop(line)
+                    continue
                 if parts[tenant] and parts[tenant] + takes > part:
                     heapq.heappop(line)
                     continue

@@ -22,6 +22,11 @@ class Turns:
         """The least goes first."""
         return max(self._given.get(tenant, 0.0), self._now)
 
+    @property
+    def now(self) -> float:
+        """Where the tenant stood whose turn began last."""
+        return self._now
+
     def begin(self, tenant: str) -> None:
         """The turn of `tenant` begins, the first of all that wait."""
         self._now = self.given(tenant)

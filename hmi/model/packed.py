@@ -17,6 +17,13 @@ from hmi.model.modules import TenantModule
 from hmi.model.prepacked import PackedLinear, padded
 from hmi.model.relative import relative_bias
 
+Between = Callable[[], None]
+"""Called where one layer has ended and another is to begin: whoever computes may do something else first."""
+
+
+def nothing() -> None:
+    """Of `Between`: go on at once."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -40,16 +47,26 @@ def segments_of(modules: Sequence[TenantModule | None]) -> list[Segment]:
 
 @torch.inference_mode()
 def run_packed(
-    upper: nn.ModuleList, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None], heads: int
+    upper: nn.ModuleList,
+    x: Tensor,
+    offsets: Sequence[int],
+    modules: Sequence[TenantModule | None],
+    heads: int,
+    between: Between = nothing,
 ) -> Tensor:
     """x [tokens, dim] fp32 packed, text i at rows offsets[i]:offsets[i+1], with its tenant's module; every row of the
     last layer [tokens, dim]."""
-    return _through(list(upper), _as_counted(upper, x), offsets, segments_of(modules), heads)[: len(x)]
+    return _through(list(upper), _as_counted(upper, x), offsets, segments_of(modules), heads, between)[: len(x)]
 
 
 @torch.inference_mode()
 def run_classified(
-    upper: nn.ModuleList, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None], heads: int
+    upper: nn.ModuleList,
+    x: Tensor,
+    offsets: Sequence[int],
+    modules: Sequence[TenantModule | None],
+    heads: int,
+    between: Between = nothing,
 ) -> tuple[Tensor, Tensor]:
     """The same for classification: ([texts, 2·dim], [tokens, dim]).
 
@@ -58,7 +75,8 @@ def run_classified(
     """
     *below, last = upper
     segments = segments_of(modules)
-    whole = _through(below, _as_counted(upper, x), offsets, segments, heads)
+    whole = _through(below, _as_counted(upper, x), offsets, segments, heads, between)
+    between()
     first = last(
         whole,
         attend_first(offsets, heads),
@@ -86,11 +104,18 @@ def _as_counted(upper: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 def _through(
-    layers: Sequence[nn.Module], x: Tensor, offsets: Sequence[int], segments: Sequence[Segment], heads: int
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    offsets: Sequence[int],
+    segments: Sequence[Segment],
+    heads: int,
+    between: Between,
 ) -> Tensor:
     attend, bounds = attend_packed(offsets, heads), _token_bounds(segments, offsets)
     for i, layer in enumerate(layers):
         assert isinstance(layer, EncoderLayer)
+        if i:
+            between()
         x = layer(x, attend, segment_delta(bounds, i))
     return x
 

@@ -1,0 +1,97 @@
+"""Small batches that run in the middle of a long one, between two of its layers: for who comes while a long window of
+another tenant, which cannot be divided, takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+SHORTER = 2
+"""A guest takes its host's time divided by this at most: whoever is not shorter waits."""
+
+
+class Host:
+    """A batch that runs. Its guests together take as long as itself at most, so it is never more than doubled.
+
+    Of the event loop's thread, but for `let_in` and what it counts, which are the compute thread's.
+    """
+
+    def __init__(self, expected_s: float) -> None:
+        self._most_s, self._left_s = expected_s / SHORTER, expected_s
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.guest = False
+        """Whether it has one: no more than one at a time."""
+        self.away_s = self.away_cpu_s = 0.0
+        """What its thread gave to guests."""
+
+    @property
+    def room_s(self) -> float:
+        """What a guest that comes now may take."""
+        return 0.0 if self.guest else min(self._most_s, self._left_s)
+
+    def receive(self, work: Callable[[], T], expected_s: float, threads: ThreadPoolExecutor) -> asyncio.Future[T]:
+        """The result of `work`, which runs between two layers of this batch, or in a thread that is free before."""
+        done: Future[T] = Future()
+
+        def visit() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                result = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.guest, self._left_s = True, self._left_s - expected_s
+        self._waiting.append(visit)
+        threads.submit(self.let_in)
+        result = asyncio.wrap_future(done)
+        result.add_done_callback(self._left)
+        return result
+
+    def _left(self, _: object) -> None:
+        self.guest = False
+
+    def let_in(self) -> None:
+        """Run the guest that waits, if any."""
+        try:
+            visit = self._waiting.popleft()
+        except IndexError:
+            return
+        begun, cpu = time.monotonic(), time.thread_time()
+        visit()
+        self.away_s += time.monotonic() - begun
+        self.away_cpu_s += time.thread_time() - cpu
+
+
+class Hosts:
+    """The batches that run now, one in each stream at most. Owned by the event loop's thread."""
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+        self._running: list[Host] = []
+
+    @contextmanager
+    def running(self, expected_s: float) -> Iterator[Host]:
+        """While a batch runs that is expected to take so long, 0 = it takes no guests."""
+        host = Host(expected_s)
+        self._running.append(host)
+        try:
+            yield host
+        finally:
+            self._running.remove(host)
+
+    def roomiest(self) -> Host | None:
+        """Where a guest may go; None while a stream is free, or nobody has room."""
+        if len(self._running) < self._streams:
+            return None
+        host = max(self._running, key=lambda host: host.room_s)
+        return host if host.room_s > 0 else None

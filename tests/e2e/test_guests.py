@@ -1,0 +1,197 @@
+"""Small batches between two layers of a long one: who goes first, and that nobody's answer depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hmi.core import ModelId
+from hmi.engine import Engine, InferRequest, InferResult
+from hmi.engine.guests import Hosts
+from hmi.engine.pace import Pace
+from hmi.engine.queue import BatchQueue, Item
+from hmi.errors import Damaged
+from hmi.metrics import Metrics
+from tests.e2e.conftest import Home
+
+MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
+TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
+LONG = 64
+"""Rows of a batch that is held; guests have fewer."""
+
+
+class Held:
+    """An engine whose first long batch waits in its first layer until it is let go, and what came of each call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.guest_s = 0.0
+        """So long every other batch takes, at least."""
+        self.puts = 0
+        self.ended: list[asyncio.Task[list[InferResult]]] = []
+
+    def layer(self, layer: Any, given: tuple[Any, ...]) -> None:
+        if len(given[0]) >= LONG and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(60)
+        else:
+            time.sleep(self.guest_s)
+
+    async def call(self, *requests: InferRequest) -> asyncio.Task[list[InferResult]]:
+        """Send a call, and wait until its texts are queued."""
+        before = self.puts
+        task = asyncio.create_task(self.engine.infer(requests))
+        task.add_done_callback(self.ended.append)
+        await until(lambda: self.puts > before)
+        return task
+
+    async def host(self, *requests: InferRequest) -> asyncio.Task[list[InferResult]]:
+        task = await self.call(*requests)
+        await until(self.reached.is_set)
+        return task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def held(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
+    engine = Engine(home.engine()._bundles, replace(home.settings, batch_ms=1 << 20), Metrics())
+    lab, put = Held(engine), engine._queue.put
+
+    def counted(items: list[Item]) -> None:
+        put(items)
+        lab.puts += 1
+
+    monkeypatch.setattr(engine._queue, "put", counted)
+    monkeypatch.setattr(engine._pace, "ran", lambda *_: None)
+    await engine.start()
+    hook = engine._bundles.resolve(MOOD).root.upper[0].register_forward_pre_hook(lab.layer)
+    try:
+        yield lab
+    finally:
+        lab.go_on.set()
+        hook.remove()
+        await engine.stop()
+
+
+def long_call(home: Home) -> list[InferRequest]:
+    return [InferRequest(MOOD, t, scores=True) for t in home.covered]
+
+
+def answers(results: list[InferResult]) -> list[Any]:
+    return [(r.label, r.scores, r.tags, r.tag_scores) for r in results]
+
+
+async def test_a_small_batch_runs_within_a_long_one_and_changes_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = InferRequest(OTHER, home.covered[0], scores=True)
+    tags = InferRequest(TAGS, home.covered[0].split(), scores=True)
+    for guest_request in (small, tags):
+        async with held(home, monkeypatch) as lab:
+            host = await lab.host(*long_call(home))
+            guest = await lab.call(guest_request)
+            lab.go_on.set()
+            await asyncio.gather(host, guest)
+            assert lab.ended == [guest, host]
+            assert lab.engine._metrics.usage.of("globex").tokens < LONG
+            again = await lab.engine.infer(long_call(home))
+            assert answers(again) == answers(host.result()), "interrupted or not: the same, to the last bit"
+            assert answers(await lab.engine.infer([guest_request])) == answers(guest.result())
+
+
+async def test_each_is_charged_its_own_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held(home, monkeypatch) as lab:
+        lab.guest_s = 0.3
+        begun = time.monotonic()
+        host = await lab.host(*long_call(home))
+        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        lab.go_on.set()
+        (result, *_), _ = await asyncio.gather(host, guest)
+        took = (time.monotonic() - begun) * 1e3
+        assert result.timing["compute_ms"] < took - 299
+        assert guest.result()[0].timing["compute_ms"] > 299
+
+
+async def test_who_is_no_guest_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tenant; a batch that is not much shorter; and where several tenants' texts run, nobody."""
+    text = home.covered[0]
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home)[:12])
+        same = await lab.call(InferRequest(PAIRS, (text, text)))
+        longer = await lab.call(InferRequest(OTHER, " ".join(home.covered[:12])))
+        lab.go_on.set()
+        await asyncio.gather(host, same, longer)
+        assert lab.ended[0] is host
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home), InferRequest(OTHER, text))
+        third = await lab.call(InferRequest(TAGS, text.split()))
+        lab.go_on.set()
+        await asyncio.gather(host, third)
+        assert lab.ended == [host, third]
+
+
+async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    artefact = home.manager.model("globex.mood").live.artefact
+    path = home.settings.data / "adapters" / f"{artefact}.safetensors"
+    intact = path.read_bytes()
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home))
+        gone = await lab.call(InferRequest(TAGS, home.covered[0].split()))
+        try:
+            path.write_bytes(intact[:-8] + b"\0" * 8)
+            guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+            gone.cancel()
+            lab.go_on.set()
+            results = await asyncio.gather(host, guest, gone, return_exceptions=True)
+        finally:
+            path.write_bytes(intact)
+        assert len(results[0]) == len(home.covered)  # type: ignore[arg-type]
+        assert [type(r) for r in results[1:]] == [Damaged, asyncio.CancelledError]
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home))
+        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        host.cancel()
+        lab.go_on.set()
+        assert (await guest)[0].label
+
+
+async def test_guests_together_take_no_longer_than_their_host(home: Home) -> None:
+    """And a tenant is a guest until it was given more than the host's tenant had, which is soon."""
+    bundles = home.engine()._bundles
+    loop = asyncio.get_running_loop()
+
+    def item(model: ModelId, text: str) -> Item:
+        bundle = bundles.resolve(model)
+        (encoded,) = bundle.root.tokenizer.encode([text], 64)
+        return Item(InferRequest(model, text), bundle, [encoded], loop.create_future())
+
+    queue = BatchQueue(1_000_000, Pace(), 1e9)
+    queue.put([item(MOOD, t) for t in home.covered * 2])
+    await queue.take(200)
+    assert queue.take_guest(10_000, 1e9) == [], "who was just given a batch"
+    first, second = item(OTHER, home.covered[0]), item(OTHER, home.covered[1])
+    queue.put([first])
+    assert [p.item for p in queue.take_guest(10_000, 1e9)] == [first]
+    queue.put([second])
+    assert queue.take_guest(10_000, 1e9) == []
+    assert second in [p.item for p in await queue.take(200)], "it still goes before the loud one"
+    with Hosts(1).running(1.0) as host:
+        assert host.room_s == 0.5
+    hosts = Hosts(2)
+    with hosts.running(1.0) as host:
+        assert hosts.roomiest() is None, "a stream is free"
+        with hosts.running(0.0):
+            assert hosts.roomiest() is host
