@@ -17,6 +17,7 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.guests import Host, Hosts
+from hmi.engine.lines import Lines
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.pipeline import Failed, Retrieved, compute, retrieve
 from hmi.engine.preparing import Preparing
@@ -67,11 +68,14 @@ class Engine:
         self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         metrics.watch_pool(self._pool)
         self._threads = ThreadPoolExecutor(settings.streams, thread_name_prefix="hmi-engine")
+        self._lines = Lines()
         self._hosts = Hosts(settings.streams)
         self._visits: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._running = 0
         self._accepting = False
+        self._ended: Unavailable | None = None
+        """What all hear that have not been answered."""
 
     async def start(self) -> None:
         if self._misses is not None:
@@ -90,7 +94,7 @@ class Engine:
         """Accept nothing more; with `drain` answer what was accepted, else fail it with Unavailable."""
         self._accepting = False
         if not drain:
-            stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
+            self._ended = stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
             self._preparing.fail_all(stopping)
             self._queue.fail_all(stopping)
         while self._running:
@@ -116,7 +120,7 @@ class Engine:
         deadline = min((r.deadline for r in requests if r.deadline is not None), default=None)
         try:
             # The loop's clock is time.monotonic(), as the deadline's is.
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline), self._lines.through(requests):
                 return await self._answer(requests)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed; the work was dropped") from error
@@ -124,6 +128,8 @@ class Engine:
             self._running -= 1
 
     async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+        if self._ended is not None:  # while it stood in line
+            raise self._ended
         # Before anything is done for a call that must be refused then: each text has three tokens at least.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         prepared = await self._preparing.prepare(requests)

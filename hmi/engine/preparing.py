@@ -9,10 +9,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundle, Bundles
+from hmi.engine.recent import Recent
 from hmi.engine.request import InferRequest
 from hmi.engine.room import Room
 from hmi.engine.turns import Turns
@@ -23,6 +25,12 @@ from hmi.model.windows import encode_texts
 
 SLICE_S = 0.003
 """A turn ends with the first text after this time."""
+RESTS = 3
+"""While others have sent something lately, a tenant is tokenised for a quarter of the time: after a turn it rests three
+times as long. Much of tokenising holds the interpreter's lock, which each step of a batch waits for. A quarter of the
+time still gives more tokens than can be computed."""
+LEAST_S, MOST_S = 0.001, 0.02
+"""A shorter turn needs no rest, a longer one no more than this one."""
 MOST_CHARACTERS = 32 << 20
 """Text that may wait to be tokenised, of all tenants."""
 
@@ -80,6 +88,9 @@ class Preparing:
         self._bundles = bundles
         self._room = Room(MOST_CHARACTERS, "characters")
         self._turns = Turns()
+        self._recent = Recent()
+        self._resting: dict[str, float] = {}
+        """Until when, by `time.monotonic()`."""
         self._waiting: dict[str, deque[Share]] = {}
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
@@ -118,6 +129,7 @@ class Preparing:
         shares = [Share(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
         for share in shares:
             self._waiting.setdefault(share.tenant, deque()).append(share)
+            self._recent.sent(share.tenant)
         self._arrived.set()
         try:
             await asyncio.gather(*(share.future for share in shares))
@@ -136,6 +148,9 @@ class Preparing:
             self._turns.begin(share.tenant)
             took = await loop.run_in_executor(self._thread, share.go_on, self._bundles)
             self._turns.charge(share.tenant, took)
+            if took > LEAST_S and self._recent.other_than((share.tenant,)):
+                # Longer only where a root was loaded, which is not the tenant's work.
+                self._resting[share.tenant] = time.monotonic() + RESTS * min(took, MOST_S)
             share.settle()
 
     async def _next(self) -> Share:
@@ -146,10 +161,16 @@ class Preparing:
                     shares.popleft()
                 if not shares:
                     del self._waiting[tenant]
-            if self._waiting:
-                return self._waiting[min(self._waiting, key=self._turns.given)][0]
+            now = time.monotonic()
+            self._resting = {tenant: until for tenant, until in self._resting.items() if until > now}
+            awake = self._waiting.keys() - self._resting.keys()
+            if awake:
+                return self._waiting[min(awake, key=self._turns.given)][0]
             self._arrived.clear()
-            await self._arrived.wait()
+            first = min((self._resting[tenant] for tenant in self._waiting), default=None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(first):  # the loop's clock is time.monotonic()
+                    await self._arrived.wait()
 
 
 def check_text(text: Text, bundle: Bundle, field: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hmi.engine.bundles import Bundle
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
+from hmi.engine.recent import Recent
 from hmi.engine.request import InferRequest, InferResult
 from hmi.engine.room import Room
 from hmi.engine.turns import Turns
@@ -26,9 +27,6 @@ Group = tuple[str, str, bool, bool]
 
 TENANT_PART = 4
 """While somebody who may come back at any moment would have to wait, a tenant has one in so many parts of a batch."""
-RECENT_S = 1.0
-"""Who sent something within this time may come back at any moment."""
-
 _ADDING = threading.Lock()
 """Short, and so one for all items."""
 
@@ -108,8 +106,7 @@ class BatchQueue:
         self._pace, self._batch_s = pace, batch_s
         self._turns = Turns()
         self._waiting: dict[Group, dict[str, deque[Item]]] = {}
-        self._sent: dict[str, float] = {}
-        """When each tenant sent something last, the latest at the end."""
+        self._recent = Recent()
         self._arrived = asyncio.Event()
 
     @property
@@ -131,8 +128,7 @@ class BatchQueue:
             tenants = self._waiting.setdefault(item.group, {})
             tenants.setdefault(item.request.model.tenant, deque()).append(item)
         for tenant in new:
-            self._sent.pop(tenant, None)
-            self._sent[tenant] = time.monotonic()
+            self._recent.sent(tenant)
         self._arrived.set()
 
     async def take(self, most_tokens: int) -> list[Piece]:
@@ -231,11 +227,7 @@ class BatchQueue:
 
     def _somebody_away(self) -> bool:
         """Whether a tenant that sent something lately has nothing that waits."""
-        since = time.monotonic() - RECENT_S
-        while self._sent and (first := next(iter(self._sent.items())))[1] < since:
-            del self._sent[first[0]]
-        waiting = {tenant for tenants in self._waiting.values() for tenant in tenants}
-        return any(tenant not in waiting for tenant in self._sent)
+        return self._recent.other_than({tenant for tenants in self._waiting.values() for tenant in tenants})
 
     def _advance(self, items: deque[Item]) -> None:
         """The first item's next window is in a batch."""

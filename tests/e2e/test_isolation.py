@@ -152,7 +152,7 @@ async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: 
 
 async def test_batches_are_short_while_somebody_may_come_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     at = [100.0]
-    monkeypatch.setattr("hmi.engine.queue.time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr("hmi.engine.recent.time", SimpleNamespace(monotonic=lambda: at[0]))
     texts = [home.covered[0]] * 40
     loud, quiet = await items(home, MOOD, texts), await items(home, OTHER, texts[:1])
     for item in (*loud, *quiet):

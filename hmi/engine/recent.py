@@ -1,0 +1,28 @@
+"""Which tenants sent something lately. Owned by the event loop's thread (no locks)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+
+RECENT_S = 1.0
+"""Who sent something within this time may come back at any moment."""
+
+
+class Recent:
+    """When each tenant sent something last; who has not for RECENT_S is forgotten."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, float] = {}
+        """The latest at the end."""
+
+    def sent(self, tenant: str) -> None:
+        self._sent.pop(tenant, None)
+        self._sent[tenant] = time.monotonic()
+
+    def other_than(self, tenants: Container[str]) -> bool:
+        """Whether anybody else sent something lately."""
+        since = time.monotonic() - RECENT_S
+        while self._sent and (first := next(iter(self._sent.items())))[1] < since:
+            del self._sent[first[0]]
+        return any(tenant not in tenants for tenant in self._sent)
