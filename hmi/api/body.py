@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.census import Census, census
 from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
-from hmi.api.expand import ENCODINGS, Encoding, expanded
+from hmi.api.expand import ENCODINGS, Encoding, Limit, expanded
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
 from hmi.api.route import Route
@@ -115,7 +115,7 @@ async def _multipart(
     loan.cover(2 * MAX_SPEC_BYTES)
     form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
     try:
-        body, _, _ = await _parsed(route, form.spec, "identity", MAX_SPEC_BYTES, services, loan)
+        body, _, _ = await _parsed(route, form.spec, "identity", _limit(route, services.settings), services, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
@@ -161,16 +161,18 @@ def _is_inference(route: Route) -> bool:
     return route.scope == "infer"
 
 
-def _limit(route: Route, settings: Settings) -> int:
-    """Bytes of JSON: what a multipart body's spec may have, and for texts to infer the setting."""
-    return settings.max_body_bytes if _is_inference(route) else MAX_SPEC_BYTES
+def _limit(route: Route, settings: Settings) -> Limit:
+    """Of the JSON: what a multipart body's spec may have, and for texts to infer the setting."""
+    if _is_inference(route):
+        return Limit(settings.max_body_bytes, "send fewer inputs in a request, or raise max_body_bytes")
+    return Limit(MAX_SPEC_BYTES, "send less in a request, and large data as files")
 
 
 def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
     return Inflow(request, services.settings.body_idle_s, partial(services.bodies.rest, loan.holder))
 
 
-async def _read(request: web.Request, limit: int, services: Services, loan: Loan) -> bytes:
+async def _read(request: web.Request, limit: Limit, services: Services, loan: Loan) -> bytes:
     """The body as it was sent. What it will take is borrowed before any of it is read, where its length is known."""
     _check_size(request.content_length or 0, limit, loan)
     inflow = _inflow(request, services, loan)
@@ -188,14 +190,14 @@ async def _read(request: web.Request, limit: int, services: Services, loan: Loan
     return block[:size].tobytes()
 
 
-def _check_size(size: int, limit: int, loan: Loan) -> None:
-    if size > limit:
-        raise over("body", limit, "bytes", "send fewer inputs in a request")
+def _check_size(size: int, limit: Limit, loan: Loan) -> None:
+    if size > limit.most:
+        raise over("body", limit.most, "bytes", limit.cure)
     loan.cover(2 * size)  # the body, and the texts in it
 
 
 async def _parsed(
-    route: Route, sent: bytes, encoding: Encoding, limit: int, services: Services, loan: Loan
+    route: Route, sent: bytes, encoding: Encoding, limit: Limit, services: Services, loan: Loan
 ) -> tuple[Any, str, int]:
     """(the model, a digest, bytes of JSON) of a body as it was sent."""
 

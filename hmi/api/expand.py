@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -58,7 +59,15 @@ def expanding(source: BinaryIO, target: Path, field: str, limit: int, grow: Call
         raise
 
 
-def expanded(body: bytes, encoding: Encoding, limit: int, held: Callable[[int], None]) -> bytes:
+@dataclass(frozen=True)
+class Limit:
+    """The most bytes that a body may have, and what to do about more."""
+
+    most: int
+    cure: str
+
+
+def expanded(body: bytes, encoding: Encoding, limit: Limit, held: Callable[[int], None]) -> bytes:
     """A body of a Content-Encoding; `held` is told how many bytes there are before they are kept.
 
     Raises TooLarge once more than `limit` bytes come out, and Malformed.
@@ -67,8 +76,8 @@ def expanded(body: bytes, encoding: Encoding, limit: int, held: Callable[[int], 
     try:
         for chunk in _chunks(io.BytesIO(body), encoding):
             size += len(chunk)
-            if size > limit:
-                raise over("body", limit, "bytes (expanded)", "send fewer inputs in a request")
+            if size > limit.most:
+                raise over("body", limit.most, "bytes (expanded)", limit.cure)
             held(size)
             out.append(chunk)
     except _BROKEN as error:

@@ -108,7 +108,7 @@ async def _unfinished(port: int, key: str | None) -> None:
 
 
 async def _unfinished_small(port: int, key: str | None) -> None:
-    await held(port, post("/infer/loud.m", key, b" " * (7 * MIB - 1), declared=7 * MIB), 40)
+    await held(port, post("/infer/loud.m", key, b" " * (4 * MIB - 1), declared=4 * MIB), 40)
 
 
 async def _half_heads(port: int, key: str | None) -> None:
@@ -146,7 +146,7 @@ FLOODS: dict[str, Flood] = {
     "small-bodies": _bodies(lambda: objects(250_000), clients=16),
     "one-word": _bodies(lambda: b'{"inputs":"' + b"a" * (30 * MIB) + b'"}'),
     "unfinished": _unfinished,
-    "unfinished-7": _unfinished_small,
+    "unfinished-4": _unfinished_small,
     "half-heads": _half_heads,
     "slow-heads": _slow_heads,
     "slow-bodies": _slow_bodies,

@@ -98,12 +98,12 @@ async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeyp
     monkeypatch.setattr(body_module, "parse", lambda model, data: parsed.append(len(data)) or parse(model, data))
     words = {"inputs": [{"tokens": ["ab"] * 10_000}] * 14}
     many_fields = b'{"inputs":"a",' + b",".join(b'"k%d":0' % i for i in range(9_000)) + b"}"
-    nested = objects(4 * MIB, b'{"a":{"a":{"a":{}}}}')
+    nested = objects(3 * MIB, b'{"a":{"a":{"a":{}}}}')
     async with running(tmp_path) as world:
         for data in (
-            objects(4 * MIB),
+            objects(3 * MIB),
             nested,
-            objects(4 * MIB, b'{"text":"a"}'),
+            objects(3 * MIB, b'{"text":"a"}'),
             json.dumps(words).encode(),
             many_fields,
         ):
@@ -118,7 +118,12 @@ async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeyp
         commas = json.dumps({"inputs": [",{[:" * 20_000] * 10}).encode()
         assert (await infer(world, commas))[0] == 404, "what stands in a text counts for nothing"
         assert parsed == [len(commas)]
-        assert (await infer(world, b" " * (8 * MIB + 1)))[:2] == (413, "too_large")
+        most = json.dumps({"inputs": ["é" * 2044] * 1024}, ensure_ascii=False).encode().ljust(4 * MIB)
+        assert (len(most), (await infer(world, most))[0]) == (4 * MIB, 404), "1024 texts of 512 tokens of 8 bytes"
+        status, kind, message = await infer(world, most + b" ")
+        assert (status, kind) == (413, "too_large")
+        assert "4194304 bytes" in message
+        assert "max_body_bytes" in message
         assert (await world.call("POST", "/manage/tenants", data=b" " * (MIB + 1), headers=JSON))[0] == 413
 
 

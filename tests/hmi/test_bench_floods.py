@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hmi.bench.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, TEXT_BYTES
+from hmi.bench.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, MOST_BYTES, TEXT_BYTES
 from hmi.bench.floods.run import Plan, _flooding
 from hmi.bench.floods.server import Home, running
 from hmi.bench.floods.watch import watch
+from hmi.config import Settings
 from hmi.errors import InvalidInput
 
 
@@ -31,8 +32,10 @@ def test_a_floods_bodies_are_within_the_servers_limits_or_meant_not_to_be(name: 
         inputs = json.loads(request.body)["inputs"]
         assert len(inputs) > 15
         assert all(len(str(text).encode()) <= TEXT_BYTES for text in inputs)
-        for size, said in ((BODY_BYTES, "30 MB"), (FULL_BYTES, "7 MB")):
-            assert said not in FLOODS[name].what or 0.9 * size < len(request.body) < 1.07 * size
+        for size, said in ((BODY_BYTES, "30 MB"), (FULL_BYTES, " 7 MB"), (MOST_BYTES, "3.9 MB")):
+            assert said not in f" {FLOODS[name].what}" or 0.9 * size < len(request.body) < 1.07 * size
+        refused = name in ("spaces", "word", "cjk", "objects", "unfinished") or name.startswith("full")
+        assert (len(request.body) > Settings().max_body_bytes) is refused
 
 
 def test_an_unknown_flood_is_named_with_those_there_are() -> None:

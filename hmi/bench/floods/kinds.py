@@ -12,8 +12,10 @@ INFER = "/infer/flood.mood"
 TEXT_BYTES = 100_000
 """The server's default `max_text_bytes`."""
 BODY_BYTES = 30 << 20
-"""Far over what the server takes; FULL_BYTES is the most that it does take, nearly."""
 FULL_BYTES = 7 << 20
+"""Far over what the server takes, and over it as well: what it took once. MOST_BYTES is the most that it does take,
+nearly."""
+MOST_BYTES = 39 * TEXT_BYTES
 SENTENCE = "The committee could not agree on what the second report had said about prices and wages."
 
 
@@ -99,9 +101,16 @@ FLOODS: dict[str, Flood] = {
     "full_word": Flood("7 MB of one word", lambda: _texts(WORD, FULL_BYTES)),
     "full_cjk": Flood("7 MB of Chinese", lambda: _texts(CHINESE, FULL_BYTES)),
     "full_objects": Flood("7 MB of small objects", lambda: _objects(FULL_BYTES)),
+    "most_spaces": Flood("3.9 MB of spaces", lambda: _texts(SPACES, MOST_BYTES)),
+    "most_word": Flood("3.9 MB of one word", lambda: _texts(WORD, MOST_BYTES)),
+    "most_cjk": Flood("3.9 MB of Chinese", lambda: _texts(CHINESE, MOST_BYTES)),
+    "most_objects": Flood("3.9 MB of small objects", lambda: _objects(MOST_BYTES)),
     "unfinished": Flood("40 bodies of 30 MB without their end", lambda: _texts("a ", BODY_BYTES), 40, unfinished=True),
     "full_unfinished": Flood(
         "40 bodies of 7 MB without their end", lambda: _texts("a ", FULL_BYTES), 40, unfinished=True
+    ),
+    "most_unfinished": Flood(
+        "40 bodies of 3.9 MB without their end", lambda: _texts("a ", MOST_BYTES), 40, unfinished=True
     ),
     "bombs": Flood("1 MB of gzip that expands to 1 GiB, no key", _bomb),
     "headers": Flood(
