@@ -254,6 +254,59 @@ async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
     await preparing.stop()
 
 
+async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is tokenised only to hear that the queue is full, and who has a small one or is another does not wait."""
+    monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
+    engine = Engine(home.engine()._bundles, replace(home.settings, queue_tokens=4 * 1500), Metrics())
+    read: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:
+        read.extend(map(str, texts))
+        return encode(self, texts, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    await engine.start()
+    texts = (home.covered * 4)[:100]
+    ended: list[str] = []
+
+    async def call(name: str, model: ModelId, texts: list[str]) -> list[InferResult]:
+        results = await engine.infer([InferRequest(model, text) for text in texts])
+        ended.append(name)
+        return results
+
+    calls = [call(f"large {i}", MOOD, texts) for i in range(4)]
+    calls += [call("small", MOOD, texts[:1]), call("other", OTHER, texts)]
+    tasks = [asyncio.create_task(c) for c in calls]
+    late = asyncio.create_task(engine.infer([InferRequest(MOOD, t, deadline=time.monotonic() + 0.001) for t in texts]))
+    results = await asyncio.gather(*tasks)
+    assert [len(answers) for answers in results] == [100, 100, 100, 100, 1, 100], "all at once would not fit"
+    assert ended.index("small") < ended.index("large 1")
+    assert ended.index("other") < ended.index("large 3")
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert len(read) == 501, "each text once, and none of the call whose deadline passed in line"
+    await engine.stop()
+
+
+async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.engine.preparing.SLICE_S", 0.0)
+    encode = Tokenizer.encode
+
+    def slow(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:
+        time.sleep(0.005)
+        return encode(self, texts, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    preparing = Preparing(home.engine()._bundles)
+    preparing.start()
+    await preparing.prepare([InferRequest(OTHER, "a quiet text")])
+    begun = time.monotonic()
+    await preparing.prepare([InferRequest(MOOD, t) for t in home.covered[:10]])
+    assert time.monotonic() - begun >= 10 * 0.005 + 9 * 0.015, "a quarter of the time: nine rests between ten turns"
+    await preparing.stop()
+
+
 async def test_an_end_without_draining_tokenises_nothing_more(home: Home) -> None:
     engine = home.engine()
     await engine.start()
