@@ -176,6 +176,10 @@ class Engine:
         except Exception as error:
             await self._one_by_one(pieces, error)
 
+    async def _run(self, pieces: list[Piece]) -> None:
+        """A batch that takes no guests."""
+        self._reply(await self._in_thread(pieces, None))
+
     def _in_thread(self, pieces: list[Piece], host: Host | None) -> Awaitable[Ran]:
         return asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces, host)
 
@@ -192,7 +196,7 @@ class Engine:
             try:
                 if len(groups) == 1:
                     raise error
-                self._reply(await self._in_thread(group, None))
+                await self._run(group)
             except Exception as alone:
                 _fail([(piece.item, alone) for piece in group])
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, pipeline
+from hmi.engine import Engine, InferRequest, InferResult, pipeline
 from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
