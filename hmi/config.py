@@ -56,7 +56,8 @@ class Settings:
     # max_inputs texts of the most tokens that a model reads at once fit: 1024 · 512 tokens · 8 bytes. Words and white
     # space of English are 5 bytes a token, Chinese 3.
     max_body_bytes: int = 4 * MIB
-    """Size of the JSON body of one call to infer, after decompression. `max_inputs` texts of 512 tokens fit in the default."""
+    """Size of the JSON body of one call to infer, after decompression. The default takes `max_inputs` texts of
+    512 tokens."""
     body_bytes: int = 128 * MIB
     """Memory for request bodies in flight; a tenant may hold as much of it as it leaves free for others."""
     body_idle_s: int = 30
