@@ -8,12 +8,16 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from hmi.core import JobState
+from hmi.errors import HmiError
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -162,7 +166,7 @@ class Metrics:
         self.registry.register(_PoolCollector(pool))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]]) -> None:
-        """Report the number of jobs in each state, asked for at each scrape."""
+        """Report the number of jobs in each state, asked for at each scrape; a state that is left out is damaged."""
         self.registry.register(_JobsCollector(by_state))
 
     def render(self) -> bytes:
@@ -206,7 +210,12 @@ class _JobsCollector(Collector):
         self._by_state = by_state
 
     def collect(self) -> Iterable[Metric]:
+        found: Mapping[str, int] = {}
+        with suppress(HmiError):  # all other figures are to be read all the same
+            found = self._by_state()
         jobs = GaugeMetricFamily("hmi_jobs", "Jobs by state.", labels=["state"])
-        for state, count in sorted(self._by_state().items()):
+        for state, count in sorted(found.items()):
             jobs.add_metric([state], count)
-        return [jobs]
+        lost = GaugeMetricFamily("hmi_jobs_unread", "States whose jobs cannot be counted: run 'hmi store verify'.")
+        lost.add_metric([], len(set(get_args(JobState)) - set(found)))
+        return [jobs, lost]

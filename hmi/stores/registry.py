@@ -220,7 +220,7 @@ class Registry:
         return self._ledger.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
 
     def count_jobs(self) -> dict[str, int]:
-        """How many jobs there are in each state, without reading them."""
+        """How many jobs there are in each state, without reading them; a count that is damaged is left out."""
         return self._ledger.read(job_table.count_jobs)
 
     def live_jobs(self) -> list[JobRecord]:
