@@ -10,6 +10,7 @@ from hmi.errors import Damaged, HmiError, Unavailable
 from hmi.jobs.folders import JobFolder
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
+from hmi.model.checked import ROOT_CURE
 from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
 from hmi.stores.layout import read_json, tree_bytes
@@ -54,7 +55,7 @@ class Upkeep:
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not (parts.layout.roots / root.name / root.version).is_dir():
-                problems.append(f"the files of root {root.name} are missing: restore <data>/roots from a backup")
+                problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
         for lower, domain in lowers.items():
             if not parts.lowers.has(lower):
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")

@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import lmdb
 import pytest
 
 from hmi.config import Settings
-from hmi.core import JobRecord, ModelId, TenantRecord, now
+from hmi.core import JobRecord, JobState, ModelId, TenantRecord, now
 from hmi.errors import Damaged, HmiError, NotFound
 from hmi.manager import Manager
 from hmi.manager.tenants import new_key
@@ -249,7 +250,7 @@ def test_a_damaged_count_costs_its_own_line_and_is_counted_anew(folder: Path) ->
     value = raw_records(folder)[b"jobcount/running"]
     damaged(folder, value, value[:-1] + b"7")
     registry, metrics = Registry.open(folder), Metrics()
-    metrics.watch_jobs(registry.count_jobs)
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState))
     assert "running" not in registry.count_jobs()
     text = metrics.render().decode()
     assert 'hmi_jobs{state="queued"} 0.0' in text
@@ -261,7 +262,7 @@ def test_a_damaged_count_costs_its_own_line_and_is_counted_anew(folder: Path) ->
     assert registry.problems() == []
     registry.close()
     metrics = Metrics()
-    metrics.watch_jobs(registry.count_jobs)  # closed: nothing of it can be read
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState))  # closed: nothing of it can be read
     assert "hmi_jobs_unread 5.0" in metrics.render().decode()
 
 
