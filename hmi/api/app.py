@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import get_args
 
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from hmi.api.services import SERVICES, Inference, Services, Unfinished
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
+from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
@@ -53,7 +55,7 @@ def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], I
     """Open the data folder and wire the parts."""
     manager = Manager(settings)
     metrics = Metrics()
-    metrics.watch_jobs(manager.registry.count_jobs)
+    metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     return Services(
         settings=settings,
         manager=manager,

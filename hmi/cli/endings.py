@@ -18,6 +18,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
         return _of_model(result)
     if view["kind"] == "build_plot":
         return _of_plot(result)
+    if "repaired" in result:
+        return {"repaired": ", ".join(result["repaired"]) or "nothing: its files are sound"}
     return {}
 
 

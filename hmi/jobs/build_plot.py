@@ -23,6 +23,7 @@ from hmi.model.files import read_checkpoint, write_checkpoint, write_json
 from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
+from hmi.stores.adapter_store import DamagedArtefact
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000
@@ -169,7 +170,10 @@ def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | 
     if name is None:
         assert root.lower is not None
         return None, root.lower
-    return name, lower_from(ctx.lowers.get(name), root.info, root.tokenizer.cls_id)
+    try:
+        return name, lower_from(ctx.lowers.get(name), root.info, root.tokenizer.cls_id)
+    except DamagedArtefact as error:
+        raise error.of(f"domain {version.ref}'s lower layers") from error
 
 
 def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, options: BuildPlotOptions) -> str:

@@ -35,10 +35,11 @@ NEAR = 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a new version is held back, None where it is to answer; `scores` for its report."""
+    """Why a new version is held back, None where it is to answer; `scores` and `remark` for its report."""
 
     held_back: str | None = None
     scores: dict[str, Any] | None = None
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
             return _settled(publish, f"an input is {is_} now and {was} in version {live.version}", None)
         old = _live_answers(ctx, root, live, dev)
     except (NotFound, Damaged, PlotStoreError):
-        return Verdict("publish=never was asked for" if publish == "never" else None)
+        held_back = "publish=never was asked for" if publish == "never" else None
+        return Verdict(held_back, remark="the live version cannot be read: the new one was not compared with it")
     fresh = unseen(dev, seen_by(ctx, live))
     seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
     (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)

@@ -12,7 +12,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.folders import JobFolder
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
@@ -66,7 +66,7 @@ class JobContext:
 
     @cached_property
     def lowers(self) -> AdapterStore:
-        return AdapterStore(self._layout.lowers)
+        return AdapterStore(self._layout.lowers, LOWER_CURE)
 
     def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
         """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped (shutdown).

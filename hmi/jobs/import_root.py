@@ -13,6 +13,7 @@ from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
+from hmi.jobs import repair_root
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import choose, count_corpus
@@ -45,12 +46,17 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 def run(ctx: JobContext) -> dict[str, Any]:
     """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
-    each kind of text that fidelity is told of; text-0, text-1, … are general."""
+    each kind of text that fidelity is told of; text-0, text-1, … are general. With `repairs`, the version of a root
+    that is there, its files become what they were (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
     spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
     source = find_source(spec["source"])
     texts = sorted(ctx.input.glob("text-*"))
     documents = sum(check_corpus(text) for text in texts)
+    if "repairs" in spec:
+        return repair_root.run(
+            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, options, texts)
+        )
     folder = ctx.settings.data / "roots" / spec["name"] / ctx.job.job
     if not folder.exists():
         _write_artefact(ctx, folder, source, spec, options, texts)

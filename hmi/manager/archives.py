@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hmi.manager.parts import Parts
-from hmi.manager.upkeep import LOWER_CURE
+from hmi.stores.adapter_store import LOWER_CURE
 from hmi.stores.plots import plot_errors
 from plot_store import Store, VersionInfo
 

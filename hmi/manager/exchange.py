@@ -18,6 +18,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
+from hmi.stores.adapter_store import DamagedArtefact
 
 if TYPE_CHECKING:
     from hmi.model.root import RootInfo
@@ -42,7 +43,8 @@ class Exchange:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
-        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin)."""
+        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin),
+        Damaged."""
         from safetensors.torch import save
 
         from hmi.model.interchange import write_adapter_config
@@ -54,7 +56,10 @@ class Exchange:
             raise InvalidInput(f"model {wanted} has no module: there is nothing to export", field="model")
         info = self._root(live.root, live.root_version)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
-        state = self._parts.adapters.get(live.artefact)
+        try:
+            state = self._parts.adapters.get(live.artefact)
+        except DamagedArtefact as error:
+            raise error.of(f"version {live.version} of model {wanted}") from error
         module = {k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")}
         files = {
             "adapter_config.json": _json(config),

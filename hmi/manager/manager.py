@@ -19,7 +19,7 @@ from hmi.manager.roots import Roots
 from hmi.manager.store_care import StoreCare
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
 from hmi.manager.upkeep import Upkeep
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
 from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
@@ -42,7 +42,7 @@ class Manager:
             plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
-            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers)
+            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers, LOWER_CURE)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
         self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner, self.misses)

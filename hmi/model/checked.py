@@ -12,6 +12,10 @@ from pathlib import Path
 
 from hmi.errors import Damaged, Unavailable
 
+ROOT_CURE = (
+    "import the root again with the source, options and texts of its first import ('hmi root import'), or restore "
+    "<data>/roots from a copy"
+)
 Identity = tuple[int, int, int, int, int]
 _found: dict[Identity, str] = {}
 _lock = threading.Lock()

@@ -63,7 +63,7 @@ def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
     else:
         txn.put(LIVE + record.job, b"")
     txn.put(_of(record.tenant) + record.job, b"")
-    _count(txn, None if old is None else old.state, record.state)
+    _count(table, txn, None if old is None else old.state, record.state)
 
 
 def drop_job(table: Table, txn: Txn, job: str) -> None:
@@ -72,26 +72,22 @@ def drop_job(table: Table, txn: Txn, job: str) -> None:
     if old is not None:
         for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
             txn.delete(key)
-        _count(txn, old.state, None)
+        _count(table, txn, old.state, None)
 
 
 def index_jobs(table: Table, txn: Txn) -> None:
     """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
     if txn.get(JOBS_INDEXED) is not None:
         return
-    states: Counter[str] = Counter()
     for record in table.all(txn, JOB, JobRecord, tolerant=True):
         txn.put(_of(record.tenant) + record.job, b"")
-        states[record.state] += 1
-    for state in get_args(JobState):
-        txn.put(JOB_COUNT + state, str(states[state]).encode())
+    _count_anew(table, txn)
     txn.put(JOBS_INDEXED, b"")
 
 
 def count_jobs(txn: Txn) -> dict[str, int]:
-    """How many jobs there are in each state that any has."""
-    found = {state: int(raw) for state, raw in txn.items(JOB_COUNT)}
-    return {state: count for state, count in found.items() if count}
+    """How many jobs there are in each state. A count that is damaged is left out, until a job changes."""
+    return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
 
 def page_of_jobs(
@@ -244,7 +240,17 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(txn: Txn, old: JobState | None, new: JobState | None) -> None:
-    for state, step in ((old, -1), (new, +1)):
-        if state is not None and old != new:
-            txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
+def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -> None:
+    """Count a job that has changed, after its record."""
+    try:
+        for state, step in ((old, -1), (new, +1)):
+            if state is not None and old != new:
+                txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
+    except Damaged:  # a sum of what is there, which must not keep any job from its end
+        _count_anew(table, txn)
+
+
+def _count_anew(table: Table, txn: Txn) -> None:
+    states = Counter(record.state for record in table.all(txn, JOB, JobRecord, tolerant=True))
+    for state in get_args(JobState):
+        txn.put(JOB_COUNT + state, str(states[state]).encode())

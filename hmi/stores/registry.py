@@ -220,12 +220,12 @@ class Registry:
         return self._ledger.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
 
     def count_jobs(self) -> dict[str, int]:
-        """How many jobs there are in each state, without reading them."""
+        """How many jobs there are in each state, without reading them; a count that is damaged is left out."""
         return self._ledger.read(job_table.count_jobs)
 
-    def live_jobs(self) -> list[JobRecord]:
-        """Queued and running jobs of one snapshot, the oldest first."""
-        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t))
+    def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
+        """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves it out."""
+        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""

@@ -17,7 +17,7 @@ from hmi.cli import main
 from hmi.cli.endings import lines
 from hmi.cli.progress import tell
 from hmi.core import ModelId
-from hmi.errors import InvalidInput
+from hmi.errors import Damaged, InvalidInput
 from hmi.jobs import fine_tune
 from hmi.jobs.comparing import tolerance
 from hmi.jobs.rows import Row
@@ -191,6 +191,49 @@ def test_an_update_of_another_form_is_held_back_and_a_lost_live_version_is_repla
     made = attempt(manager, job, fine_tune.run)
     assert made is not None
     assert (made["published"], manager.model("acme.v").current) == (True, 3)
+
+
+def changed(path: Path) -> None:
+    """Every 97th byte of the file's second half."""
+    raw = bytearray(path.read_bytes())
+    for at in range(len(raw) // 2, len(raw), 97):
+        raw[at] ^= 0x15
+    path.write_bytes(raw)
+
+
+def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: Manager) -> None:
+    """Also where it is interrupted, and with fewer rows, of which the new version knows no others."""
+    few = {**OPTIONS, "epochs": 2}
+    job = manager.create_model("acme.d", domain="tiny", task="classification", data=rows(120), options=few)
+    assert attempt(manager, job, fine_tune.run)
+    first = manager.model("acme.d").live
+    changed(manager.adapters.path(first.artefact))
+    start = {**few, "module": None, "start": "acme.d"}
+    job = manager.create_model("acme.e", domain="tiny", task="classification", data=rows(60), options=start)
+    with pytest.raises(
+        Damaged, match=r"version 1 of acme\.d, which options\.start names, fails its checksum"
+    ) as caught:
+        attempt(manager, job, fine_tune.run)
+    assert first.artefact not in caught.value.message
+    manager.cancel_job(job.job)
+    job = manager.update_model("acme.d", data=rows(60), options={"epochs": 3})
+    assert attempt(manager, job, fine_tune.run, calls=4) is None, "it was to be stopped after its first epoch"
+    assert (manager.settings.data / "jobs" / job.job / "checkpoint.safetensors").exists()
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    assert made["published"] is True
+    told = " ".join(made["metrics"]["warnings"])
+    assert "the live version 1 is damaged: this one began afresh" in told
+    assert "was not compared" in told
+    assert "live" not in made["metrics"]
+    live = manager.model("acme.d").live
+    assert live.version == 2
+    known = keys_from_text(manager.adapters.about(live.artefact)["rows"])
+    assert 0 < len(known) <= 60
+    made = attempt(manager, manager.update_model("acme.d", data=rows(60), options={"epochs": 1}), fine_tune.run)
+    assert made is not None
+    assert made["metrics"]["live"]["version"] == 2, "an intact live version is gone on from, and compared with"
+    assert not any("afresh" in note for note in made["metrics"]["warnings"])
 
 
 def numbered(start: int, stop: int) -> list[Row]:
