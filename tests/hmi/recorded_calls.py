@@ -37,7 +37,7 @@ def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str
         kind = draw.choices(("single", "mixed", "broken"), (70, 24, 6))[0]
         models = draw.sample(known["models"], draw.randint(2, 6))
         sizes = ((1, 1), (2, 4), (5, 12), (13, 32))
-        most = draw.randint(*draw.choices(sizes, (50, 25, 15, 10))[0])
+        most = draw.randint(*draw.choices(sizes, (55, 28, 12, 5))[0])
         one = models[0]
         if kind == "mixed":
             each = [_body(draw, known, model, max(1, most // len(models))) for model in models]
@@ -91,7 +91,7 @@ def _body(draw: random.Random, known: Json, model: Json, most: int) -> Json:
 
 def _one(draw: random.Random, known: Json, form: str) -> Json:
     """An input: real, short, very long, or odd."""
-    kind = draw.choices(("real", "short", "long", "odd"), (65, 18, 7, 10))[0]
+    kind = draw.choices(("real", "short", "long", "odd"), (68, 18, 4, 10))[0]
     found: list[str] = list(draw.choice(known["texts"][form]))
     at = draw.randrange(len(found))
     if kind == "short":
