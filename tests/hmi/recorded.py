@@ -37,6 +37,8 @@ from tests.hmi.recorded_data import fill, rows_of
 
 Json = Any
 HERE = Path(__file__).resolve().parents[2]
+WHOLE = ("scores", "stored")
+"""Below these, numbers are counted under this name, not under their own."""
 
 
 def packed(path: Path, mode: str) -> IO[str]:
@@ -149,7 +151,7 @@ class Differences:
                 self.wrong.append(f"{place}: {a!r} and {b!r}")
         elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
             for key in a:
-                self.look(a[key], b[key], f"{place}.{key}", name if name == "scores" else key)
+                self.look(a[key], b[key], f"{place}.{key}", name if name in WHOLE else key)
         elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             for i, (one, other) in enumerate(zip(a, b, strict=True)):
                 self.look(one, other, f"{place}[{i}]", name)
@@ -167,14 +169,14 @@ def compare(a: Path, b: Path, tolerance: float = 1e-5, shown: int = 10) -> int:
                 found.wrong.append(f"line {total}: not the same request: record both with the same data and seed")
                 break
             bits += left == right
-            found.look(
-                [one["status"], one["answer"]], [other["status"], other["answer"]], f"line {total} {one['path']}"
-            )
+            place, name = f"line {total} {one['path']}", "stored" if one["what"] == "stored" else ""
+            found.look([one["status"], one["answer"]], [other["status"], other["answer"]], place, name)
     for name, count in sorted(found.numbers.items()):
         same = count - found.unequal[name]
         print(f"{name}: {same} of {count} numbers bit-equal, greatest difference {found.greatest[name]:.3g}")
     print(f"{bits} of {total} answers bit-equal, {len(found.wrong)} mismatches")
-    print(*found.wrong[:shown], sep="\n")
+    for line in found.wrong[:shown]:
+        print(line)
     return 1 if found.wrong or not total else 0
 
 
