@@ -16,6 +16,7 @@ PREFIX = "HMI_"
 _LEAST: dict[str, int] = {
     "port": 0, "job_workers": 0, "pool_bytes": 0, "plot_max_bytes": 0, "plot_min_free_bytes": 0, "compact_segments": 0,
     "compact_small_bytes": 1 << 14, "max_connections": 0, "max_address_connections": 0,
+    "max_uploads": 2, "upload_bytes": 0,
 }  # fmt: skip
 _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -24,62 +25,68 @@ _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 class Settings:
     """How a server or a command runs. Sizes in bytes. Raises InvalidInput naming the impossible value.
 
-    The text under each field is what `hmi settings` and docs/settings.md say of it: write one for a new field, and
+    `hmi settings` and docs/settings.md show the text under each field. After a change run
     `python -m hmi settings --markdown --out docs/settings.md`.
     """
 
     data: Path = Path("hmi-data")
-    """The data folder. All that is kept lies below it."""
+    """The data folder. The server stores everything below it."""
     host: str = "127.0.0.1"
-    """The address to listen on. Any but this machine's own needs an administrator's key first."""
+    """The address to listen on. One other than loopback needs an administrator's key first."""
     port: int = 8080
-    """The port to listen on; 0 = any that is free."""
+    """The port to listen on; 0 = any free port."""
     job_workers: int = 1
-    """Jobs at once; 0 starts none (they wait for another process)."""
+    """Jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1
-    """Compute threads of the engine: batches that compute at once."""
+    """Compute threads of the engine: this many batches run at once."""
     batch_ms: int = 20
-    """A batch is cut to take about so long, and a tenant's part of it to a quarter while another that sent something in
-    the last second may come back: what a text may wait for others'. Longer ones gain some throughput. One window of a
-    text that takes longer runs alone."""
+    """Target time of one batch, which is how long a text may wait for others'. A tenant gets a quarter of it if
+    another tenant sent a request in the last second. A longer batch gains some throughput. A window of a text that
+    alone takes longer runs alone."""
     max_batch_tokens: int = 2048
-    """Of the texts that are computed together. More is a little quicker, and a longer turn for those who wait."""
+    """Tokens in one batch. More is slightly faster in all, and makes others wait longer."""
     queue_tokens: int = 65536
-    """More tokens waiting than this: new requests get `unavailable`."""
+    """If more tokens than this are waiting, new requests get `unavailable`."""
     pool_bytes: int = 256 * MIB
-    """Memory for the modules of tenants that were asked lately; others are read from the disk when they are asked."""
+    """Memory for the modules of recently used models; the others are read from the disk when needed."""
     max_text_bytes: int = 100_000
-    """Of one text of a request, in UTF-8."""
+    """Size of one text of a request, in UTF-8."""
     max_inputs: int = 1024
     """Texts in one request."""
     # max_inputs texts of the most tokens that a model reads at once fit: 1024 · 512 tokens · 8 bytes. Words and white
     # space of English are 5 bytes a token, Chinese 3.
     max_body_bytes: int = 4 * MIB
-    """Of the JSON of one call to infer, after it is expanded. `max_inputs` texts of 512 tokens fit in the default."""
+    """Size of the JSON body of one call to infer, after decompression. The default takes `max_inputs` texts of
+    512 tokens."""
     body_bytes: int = 128 * MIB
-    """Memory for request bodies in flight; a tenant may hold as much of it as is then left for others."""
+    """Memory for request bodies in flight; a tenant may hold as much of it as it leaves free for others."""
     body_idle_s: int = 30
-    """A body that pauses for longer is refused."""
+    """A body that pauses for longer than this is refused."""
     head_s: int = 20
-    """A new connection that has not sent the whole head of a request by then is closed."""
+    """A new connection is closed if it has not sent the whole head of a request after this."""
     idle_s: int = 75
-    """A kept connection without a request, and one whose client does not read its answer, is closed after this."""
+    """A connection is closed after this time without a request, or with an answer that the client does not read."""
     max_connections: int = 0
-    """Connections at once; 0 = half of the files that the process may open, at most 4096."""
+    """Open connections at once; 0 = half of the files that the process may open, at most 4096."""
     max_address_connections: int = 0
-    """Of these from one address other than this machine's own; 0 = half of them."""
+    """Connections at once from one address other than this machine's own; 0 = half of `HMI_MAX_CONNECTIONS`."""
     max_upload_bytes: int = 256 * MIB
-    """Of one uploaded file, after it is expanded."""
+    """Size of one uploaded file, after decompression."""
+    max_uploads: int = 32
+    """Requests with files that are under way at once; a tenant may have as many as it leaves free for others."""
+    upload_bytes: int = 0
+    """Disk space for the files of requests under way, as sent and expanded; a tenant may hold as much of it as it
+    leaves free for others. 0 = 16 times `max_upload_bytes`."""
     plot_max_bytes: int = 0
-    """The PLOT store may not grow over this; 0 = no limit."""
+    """Largest size of the PLOT store; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB
-    """Room on the disk that the PLOT store leaves to others."""
+    """Free space on the disk that the PLOT store leaves to others."""
     plot_keep_versions: int = 8
-    """Of each domain, its newest versions that collection leaves."""
+    """Newest versions of each domain that garbage collection keeps."""
     compact_segments: int = 8
-    """The server merges a domain's small segments once one order of n-grams has more of them; 0 = never."""
+    """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
     compact_small_bytes: int = 32 * MIB
-    """A segment below this is small."""
+    """A segment below this size counts as small."""
 
     def __post_init__(self) -> None:
         # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where we stand.

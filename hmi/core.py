@@ -128,7 +128,7 @@ class TenantRecord(Record):
 
 
 class TaskRules(Record):
-    """What a task's answers follow beside the weights: learnt from training rows or root, kept with the version."""
+    """Settings besides the weights that shape a task's answers; learnt from rows or root, kept with the version."""
 
     scheme: Literal["bio", "iob1", "io", "free"] = "free"
     """tagging: how tags name entities (hmi.model.tagging)."""
@@ -161,12 +161,12 @@ class ModelVersion(Record):
     """() where the task has none: regression, embedding."""
     rules: TaskRules = TaskRules()
     module: ModuleSpec | None
-    """None where nothing is trained: embedding."""
+    """None for an embedding, which is not trained."""
     max_length: int
     lexical: bool = False
     """Whether lexical features are a part of it."""
     transitions: bool | None = None
-    """What was asked for: to learn which tag follows which, or not to; None where the task decided."""
+    """Whether the user asked for transitions (which tag follows which); None if the task decided."""
     held_back: str | None = None
     """Why it did not become the one that answers when it was made: an update that is worse (hmi.jobs.comparing)."""
     metrics: dict[str, Any]
@@ -189,7 +189,7 @@ class ModelRecord(Record):
 
 
 class Progress(Record):
-    """Where a job stands; `eta_ms` None while unknown."""
+    """Where a job stands; `eta_ms` None while unknown, and of one that does not run."""
 
     phase: str = ""
     step: int = 0
@@ -200,7 +200,7 @@ class Progress(Record):
 
 
 class JobCost(Record):
-    """What a job's process used; of a job that was resumed, its last one."""
+    """What a job's process used; for a resumed job, its last process."""
 
     cpu_ms: int
     peak_bytes: int | None
@@ -215,7 +215,7 @@ class JobRecord(Record):
     state: JobState
     created: str
     tenant: str | None = None
-    """Whose it is; None for the administrator's."""
+    """The tenant that owns the job; None for the administrator's."""
     started: str | None = None
     ended: str | None = None
     attempts: int = 0
@@ -226,4 +226,4 @@ class JobRecord(Record):
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
-    """None until its process has ended it: also of one that was cancelled while it waited, or killed."""
+    """None until the job's process ends the job. Stays None if the job was cancelled in the queue or killed."""

@@ -1,4 +1,4 @@
-"""What the server counts, in one object that is passed around; nothing is registered globally at import.
+"""The server's metrics, in one object that is passed around; nothing is registered globally at import.
 
 `Metrics` is thread-safe: prometheus_client locks its own values and `Usage` holds a lock of its own.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from hmi.errors import HmiError
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -161,9 +164,9 @@ class Metrics:
         self.pool = pool
         self.registry.register(_PoolCollector(pool))
 
-    def watch_jobs(self, by_state: Callable[[], Mapping[str, int]]) -> None:
-        """Report the number of jobs in each state, asked for at each scrape."""
-        self.registry.register(_JobsCollector(by_state))
+    def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
+        """Report the number of jobs in each of `states`, asked for at each scrape; one that is left out is damaged."""
+        self.registry.register(_JobsCollector(by_state, states))
 
     def render(self) -> bytes:
         """The Prometheus text format."""
@@ -202,11 +205,16 @@ class _PoolCollector(Collector):
 
 
 class _JobsCollector(Collector):
-    def __init__(self, by_state: Callable[[], Mapping[str, int]]) -> None:
-        self._by_state = by_state
+    def __init__(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
+        self._by_state, self._states = by_state, states
 
     def collect(self) -> Iterable[Metric]:
+        found: Mapping[str, int] = {}
+        with suppress(HmiError):  # all other figures are to be read all the same
+            found = self._by_state()
         jobs = GaugeMetricFamily("hmi_jobs", "Jobs by state.", labels=["state"])
-        for state, count in sorted(self._by_state().items()):
+        for state, count in sorted(found.items()):
             jobs.add_metric([state], count)
-        return [jobs]
+        lost = GaugeMetricFamily("hmi_jobs_unread", "States whose jobs cannot be counted: run 'hmi store verify'.")
+        lost.add_metric([], len(set(self._states) - set(found)))
+        return [jobs, lost]

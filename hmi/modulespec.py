@@ -1,4 +1,4 @@
-"""What a tenant's module is made of: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` passes it on."""
+"""The settings of a tenant's module: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` re-exports it."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def _checked_sites(value: Any, known: tuple[Site, ...]) -> tuple[Site, ...] | No
         return None
     named = [s.strip() for s in value.split(",")] if isinstance(value, str) else value
     if not isinstance(named, (list, tuple)) or not named or any(s not in known for s in named):
-        raise ValueError(f"sites {value!r} are not of this kind: name some of {', '.join(known)}")
+        raise ValueError(f"this kind of module has no sites {value!r}: name some of {', '.join(known)}")
     chosen = tuple(site for site in known if site in named)
     return None if chosen == known else chosen

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
+"""Parsing sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 _POWERS: Final = "KMGT"
 FORMS: Final = "bytes, or with K, M, G or T (in 1024s; KB and KiB are the same): 50M"
-"""What an error or a help text says of how to write one."""
+"""How to write a size, for errors and help texts."""
 
 
 def parse_bytes(text: str, least: int = 0) -> int:

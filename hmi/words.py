@@ -1,4 +1,4 @@
-"""What is wrong with a value that was sent, in a user's words and not in those of the library that checks it."""
+"""Validation errors in plain words instead of those of the validating library."""
 
 from __future__ import annotations
 
@@ -42,20 +42,26 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+HALF_A_PAIR = "half of a surrogate pair stands alone"
 _NOT_JSON = (
-    ("EOF while parsing", "it ends too early"),
-    ("unexpected end", "it ends too early"),
-    ("expected value", "a value is missing or is none of JSON"),
-    ("expected ident", "a value is missing or is none of JSON"),
-    ("expected `", "a comma, a colon or a bracket is missing"),
-    ("key must be a string", "a field's name must be in double quotes"),
-    ("trailing comma", "there is a comma with nothing after it"),
-    ("trailing characters", "there is something after its end"),
-    ("control character", 'a text holds a raw line break or another control character: write it as \\n or \\u…'),
-    ("recursion limit", "it is nested too deeply"),
-    ("invalid unicode", "it is not UTF-8"),
-    ("lone leading surrogate", "half of a surrogate pair stands alone"),
+    ("unexpected end of hex escape", HALF_A_PAIR, "write both halves, or the character itself"),
+    ("lone leading surrogate", HALF_A_PAIR, "write both halves, or the character itself"),
+    ("EOF while parsing", "it ends too early", "send all of it"),
+    ("expected value", "a value is missing or is none of JSON",
+     "give a text in double quotes, a number, true, false, null, a list or an object"),
+    ("expected ident", "a value is missing or is none of JSON", "true, false and null are the only bare words"),
+    ("expected `", "a comma, a colon or a bracket is missing", "put it there"),
+    ("key must be a string", "a field's name must be in double quotes", "put it into them"),
+    ("trailing comma", "there is a comma with nothing after it", "take it out"),
+    ("trailing characters", "there is something after its end", "send one value"),
+    ("control character", "a text holds a raw line break or another control character", "write it as \\n or \\u…"),
+    ("recursion limit", "it is nested too deeply", "no field here has more than a few levels"),
+    ("invalid unicode", "it is not UTF-8", "send UTF-8"),
+    ("invalid escape", "a backslash begins no sign that JSON knows", "write a backslash as two"),
+    ("invalid number", "a number is not written as JSON has it", "write it like 12, -0.5 or 1e3"),
+    ("number out of range", "a number is too large", "give one that a double can hold"),
 )  # fmt: skip
+"""What the parser says at the beginning of its message, what that means, and what to do."""
 SHOWN = 60
 FEW = 5
 
@@ -88,11 +94,13 @@ def said(problem: ErrorDetails, model: Any) -> str:
 
 
 def not_json(problem: ErrorDetails) -> str:
-    """Why a text is no JSON, and where."""
+    """Why a text is no JSON, where, and what to do."""
     text = str(problem.get("ctx", {}).get("error", problem["msg"]))
     found = re.fullmatch(r"(.*) at line (\d+) column (\d+)", text, re.DOTALL)
     what, where = (found[1], f" (line {found[2]}, column {found[3]})") if found else (text, "")
-    return next((words for start, words in _NOT_JSON if what.startswith(start)), what) + where
+    told = ((cause, cure) for start, cause, cure in _NOT_JSON if what.startswith(start))
+    cause, cure = next(told, (what, "check it there"))
+    return f"{cause}{where}: {cure}"
 
 
 def fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:

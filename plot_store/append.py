@@ -1,4 +1,4 @@
-"""Appending: a few entries on top of a ref's current version, as one small segment per order."""
+"""Appending a few entries to a ref's current version, as one small segment per order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export of a version with its ancestors to one file, and its import: idempotent, all or nothing."""
+"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or nothing."""
 
 from __future__ import annotations
 
@@ -140,13 +140,14 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
         return version_tree.get_version(txn, tip.id)
     if record.current != tip.previous:
         raise Conflict(
-            f"{tip.ref} is at {record.current}, which the export does not follow: import with ref=another name"
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: "
+            "import with ref=another name"
         )
     return None
 
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
-    """Before any work: a manifest that claims petabytes ends here. Raises StoreFull."""
+    """Checks the room before any work, against manifests that claim petabytes. Raises StoreFull."""
     need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
     environment.check_room(need, "the import")
 
@@ -226,7 +227,7 @@ class _Lease:
         draft = Draft(write_temporary(self._environment.folder, checked()), info)
         try:
             if whole.hexdigest() != info.digest:
-                raise Damaged(f"segment {info.name} is not what its name says: export it again")
+                raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
 
             def body(txn: Txn) -> None:
                 builds.still_ours(txn, self.build, self._record)

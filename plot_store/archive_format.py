@@ -78,7 +78,7 @@ class Unpacker:
         self._whole = hashlib.sha256()
         self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
         self.attachments: Any = []
-        """What the manifest lists of them, as it stands there; after `head`."""
+        """The manifest's list of attachments, unchecked; call it after `head`."""
 
     def head(self) -> list[VersionInfo]:
         """The versions, nearest first: a chain that ends at a root."""
@@ -129,7 +129,7 @@ class Unpacker:
         raise Damaged(f"a chunk of {name} has another size than it says: {CURE}")
 
     def _read(self, size: int) -> bytes:
-        """So many bytes; what is allocated is bounded by what is there, not by what is claimed."""
+        """Read this many bytes. The allocation is bounded by the bytes that are there, not by those claimed."""
         parts: list[bytes] = []
         while size:
             parts.append(self._file.read(min(MAX_PACKED, size)))

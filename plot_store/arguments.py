@@ -1,4 +1,4 @@
-"""Checking what a caller hands over as numbers and paths: each refusal names the argument and the cure."""
+"""Checking a caller's numbers and paths: each error names the argument and the cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that travel with an export: what the store itself knows nothing of, and a version is of little use without."""
+"""Attachments: files that an export carries along. The store does not read them, but a version's users need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Attachment:
-    """What the manifest says of one: its name, size in bytes, and the SHA-256 of its content."""
+    """An attachment's record in the manifest: name, size in bytes, and the SHA-256 of its content."""
 
     name: str
     bytes: int

@@ -1,4 +1,4 @@
-"""Back-off plans: in which order a window that no stored n-gram fills is filled from shorter ones and from ancestors.
+"""Back-off plans: the order in which shorter n-grams and ancestors fill a window whose own n-gram is not stored.
 
 "order"    the longest n-grams of every version first: a grandparent's trigram beats the domain's bigram
 "version"  everything of the nearest version first: the domain's bigram beats its parent's trigram; unigrams come last

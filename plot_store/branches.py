@@ -1,4 +1,4 @@
-"""Refs and versions as a user of the store sees them: names, history, what falls back on what, what is kept."""
+"""A store user's view of refs and versions: names, history, parents, and what collection keeps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from plot_store.records import RefRecord
 
 
 class Branches(ABC):
-    """The part of `Store` that reads and changes records alone. "ref" below is a name; where a version is asked for,
-    a ref (its current version), a version id and a tag "ref@tag" all do."""
+    """The part of `Store` that only reads and changes records. Below, "ref" is a name. A version may be given as a ref
+    (its current version), a version id or a tag "ref@tag"."""
 
     @abstractmethod
     def _env(self) -> Environment:
@@ -72,10 +72,11 @@ class Branches(ABC):
         return self._env().catalogue.write(body)
 
     def delete(self, ref: str) -> None:
-        """Remove a ref; `gc` frees its bytes. Raises InUse, naming them, while other refs descend from it or tags
-        name its versions. What is pinned or leased stays readable by its id, and so does what others fall back on.
+        """Remove a ref; `gc` frees its bytes.
 
-        A rollback can make refs fall back on each other's older versions; those do not hold each other.
+        Raises InUse, naming them, while other refs descend from it or tags name its versions. Versions that are pinned
+        or leased, or that others fall back on, stay readable by their id. Two refs that, after rollbacks, fall back on
+        each other's older versions do not block each other.
         """
 
         def body(txn: Txn) -> None:
@@ -85,7 +86,7 @@ class Branches(ABC):
                 mutual = version_tree.grounds(txn, ref)
                 dependants = [other for other in dependants if other not in mutual]
             if dependants:
-                raise InUse(f"{ref} is the ground of {', '.join(dependants)}: delete those first")
+                raise InUse(f"{ref} is a parent of {', '.join(dependants)}: delete those first")
             tagged = tags.listed(txn, ref)
             if tagged:
                 raise InUse(f"{ref} has the tags {', '.join(tagged)}: untag those first")
@@ -124,7 +125,7 @@ class Branches(ABC):
         return self._env().catalogue.read(pins.pins)
 
     def lease(self, version: str, ttl_s: float, owner: str = "anonymous") -> Lease:
-        """As a pin, for so many seconds unless it is renewed; a context manager. Raises as `pin`."""
+        """Pin a version for this many seconds, unless renewed. A context manager. Raises as `pin`."""
         return pins.lease(self._env(), version, ttl_s, owner)
 
     def leases(self) -> list[LeaseInfo]:

@@ -1,4 +1,4 @@
-"""Opening a build: what it falls back on, what it adds to, and which writer holds it."""
+"""Opening a build: its parent, the version that it extends, and the writer that holds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_build(
     names.check_ref(ref)
     names.check_build(build)
     if not isinstance(schema, Schema):
-        raise Invalid(f"schema = {schema!r} is none: pass Schema(dim=…, vocab=…)")
+        raise Invalid(f"schema = {schema!r} is no Schema: pass Schema(dim=…, vocab=…)")
 
     def body(txn: Txn) -> Opened:
         held = version_tree.get_ref(txn, ref)

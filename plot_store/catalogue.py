@@ -1,8 +1,8 @@
 """The LMDB catalogue: short transactions over checksummed JSON records. Only this file and `lmdb_errors` know lmdb.
 
-Keys: see docs/plot-format.md. A value is an xxh3-64 of key and JSON, then the JSON: LMDB itself notices few damages.
-Writers are serialised across processes by LMDB's lock, which the store also uses to make "rename and register" and
-"check and unlink" exclude each other.
+Keys: see docs/plot-format.md. A value is an xxh3-64 of key and JSON, then the JSON, since LMDB itself notices little
+damage. LMDB's lock serialises writers across processes. Under the same lock the store renames and registers files, and
+checks and unlinks them, so that the two exclude each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Txn:
         return bool(self._raw.delete(key.encode()))
 
     def keys(self, prefix: str) -> list[str]:
-        """What follows the prefix in every key that has it, sorted."""
+        """The rest of every key with this prefix, sorted."""
         found: list[str] = []
         with self._raw.cursor() as cursor:
             more = cursor.set_range(prefix.encode())

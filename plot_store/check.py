@@ -1,4 +1,4 @@
-"""Verification: every byte of every segment against its checksums, and everything an index says against its rows."""
+"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its row."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nob
     if bad:
         raise Damaged(f"blocks {_few(bad)} of 1 MiB do not match their checksums")
     if whole.hexdigest() != info.digest:
-        raise Damaged("the content is not what its name says")
+        raise Damaged("the content does not match the hash in its name")
 
 
 def _check_rows(segment: Segment, schema: Schema) -> None:

@@ -1,8 +1,8 @@
-"""The cold path: rows that are not in memory are asked for all at once, before a look-up would wait for each in turn.
+"""The cold path: a look-up first asks for all rows that are not in memory, instead of waiting for each in turn.
 
-The indexes tell which rows a batch touches (they were read when the segment was opened); their pages go to the
-operating system in a few calls, so that the disk works on all of them together. A reader does this while it is cold:
-from its opening, or from a slow look-up that read from the disk, until enough look-ups have read nothing.
+The indexes, in memory since the segment was opened, tell which rows a batch touches. A few calls ask the operating
+system for their pages, so that the disk reads them in parallel. A reader does this while it is cold: from its opening,
+or from a slow look-up that read from the disk, until enough look-ups in a row have read nothing from the disk.
 """
 
 from __future__ import annotations

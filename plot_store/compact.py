@@ -1,10 +1,10 @@
 """Compaction: many small segments of a version become few large ones, published as a new version of the same content.
 
-What is large stays as it is, and so do older indexes that hardly anything small lies under: the cost is that of the
-small segments. Only rows that no newer one replaces are copied, so their order among the rest is free. Readers are
-never stopped; a publication that comes first wins, however late it began, and then nothing of the compaction is left.
-It is not begun again here: all its copying would be done once more, for a ref that is being written, and the caller
-knows whether that is over. The next compaction finds what this one would have merged, and more.
+Large segments stay as they are, and so do older indexes that cover hardly any small segment, so the cost depends on the
+small segments only. Only rows that no newer row replaces are copied, so their order does not matter. Readers go on. A
+publication that comes first wins, however late it began, and the compaction then leaves nothing. It is not retried
+here: that would repeat all the copying for a ref that is still being written, and only the caller knows when that ends.
+The next compaction finds the same segments, and more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOSTLY: Final = 4  # a run is worth making anew when small segments are a fourt
 
 @dataclass(frozen=True)
 class _Merge:
-    """What is done to one order."""
+    """The plan for one order."""
 
     order: int
     runs: tuple[Run, ...]  # whose indexes become one, oldest first
@@ -62,13 +62,14 @@ def compact(
 
 
 def _open_build(environment: Environment, version: VersionInfo) -> Opened:
-    """The build of this compaction, empty even where one that died left something. It holds the version from now on."""
+    """Open an empty build for this compaction, and drop what one that died left in it. From now on the build keeps the
+    version from collection."""
     _end_overtaken(environment, version)
     build = f"{_BUILD}{version.id}"
     opened = builds.open_build(environment, version.ref, build, version.schema, None, True)
     if opened.base is None or opened.base.id != version.id:
         builds.abandon(environment, build, opened.record.owner)
-        raise Conflict(f"{version.ref} moved on before its compaction began: compact it again")
+        raise Conflict(f"{version.ref} got a newer version before its compaction began: compact it again")
     return opened
 
 

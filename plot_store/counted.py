@@ -1,8 +1,8 @@
-"""What a corpus has been counted to, on disk, and choosing which n-grams a PLOT stores.
+"""The n-gram counts of a corpus, on disk, and the selection of the n-grams that a PLOT stores.
 
-Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. One file holds the
-n-grams of one order that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending, for each k; the number of n-grams of each count lies in
-memory. A choice is thus known from a few thousand numbers, and given out in one pass over the files that it needs.
+Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each order and each
+k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams of each count lies in
+memory: a few thousand numbers decide a selection, and one pass over the files concerned yields it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CountedNgrams:
 
     @classmethod
     def open(cls, folder: str | Path) -> CountedNgrams | None:
-        """What `NgramCounter.finish` sealed in this folder; None where it did not come to that. Raises StoreIO."""
+        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises StoreIO."""
         folder = check_path("folder", folder)
         with guarded(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
@@ -116,7 +116,7 @@ class CountedNgrams:
         return self._table(order).distinct
 
     def chosen(self, order: int, alpha: float, min_count: int = 1) -> int:
-        """How many n-grams `covering` gives; costs next to nothing. Raises Invalid."""
+        """The number of n-grams that `covering` yields; costs next to nothing. Raises Invalid."""
         table = self._table(order)
         cut = _cut(table, alpha)
         if cut is None:
@@ -151,7 +151,7 @@ class CountedNgrams:
     def most_frequent(
         self, order: int, most: int, min_count: int = 1, among: Among | None = None
     ) -> Iterator[NDArray[np.uint32]]:
-        """At most so many n-grams, the most frequent of those that `among` takes, in the sequence of `covering`.
+        """At most this many n-grams: the most frequent that `among` accepts, in the order of `covering`.
 
         With `among` the files are read twice. Raises as `histogram`.
         """

@@ -1,7 +1,7 @@
 """Counting n-grams of a corpus larger than memory.
 
-Keys are gathered in memory; a full buffer is sorted, counted and spilled as a run while the next one fills. At the end
-the runs are merged, streaming, into the tables from which `CountedNgrams` chooses.
+Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next one fills.
+At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ AT_ONCE: Final = 1 << 18  # tokens cut at once
 
 
 class NgramCounter:
-    """Counts n-grams of several orders. Files lie in `folder`; memory stays below about `memory_bytes`.
+    """Counts n-grams of several orders.
 
-    Of order n every window centred on a token counts, 0 = outside the text; of lower orders runs of tokens inside a
-    text. A token of id 0 is no centre, and in no n-gram of a lower order. Not thread-safe. Close it, or use it as a
-    context; `finish` closes it.
+    Files lie in `folder`; memory stays below about `memory_bytes`. For order n it counts every window centred on a
+    token, with 0 outside the text; for lower orders, runs of tokens inside a text. A token of id 0 is no centre and in
+    no n-gram of a lower order. Not thread-safe. Close it, or use it as a context; `finish` closes it.
     """
 
     def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Takes over `folder`: what an earlier count left there goes.
+        """Takes over `folder` and deletes what an earlier count left there.
 
         Raises Invalid (also for a folder that holds anything else), StoreIO.
         """
@@ -124,7 +124,7 @@ class NgramCounter:
 
     @contextlib.contextmanager
     def _remembered(self) -> Iterator[None]:
-        """What fails inside has lost counts, so that nothing may go on after it."""
+        """Remembers a failure of the block, which has lost counts; every later call raises it."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""A reader's table in the memory of a GPU, for batches that are there already."""
+"""A reader's table in the memory of a GPU, for batches that are already there."""
 
 from __future__ import annotations
 

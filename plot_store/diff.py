@@ -1,7 +1,7 @@
-"""Comparing two versions: of the n-grams that either stores itself, which the other lacks, or has otherwise.
+"""Comparing two versions: which n-grams that one stores itself are missing or different in the other.
 
-A version has what it stores and what it inherits from its ancestors. Streams the rows of both, piece by piece, and
-looks each up in the other and its ancestors: memory is bounded by a piece.
+A version has the n-grams that it stores and those that it inherits. The comparison streams the rows of both, piece by
+piece, and looks each up in the other version and its ancestors, so memory is bounded by a piece.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OrderDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """Of the n-grams that one of two versions stores itself, what became of them, by order."""
+    """The comparison of two versions, by order, over the n-grams that either stores itself."""
 
     a: str  # version ids
     b: str

@@ -1,4 +1,4 @@
-"""Making a catalogue under another name first, so that a store has a whole one or none."""
+"""Making a catalogue under a temporary name, so that a store has a whole one or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORAR
 
 
 def make(folder: Path) -> None:
-    """Make an empty catalogue where there is none, all at once: whatever fails, no half of one stays in its place.
+    """Make an empty catalogue if there is none, in one step: after a failure no half of one is in its place.
 
     Raises OSError, StoreFull, StoreIO.
     """
@@ -54,11 +54,13 @@ def remove(path: Path) -> bool:
 
 
 def _rename_folder(draft: Path, folder: Path) -> None:
-    """Nothing happens where another process was first. Raises OSError, StoreIO."""
+    """Does nothing if another process was first. Raises OSError, StoreIO."""
     try:
         os.replace(draft, folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if not (folder / "data.mdb").exists():
-            raise StoreIO(f"{folder} holds something that is no catalogue: move it away, then open again") from error
+            raise StoreIO(
+                f"{folder} holds files that are no catalogue: move them away, then open the store again"
+            ) from error

@@ -1,4 +1,4 @@
-"""What one process shares about one store: the catalogue, the mapped segments, the pins. Opened once, counted."""
+"""The state that all `Store`s of one path share in a process: catalogue, mapped segments, pins. Reference-counted."""
 
 from __future__ import annotations
 

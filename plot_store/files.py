@@ -1,4 +1,4 @@
-"""Durable files: written under a temporary name, synced, renamed, the folder synced. One place maps OSError.
+"""Durable files: written under a temporary name, synced, renamed, then the folder is synced. OSErrors are mapped here.
 
 A failed fsync is never retried: the kernel may have dropped the pages, so the file is abandoned. `sync_file` and
 `sync_folder` are the only places that make anything of ours durable (LMDB syncs its own file).
@@ -104,8 +104,8 @@ def _write_chunks(fd: int, chunks: Iterable[Buffer]) -> None:
 
 
 def _begin_writing(fd: int, start: int, size: int) -> None:
-    """Ask the system to write this range back soon. A hint: it makes nothing durable, and where it is lacking
-    nothing changes but the time that the sync takes."""
+    """Ask the system to write this range back soon. This is only a hint: it makes nothing durable, and on systems
+    without it only the sync takes longer."""
     if _SYNC_RANGE is not None:
         _SYNC_RANGE(fd, start, size, _BEGIN_WRITING)
 

@@ -1,9 +1,10 @@
-"""Garbage collection by reachability, from small records alone.
+"""Garbage collection by reachability, which reads small records only.
 
-Roots: each ref's current version and its newest or youngest ones, tags, pins, leases, builds in progress, what readers
-of this process hold, what the caller names; and all their ancestors. First the records go, in one synced transaction,
-then the files: a crash between leaves orphans, never a record without its file. Readers of other processes keep their
-files mapped, so unlinking does not hurt them; to keep a version itself from another process, pin or lease it.
+It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased, held by
+readers of this process, extended by builds in progress or named by the caller, and all their ancestors. It deletes the
+records first, in one synced transaction, then the files: a crash between the two leaves orphaned files, never a record
+without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them. To keep a version
+itself for another process, pin or lease it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Reasons = dict[str, list[str]]  # why a version stays, by its id
 
 @dataclass(frozen=True)
 class Policy:
-    """What stays beyond what is in use, and from which age on leftovers count as abandoned."""
+    """What to keep besides versions in use, and the age from which leftovers count as abandoned."""
 
     keep_versions: int
     keep_days: float
@@ -39,7 +40,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Dead:
-    """What is no longer reachable."""
+    """The records and files that are no longer reachable."""
 
     versions: tuple[str, ...]
     builds: tuple[str, ...]
@@ -51,7 +52,7 @@ class _Dead:
 
 @dataclass
 class _Builds:
-    """What the builds in progress hold, and the abandoned ones' segments."""
+    """The versions and segments that builds in progress hold, and the segments of abandoned builds."""
 
     dead: list[str] = field(default_factory=list)
     segments: dict[str, SegmentInfo] = field(default_factory=dict)
@@ -120,7 +121,7 @@ def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dea
     live = version_tree.closure(txn, reasons)
     for version_id, node in live.items():
         if node.parent in live:
-            reasons[node.parent].append(f"the ground of {version_id}")
+            reasons[node.parent].append(f"the parent of {version_id}")
     dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
     segments = dict(found.segments)
     for version_id in dead_versions:
@@ -170,9 +171,10 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
 
 
 def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
-    """Adds what the builds in progress stand on; returns what they hold and which ones are abandoned.
+    """Adds the versions that builds in progress extend.
 
-    One that nobody ever resumes counts as abandoned as soon as its files would count as orphans.
+    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned as soon as
+    its files would count as orphans.
     """
     found = _Builds()
     for build in txn.keys(BUILD):
@@ -186,7 +188,7 @@ def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
         found.held |= record.names
         for version_id in (record.parent, record.base):
             if version_id is not None:
-                reasons[version_id].append(f"the ground of build {build}")
+                reasons[version_id].append(f"the base of build {build}")
     return found
 
 

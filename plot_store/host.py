@@ -1,4 +1,4 @@
-"""What machine and what file system LMDB can lie on."""
+"""Checks that LMDB can work on this machine and file system."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def check_host(folder: Path, what: str) -> None:
-    """Raises StoreIO on a big-endian machine, or where `folder` lies on a network file system (Linux can tell).
+    """Raises StoreIO on a big-endian machine, or if `folder` lies on a network file system (Linux can tell).
 
-    what: the name of what lies there, for the message. A folder that is not there yet: the nearest one above it.
+    what: the name of the folder's content, for the message. For a folder that does not exist yet, the nearest one above
+    it is checked.
     """
     if sys.byteorder != "little":
         raise StoreIO(f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "

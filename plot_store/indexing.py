@@ -66,8 +66,8 @@ def plan(environment: Environment, record: BuildRecord, base: VersionInfo | None
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
-    """The newest indexes that a new one of so many rows takes in: one at least, and older ones while they are no more
-    than twice as large as what has come together. So a large old index is not made anew for a few rows."""
+    """The newest indexes that a new index of this many rows merges: at least one, and older ones while they are at most
+    twice as large as the total so far. So a large old index is not rewritten for a few rows."""
     first = len(runs)
     while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
         first -= 1
@@ -88,7 +88,7 @@ def _covered(
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
-    """Without repetitions: identical content has one name, and its newest place decides what wins."""
+    """The list without repetitions: identical content has one name, and its newest position counts."""
     newest = {segment.name: place for place, segment in enumerate(segments)}
     return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
 

@@ -1,4 +1,4 @@
-"""How much a store may take: looked at before each segment and each import, so that the disk is never found full."""
+"""Limits on a store's size, checked before each segment and each import, so that the store never fills the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plot_store.files import free_bytes, guarded, tree_bytes
 class Limits:
     """Bounds on what builds, appends, compactions and imports write; gc and delete are always allowed.
 
-    Each process keeps its own; several writing at once may overshoot by a segment each.
+    Each process applies its own, so several that write at once may exceed them by a segment each.
     """
 
     max_bytes: int | None = None  # of the whole store on disk; None: no bound

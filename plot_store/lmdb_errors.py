@@ -1,4 +1,4 @@
-"""LMDB's errors as the store's."""
+"""Translating LMDB's errors into the store's."""
 
 from __future__ import annotations
 

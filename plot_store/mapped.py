@@ -1,4 +1,4 @@
-"""A chain of versions as a reader has it open: its segments mapped, their kernel views in one table."""
+"""An open chain of versions: its mapped segments, and the table of their kernel views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plot_store.segment import Segment
 
 @dataclass(frozen=True)
 class Mapped:
-    """What a reader has open."""
+    """The open chain of a reader."""
 
     table: ops.LevelTable
     cold_path: ColdPath

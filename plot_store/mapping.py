@@ -1,4 +1,4 @@
-"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it ahead of their use.
+"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it before they are used.
 
 Python's mmap holds a duplicate of the descriptor for as long as the mapping lives, so a large store would run into
 the usual limit of 1,024 open files at 64 GB. The operating system needs none after the call.
@@ -71,7 +71,7 @@ def _unmap(address: int, size: int) -> None:
 
 
 def _most_mapped() -> int:
-    """How many mappings of files one process may have, so that the rest of it works."""
+    """The limit on file mappings of one process, which leaves some for the rest of the process."""
     try:
         return max(1, int(_LIMIT.read_text()) - _SPARE)
     except (OSError, ValueError):  # no Linux

@@ -1,6 +1,6 @@
 """LMDB's file read in plain Python, trusting no byte of it: both trees, and the free list against the pages in use.
 
-LMDB itself follows page numbers and offsets without looking, so that a damaged data.mdb can crash the process that
+LMDB itself follows page numbers and offsets without checks. A damaged data.mdb can therefore crash the process that
 opens it, and a damaged free list lets a later write destroy live records. Imports nothing of this package.
 """
 

@@ -1,8 +1,8 @@
-"""Which n-grams a store misses most, from the look-ups themselves: a sketch of bounded size.
+"""A sketch of bounded size of the n-grams that look-ups miss most.
 
-Misra and Gries, in batches, in the mergeable form of Agarwal et al.: the counters of a batch are added to those kept,
-and when there are more than `capacity`, the first one too many is taken off all of them. What is left counts each
-n-gram at most `error` too low and never too high, and error ≤ seen / (capacity + 1).
+The algorithm is Misra and Gries in the mergeable form of Agarwal et al. A batch's counts are added to the counters. If
+there are then more than `capacity` counters, the (capacity + 1)-th largest count is subtracted from all. A counter is
+at most `error` too low and never too high, and error ≤ seen / (capacity + 1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names and ids: which are well formed."""
+"""Checking that names and ids are well formed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_ref(ref: str) -> str:
 
 
 def _flaw(ref: Any) -> str:
-    """What is wrong with a ref, where one thing is; else nothing."""
+    """What is wrong with a ref, if its parts are too many or one is malformed; else empty."""
     parts = ref.split("/") if isinstance(ref, str) else []
     if len(parts) > _PARTS and all(re.fullmatch(_PART, part) for part in parts):
         return f", for it has {len(parts)} parts"

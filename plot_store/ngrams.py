@@ -1,4 +1,4 @@
-"""Checking what a caller hands over as n-grams and representations."""
+"""Checking a caller's n-grams and representations."""
 
 from __future__ import annotations
 

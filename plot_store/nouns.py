@@ -21,7 +21,7 @@ ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # by o
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """What the entries of a version are. Raises Invalid for a value the store cannot hold."""
+    """The shape and type of a version's entries. Raises Invalid for a value the store cannot hold."""
 
     n: int = 3  # width of the window: n-grams of order n, and of every lower order to fall back on
     dim: int
@@ -99,7 +99,7 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Hits:
-    """What served each token of a look-up."""
+    """What answered each token of a look-up."""
 
     order: NDArray[np.int8]  # highest order of an n-gram that filled any of the token's window, 0 nothing
     depth: NDArray[np.int16]  # index in the chain of the version that served it first; -1: only unigrams, or nothing

@@ -1,7 +1,7 @@
-"""Full buffers on their way to disk: one background thread writes, syncs and registers them in the order they came.
+"""Full buffers on their way to disk: one background thread writes, syncs and registers them in order.
 
-So the caller computes and encodes the next rows meanwhile. At most `IN_FLIGHT` buffers wait; a further one waits for
-the oldest. After a failure nothing that came later is written: what is registered stays a beginning of the build.
+The caller computes and encodes the next rows meanwhile. At most `IN_FLIGHT` buffers wait; with more, the caller waits
+for the oldest. After a failure no later buffer is written, so the registered rows are always a beginning of the build.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entries that one version stores itself, streamed piece by piece: what compaction and comparison read."""
+"""Streaming the entries that one version stores itself, piece by piece, for compaction and comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pins and leases: versions kept from collection by name, across processes and restarts.
+"""Pins and leases: they keep versions from collection for a named owner, across processes and restarts.
 
-A pin stays until it is taken away. A lease ends by itself unless it is renewed, so the owner may crash.
+A pin stays until it is unpinned. A lease ends by itself unless it is renewed, so its owner may crash.
 """
 
 from __future__ import annotations

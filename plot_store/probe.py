@@ -1,6 +1,6 @@
 """A quick check of a store's catalogue, in a process of its own; see `plot_store.scrub.probe`.
 
-Every page of a copy in memory is walked, each record's checksum compared, and then LMDB reads and writes a copy in a
+It walks every page of a copy in memory and compares each record's checksum. Then LMDB reads and writes a copy in a
 temporary folder, so that the live locks stay untouched. Prints one line of JSON: {"sound": true, "records": …},
 {"damaged": "what"} or {"failed": "why"}.
 
@@ -44,9 +44,9 @@ def check_record(key: bytes, value: bytes) -> bytes:
 
 
 def read_settled(path: Path) -> bytes:
-    """The whole file, with no commit while it was read: what a writer has in hand then touches only free pages.
+    """Read the whole file without a commit in between: an open write transaction then touches only free pages.
 
-    Raises BadFile, TimeoutError (a writer never rested).
+    Raises BadFile, TimeoutError (a writer never paused).
     """
     with open(path, "rb") as file:
         for _ in range(TRIES):

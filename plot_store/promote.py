@@ -1,7 +1,7 @@
-"""Giving finished files their names, and taking names away: always inside the catalogue's one write transaction.
+"""Renaming finished files and unlinking dead ones, always inside a write transaction of the catalogue.
 
-LMDB's writer lock makes the two exclude each other across processes: a file renamed here is registered by the
-same transaction, and a file unlinked here was mentioned by no record while the lock was held.
+LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file also registers
+it, and a file is unlinked only if no record names it while the lock is held.
 """
 
 from __future__ import annotations

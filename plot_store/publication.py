@@ -1,6 +1,6 @@
 """Publishing: finished files get their names, then one synced transaction makes a version and moves the ref.
 
-A crash before that commit leaves a build to resume, after it a version; never a version without its files.
+A crash before that commit leaves a build to resume, a crash after it a version; never a version without its files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Expect = str | None | _Special
 
 @dataclass(frozen=True)
 class Request:
-    """What is to become current, and over what."""
+    """The version to become current, and the one that it replaces."""
 
     build: str
     record: BuildRecord
@@ -86,10 +86,12 @@ def check_expected(txn: Txn, build: BuildRecord, wanted: Expect) -> str | None:
     record = version_tree.get_ref(txn, build.ref)
     current = None if record is None else record.current
     if build.extend and current != build.base:
-        raise Conflict(f"{build.ref} moved to {current} under an extending build: abort it and build again")
+        raise Conflict(
+            f"{build.ref} moved to {current} while this build extended an older version: abort it and build again"
+        )
     if wanted is not ANY and current != wanted:
         raise Conflict(
             f"{build.ref} is at {current}, not at {wanted}: look at what was published, "
-            "then publish with expect=that version, or abort"
+            f"then publish with expect={current!r}, or abort"
         )
     return current

@@ -94,7 +94,8 @@ class Reader:
         return np.asarray(ops.find(table, order, ids, check=False)[0] != 0)
 
     def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
-        """Which version of the chain a look-up takes each n-gram from, uint32 [m, order] -> int16 [m]; -1: none has it.
+        """The version of the chain from which a look-up takes each n-gram, uint32 [m, order] -> int16 [m]; -1 if none
+        has it.
 
         Raises Invalid, Closed.
         """
@@ -140,9 +141,10 @@ class Reader:
         return vectors, depths
 
     def on_device(self, device: int | Device = 0) -> DeviceReader:
-        """This view copied to a CUDA device, every row checked on the way; it answers for as long as this is open.
+        """Copy this view to a CUDA device and check every row on the way.
 
-        Raises Closed, Damaged, Invalid (no such device, or no cupy), StoreFull (it does not fit).
+        The copy answers as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no cupy),
+        StoreFull (it does not fit).
         """
         mapped = self._open()
         try:

@@ -99,7 +99,7 @@ def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _levels(value: Any) -> int:
-    """How deep JSON values lie in each other, counted without recursion."""
+    """The nesting depth of a JSON value, counted without recursion."""
     found, level = 0, [value]
     while level := [v for v in level if isinstance(v, dict | list)]:
         found += 1
@@ -147,7 +147,7 @@ def parse_version(raw: Any) -> VersionInfo:
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError, PlotStoreError) as error:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
     if not good:
-        raise Damaged(f"version {version.id!r} is not what its id says: restore it from an export")
+        raise Damaged(f"version {version.id!r} does not match the hash in its id: restore it from an export")
     return version
 
 

@@ -1,6 +1,7 @@
-"""Room for a collection on a full disk: a file that is given up when the catalogue finds no space for its own pages.
+"""The reserve: a file that is deleted when the catalogue has no room for its own pages, so that `gc` works on a full
+disk.
 
-Collecting deletes records before files, and LMDB writes each changed page anew: at most as many bytes as its file has.
+`gc` deletes records before files, and LMDB writes each changed page anew, which takes at most the size of its file.
 """
 
 from __future__ import annotations

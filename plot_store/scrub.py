@@ -1,7 +1,7 @@
-"""Verification in child processes: what a damaged file or disk can kill is then never the process that serves.
+"""Verification in child processes, so that a damaged file or disk can kill only the child.
 
-`probe` looks at the catalogue alone and takes milliseconds: call it before a store is opened. `scrub` reads every byte,
-at a bounded rate if wanted. Neither opens a file of the store here, so LMDB's locks stay as they are.
+`probe` checks the catalogue alone and takes milliseconds: call it before you open a store. `scrub` reads every byte, at
+a bounded rate if wanted. Neither opens a file of the store in this process, so LMDB's locks stay as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BARE: Final = (
 
 @dataclass(frozen=True)
 class ScrubProgress:
-    """How far a scrub is, in bytes; `segment` is the file being read, "" for the catalogue."""
+    """A scrub's progress in bytes; `segment` is the file being read, "" for the catalogue."""
 
     segment: str
     done: int
@@ -106,11 +106,11 @@ def scrub(
     progress: Callable[[ScrubProgress], None] | None = None,
     silence_s: float = 900.0,
 ) -> VerifyReport:
-    """As `Store.verify`, in a child process that may die of what it reads; then the segment is named as damaged.
+    """Like `Store.verify`, in a child process.
 
-    ref: only a ref's retained versions and their ancestors. bytes_per_second bounds the reading. silence_s: a child
-    that reports nothing for so long is killed, and that is a StoreIO. Raises Invalid, NotFound, Damaged (the
-    catalogue), FormatTooNew, StoreIO.
+    If what it reads kills the child, the segment is reported as damaged. ref: only a ref's retained versions and their
+    ancestors. bytes_per_second bounds the reading. silence_s: a child that reports nothing for this long is killed, and
+    StoreIO is raised. Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
     """
     path = check_path("path", path)
     if bytes_per_second is not None:

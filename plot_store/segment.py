@@ -1,4 +1,4 @@
-"""Immutable segments: writing one under its content's name, and opening one mapped and validated."""
+"""Immutable segments: writing one under the hash of its content, mapping and validating one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Segment:
     def check(self, rows: Bytes) -> None:
         """Raises Damaged unless each of these rows of the segment, uint8 [m, stride], is what was written.
 
-        Those of format 1 carry no check, and pass.
+        Rows of format 1 have no check and pass.
         """
         if not self.sound(rows).all():
             raise Damaged(
@@ -201,7 +201,7 @@ def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> No
     found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
              layout.dtype)  # fmt: skip
     if told != found:
-        raise Damaged(f"segment {info.name} is not what its manifest says: export it again, or build it again")
+        raise Damaged(f"segment {info.name} differs from its manifest: export it again, or build it again")
 
 
 def _check_content(fd: int, info: SegmentInfo) -> None:

@@ -1,4 +1,4 @@
-"""What entries take on the disk, before they are there: to choose as many as fit."""
+"""Predicting the size of entries on the disk, to choose as many as fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def disk_bytes(schema: Schema, order: int, entries: int) -> int:
 
 
 def entries_within(schema: Schema, order: int, room: int) -> int:
-    """How many n-grams of one order surely fit in `room` bytes."""
+    """The number of n-grams of one order that are sure to fit in `room` bytes."""
     low, high = 0, max(0, room) // entry_bytes(schema, order)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,6 @@
-"""What a look-up gives in an n-gram's stead where a version does not store it: what there is to gain by storing it."""
+"""Stand-ins: what a look-up gives for an n-gram that is not stored. Their distance to an entry is the gain of storing
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ Ngrams = NDArray[np.uint32]
 
 
 def stand_ins(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
-    """What a look-up in the reader's chain takes for each n-gram, laid out as its entry would be.
+    """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] -> (float32
+    [m, roles, dim], depth int16 [m]).
 
-    uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]). The entry itself where a version has it, with that
-    version's depth; else, with depth -1, its fill: for each token the mean over the longest n-grams inside it that are
-    stored, zeros where there are none. That is back-off "order". Raises Invalid, Closed, Damaged.
+    If a version has the entry, it is the entry itself, with that version's depth. Else it is the n-gram's fill, with
+    depth -1: for each token the mean over the longest stored n-grams inside it, zeros if there are none. That is
+    back-off "order". Raises Invalid, Closed, Damaged.
     """
     ids = check_ngrams(order, ngrams, reader.version.schema)
     rows, depths = reader.get(order, ids)
@@ -52,10 +55,11 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
 
 
 def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
-    """How far the entries `rows` float32 [m, roles, dim] are from what a look-up gives in their stead.
+    """The distance of the entries `rows` float32 [m, roles, dim] to their stand-ins: (float32 [m], depth int16 [m] as
+    by `stand_ins`).
 
-    (float32 [m], depth int16 [m] as by `stand_ins`): the distance of all vectors of an entry together, over their
-    length (0 = equal; an entry of zeros is as far as its stand-in is long). Raises as `stand_ins`.
+    It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry of zeros
+    it is the stand-in's length). Raises as `stand_ins`.
     """
     given, depths = stand_ins(reader, order, ngrams)
     schema = reader.version.schema

@@ -1,4 +1,4 @@
-"""The store: refs and versions, and the way to its readers, writers, collector, checks and archives."""
+"""The store: refs and versions; it makes readers and writers and runs collection, checks and archives."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ class Store(Branches):
         return compact(self._env(), ref, max_segments, target_bytes, progress)
 
     def diff(self, a: str, b: str, *, samples: int = 0) -> DiffReport:
-        """What became from a to b of the n-grams that either stores itself, by order; up to `samples` of each kind.
+        """Compare a with b: the n-grams that either stores itself, counted by order as added, removed, changed and
+        same, with up to `samples` of each kind.
 
-        A version also has what it inherits: an n-gram that one stores and the other inherits is the same or changed.
-
+        A version also has what it inherits, so an n-gram that one stores and the other inherits is the same or changed.
         Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
         """
         return diff(self._env(), a, b, samples)
@@ -177,7 +177,7 @@ class Store(Branches):
         bytes_per_second: float | None = None,
         progress: Callable[[ScrubProgress], None] | None = None,
     ) -> VerifyReport:
-        """As `verify`, in a child process at a bounded rate: what kills the reader of a bad disk kills only the child.
+        """Like `verify`, in a child process at a bounded rate, so that a bad disk kills only the child.
 
         Raises NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
         """

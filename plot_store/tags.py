@@ -1,4 +1,4 @@
-"""Tags: names for versions of a ref, "ref@tag", that stay until they are taken away and keep what they name."""
+"""Tags: names for versions of a ref, "ref@tag". A tag stays until it is removed, and its version is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
         raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from the history of {ref}")
     found = get_tag(txn, ref, tag)
     if found is not None and found.version != version_id:
-        raise Conflict(f"{ref}@{tag} names {found.version}: untag it first, or choose another name")
+        raise Conflict(f"{ref}@{tag} already names version {found.version}: untag it first, or choose another name")
     if found is None:
         txn.put(key, asdict(TagRecord(version_id, time.time())))
     return version_id

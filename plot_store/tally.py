@@ -1,4 +1,4 @@
-"""Sorted distinct keys with their counts: what is counted in memory, spilled, merged and sketched."""
+"""A tally: sorted distinct keys with their counts, used by counting, runs and sketches."""
 
 from __future__ import annotations
 

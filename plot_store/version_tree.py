@@ -1,7 +1,7 @@
 """Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability.
 
-Beside its manifest each version has two small records: its place in the tree, and the names of its segments. Walking
-and collecting read those; a store written by format 1 has none, and then the manifests are read.
+Besides its manifest each version has two small records: its place in the tree, and the names of its segments. Walking
+and collecting read those. A store written by format 1 has none, so there they read the manifests.
 """
 
 from __future__ import annotations

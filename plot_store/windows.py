@@ -1,7 +1,7 @@
-"""Cutting n-grams out of ragged texts, as sorted-comparable keys.
+"""Cutting n-grams out of ragged texts, as keys that sort like the n-grams.
 
-A key is one or two u64 words, the most significant first, each of up to three ids in fields of 21 bits: ascending
-keys are ascending n-grams. (The rows on disk store the same words the other way round, and a tag.)
+A key is one or two u64 words, the most significant first; a word holds up to three ids in fields of 21 bits. (The rows
+on disk store the same words in reverse order, and a tag.)
 """
 
 from __future__ import annotations

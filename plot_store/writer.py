@@ -1,7 +1,7 @@
-"""A writer: one build of one ref. Encodes rows into buffers, sends full ones to disk, publishes them all at once.
+"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all at once.
 
-`seal` makes everything durable, indexes too, and registers it; a publication after that is one synced transaction.
-`publish` alone does both in that one transaction, after the files' own syncs.
+`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced transaction.
+`publish` without `seal` does both in one transaction, after it has synced the files.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Writer:
         txn.delete(version_tree.BUILD + self._build)
 
     def _check_first(self, txn: Txn, wanted: Expect) -> None:
-        """What publishing will ask again: a lost race should cost no writing."""
+        """The checks of publishing, made early so that a lost race costs no writing."""
         builds.still_ours(txn, self._build, self._outbox.record)
         publication.check_expected(txn, self._outbox.record, wanted)
 
@@ -207,7 +207,7 @@ class Writer:
         return _Leftover(record, plan.segments, (*drafts, *plan.drafts))
 
     def _unseal(self) -> None:
-        """More is added to a sealed build: its indexes are not the last word any more."""
+        """Adding to a sealed build makes its indexes outdated."""
         record = self._outbox.record
         if record.sealed is None:
             return

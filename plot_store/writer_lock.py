@@ -1,7 +1,7 @@
-"""A lock in front of LMDB's own, which waits without a limit while a process that is stopped or hangs holds it.
+"""A lock in front of LMDB's own lock, whose wait has no limit when a stopped or hanging process holds it.
 
-It bounds the wait and names the holder, nothing else: that writers exclude each other is LMDB's doing, so where this
-lock is missing or lost (an older release, another thread that closes the file), nothing breaks but the time limit.
+This lock only bounds the wait and names the holder; LMDB's makes writers exclude each other. So where this lock is
+missing or lost (an older release, another thread that closes the file), only the time limit is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The application: services built at start, one aiohttp route for each line of the table."""
+"""The aiohttp application: it builds the services at start and adds one route for each line of the route table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import get_args
 
 from aiohttp import web
 
@@ -20,11 +21,12 @@ from hmi.api.services import SERVICES, Inference, Services, Unfinished
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
+from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
 DRAIN_S = 26
-"""With what comes after (hmi.api.leaving), a stop takes half a minute."""
+"""Together with the closing of connections (hmi.api.leaving), a stop takes half a minute."""
 STALL_S = 5.0
 """A body of which nothing comes for so long is not waited for."""
 CHECK_S = 0.25
@@ -40,7 +42,7 @@ def create_app(settings: Settings) -> web.Application:
 
 
 def build_engine(manager: Manager, metrics: Metrics) -> Inference:
-    """Its import brings torch, which takes seconds: here, so that only those wait who ask a model."""
+    """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for that."""
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
 
@@ -53,14 +55,14 @@ def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], I
     """Open the data folder and wire the parts."""
     manager = Manager(settings)
     metrics = Metrics()
-    metrics.watch_jobs(manager.registry.count_jobs)
+    metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     return Services(
         settings=settings,
         manager=manager,
         engine=engine_of(manager, metrics),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
-        uploads=Uploads(settings.data, settings.max_upload_bytes),
+        uploads=Uploads(settings),
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),

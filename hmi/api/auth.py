@@ -1,7 +1,7 @@
-"""Who calls, and what they may reach.
+"""Authentication and scopes: who calls, and what the caller may reach.
 
-Until an administrator's key exists, a server on loopback takes a request without a key for the
-administrator's; tenants' keys are checked all the same. Elsewhere every request needs a key.
+Until an administrator's key exists, a server on loopback treats a request without a key as the administrator's.
+It checks tenants' keys all the same. On any other host every request needs a key.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Auth:
             raise Unauthorised("the Authorization header is not of the form 'Bearer KEY'")
         caller = self._bearer(key.strip())
         if scope is not None and scope not in caller.scopes:
-            raise Forbidden(f"this key may not do that: it needs the scope {scope!r}", scope=scope)
+            raise Forbidden(f"this key may not do that: use a key with the scope {scope!r}", scope=scope)
         return caller
 
     def is_admin(self, request: web.BaseRequest) -> bool:
@@ -146,7 +146,7 @@ def _refuse_proxies(request: web.BaseRequest) -> None:
     if through is not None:
         raise Forbidden(
             f"this request came through a proxy (header {through}), and the server cannot tell callers apart without "
-            "keys: make an admin key first: hmi key create --admin"
+            "keys: make an administrator's key first with 'hmi key create --admin'"
         )
 
 
@@ -157,7 +157,7 @@ def _refuse_browsers(request: web.BaseRequest) -> None:
     """
     origin = request.headers.get("Origin")
     if not is_loopback(_host(f"//{request.host}")) or (origin is not None and not is_loopback(_host(origin))):
-        raise Forbidden("without a key only programs on this machine are answered: create a key and send it")
+        raise Forbidden("a request without a key must come from a program on this machine: create a key and send it")
 
 
 def _host(url: str) -> str:

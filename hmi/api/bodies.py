@@ -1,4 +1,4 @@
-"""Memory and time for JSON bodies: what is held of them, and the one thread that expands and parses large ones."""
+"""JSON bodies: the memory reserved for each, and the one thread that expands and parses large ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
+from hmi.api.line import Line
 from hmi.api.shares import Holder, Loan, Shares
 from hmi.model.memory import give_back_memory
 
@@ -24,21 +25,13 @@ TRIM_BYTES = 4 << 20
 TRIM_EVERY_S = 5.0
 
 
-@dataclass
-class Turn:
-    """One holder's place in line: it has one piece of work in the thread at a time, so that holders take turns."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 class Bodies:
     """Owns the budget for request bodies in flight. `total` bytes, as `Shares` divides them."""
 
     def __init__(self, total: int) -> None:
         self.shares = Shares(total, "bytes of request bodies")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-bodies")
-        self._turns: dict[Holder, Turn] = {}
+        self._line = Line(self._thread)
         self._trimming = False
         self._rested = 0.0
         self._resting: dict[Holder, float] = {}
@@ -60,15 +53,7 @@ class Bodies:
 
     async def work(self, holder: Holder, work: Callable[[], T]) -> T:
         """`work()` off the event loop, after what the holder asked for before."""
-        turn = self._turns.setdefault(holder, Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self._paced, work)
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[holder]
+        return await self._line.work(holder, partial(self._paced, work))
 
     def finished(self, loan: Loan) -> None:
         """Give freed memory back to the kernel after a large body: now and then, since it takes a while."""

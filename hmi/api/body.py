@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,9 +15,10 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.census import Census, census
-from hmi.api.errors import UnsupportedMediaType, from_validation, over
+from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, expanded
 from hmi.api.inflow import Inflow
+from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
 from hmi.api.route import Route
 from hmi.api.schemas_infer import InferBody
 from hmi.api.services import Services
@@ -56,9 +58,13 @@ class Received:
 def parse(model: Any, data: bytes) -> Any:
     """JSON bytes → the model; raises Malformed or InvalidInput naming each field."""
     try:
-        return _adapter(model).validate_json(data, strict=True)
+        found = _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
+        if error.error_count() == 1 and (problem := error.errors(include_url=False)[0])["type"] == "json_invalid":
+            raise malformed(problem, data) from error
         raise from_validation(error, model) from error
+    refuse_repeated(data, found)
+    return found
 
 
 async def receive(route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan) -> Received:
@@ -81,9 +87,9 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
     body, digest, size = await _parsed(route, sent, encoding, limit, services, loan)
     if not route.files:
         return Received(body, {}, None, digest, size)
-    form = Form(services.uploads.new_folder())
+    form = services.uploads.form(loan.holder)
     try:
-        files = await services.uploads.apart(_named_files, route, body, services, form, tenant)
+        files = await _named_files(route, body, services, form, tenant)
     except BaseException:
         form.discard()
         raise
@@ -93,6 +99,10 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
 def parse_query(route: Route, query: Mapping[str, str]) -> Any:
     if route.query is None:
         return None
+    names = Counter(name for name, _ in query.items())
+    if len(names) < names.total():
+        field = pointer((names.most_common(1)[0][0],))
+        raise InvalidInput(f"{field} is given more than once in the query: give it once", field=field)
     try:
         return route.query.model_validate(dict(query))
     except ValidationError as error:
@@ -103,20 +113,20 @@ async def _multipart(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files))
+    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
     try:
         body, _, _ = await _parsed(route, form.spec, "identity", _limit(route, services.settings), services, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
-        named = await services.uploads.apart(_named_files, route, body, services, form, tenant, form.files)
+        named = await _named_files(route, body, services, form, tenant, form.files)
     except BaseException:
         form.discard()
         raise
     return Received(body, named, form, form.digest)
 
 
-def _named_files(
+async def _named_files(
     route: Route,
     body: Any,
     services: Services,
@@ -129,7 +139,7 @@ def _named_files(
     for name, required in route.files.items():
         ref = getattr(body, name, None)
         if ref is not None:
-            files[name] = services.uploads.copy_below(tenant, ref.path, name, form.folder)
+            files[name] = await services.uploads.copy_below(tenant, ref.path, name, form)
         if required and name not in files:
             raise InvalidInput(
                 f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',
@@ -212,8 +222,10 @@ def _most(route: Route, settings: Settings) -> Census:
 
 
 def _check_census(found: Census, most: Census, route: Route) -> None:
-    """Raise TooLarge naming the field that alone can hold so much."""
+    """Raise Malformed for what is nested too deeply, TooLarge naming the field that alone can hold so much."""
     field = "inputs" if route.body is InferBody else "body"
+    if found.depth > DEEPEST:
+        raise too_deep()
     if found.values > most.values:
         raise over(field, most.values, "JSON values (texts and words)", "send several requests")
     if found.members > most.members:

@@ -1,4 +1,4 @@
-"""One client's connection: aiohttp's, with errors in the native shape and a place in the door's books."""
+"""One client's connection: aiohttp's protocol, with errors in the native shape, registered with the door."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_CONNECTIONS = 16
 KEPT_FILES = 64
 """Descriptors that are never lent to connections."""
 REST_PAUSE_S, REST_S = 0.02, 5.0
-"""Of a body that nobody wants: the pause after each piece that is thrown away, and for how long before the end."""
+"""For the rest of a refused body: the pause after each discarded piece, and how long to discard before closing."""
 
 
 class Books(Protocol):
@@ -49,7 +49,7 @@ def handler_settings(settings: Settings) -> dict[str, Any]:
 
 
 def most_connections(settings: Settings) -> int:
-    """How many connections there may be. Raises InvalidInput for more than the process may open files."""
+    """The limit on connections. Raises InvalidInput if it exceeds the files that the process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not settings.max_connections:
         return min(max(files // 2, LEAST_CONNECTIONS), MOST_CONNECTIONS)

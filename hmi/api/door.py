@@ -1,4 +1,4 @@
-"""The listening side: who is let in, who must go when there is no room, and who has been waited for long enough."""
+"""The listening side: which connections are accepted, which are closed to make room, and which time out."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class Door:
         self._by_address: Counter[str] = Counter()
         self._arriving = 0
         self.resting = 0
+        self._pause: asyncio.TimerHandle | None = None
         self._greetings: set[asyncio.Task[None]] = set()
         self._open = self._listening = False
         self._complained = -COMPLAIN_S
@@ -80,6 +81,7 @@ class Door:
         self._arriving -= 1
         connection.since = self._loop.time()
         self._all[connection] = self._fresh[connection] = None
+        self._listen()  # it sends nothing yet, so it can make room
 
     def busy(self, connection: Connection) -> None:
         self._fresh.pop(connection, None)
@@ -102,9 +104,18 @@ class Door:
             del self._by_address[address]
 
     def _listen(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if self._open and not self._listening:
             self._listening = True
             self._loop.add_reader(self._listener, self._accept)
+
+    def _rest(self) -> None:
+        """Stop accepting for a moment. Whoever comes, goes or frees a descriptor elsewhere may end what was in the way;
+        since not all of these are told here, a timer ends the pause in any case."""
+        self._stop_listening()
+        self._pause = self._loop.call_later(RETRY_S, self._listen)
 
     def _stop_listening(self) -> None:
         if self._listening:
@@ -114,7 +125,7 @@ class Door:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             if self._count() >= self._limits.connections + GUESTS and not self._make_room(None):
-                self._stop_listening()  # until somebody leaves
+                self._rest()
                 return
             try:
                 sock, peer = self._listener.accept()
@@ -175,8 +186,7 @@ class Door:
 
     def _wait(self, error: OSError) -> None:
         """Accepting failed: make room, try again a little later, and say so now and then."""
-        self._stop_listening()
-        self._loop.call_later(RETRY_S, self._listen)
+        self._rest()
         self._make_room(None)
         if self._loop.time() - self._complained >= COMPLAIN_S:
             self._complained = self._loop.time()

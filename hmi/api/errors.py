@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
 from hmi.stores.plots import as_hmi
-from hmi.words import not_json, said
+from hmi.words import said
 from plot_store import PlotStoreError
 
 STATUS: dict[str, int] = {
@@ -40,7 +40,7 @@ MOST_PROBLEMS = 10_000
 """A body with more is not looked into: that would take seconds."""
 TOLD_PROBLEMS = 20
 LONGEST_NAME = 80
-"""Of a field that is named back to who sent it."""
+"""Characters of a caller's field name that an error repeats."""
 INTERNAL = "something went wrong inside the server: quote the request_id when you report it"
 
 
@@ -109,12 +109,10 @@ def pointer(loc: Sequence[int | str]) -> str:
 
 
 def from_validation(error: ValidationError, model: Any) -> HmiError:
-    """400 for what is not JSON, 413 for what is over a limit, else 422 naming each field. `model`: what was wanted."""
+    """413 for what is over a limit, else 422 naming each field. `model`: what was wanted."""
     if error.error_count() > MOST_PROBLEMS:
         return InvalidInput(f"body: {error.error_count()} things in it are wrong: check its form", field="body")
     problems = error.errors(include_url=False)
-    if problems and problems[0]["type"] == "json_invalid":
-        return Malformed(f"the body is not JSON: {not_json(problems[0])}")
     for problem in problems:
         if problem["type"] == "too_long":
             return over(pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request")

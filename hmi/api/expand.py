@@ -1,4 +1,4 @@
-"""Compressed uploads and bodies: expanded in bounded steps, never beyond a limit."""
+"""Decompression of uploads and bodies, in bounded steps and up to a limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ _BROKEN = (zlib.error, EOFError, zstandard.ZstdError)
 
 
 def expand_into(source: BinaryIO, target: Path, field: str, limit: int) -> int:
-    """Copy `source` to `target`, expanded where it is gzip or zstd; returns the bytes written.
+    """All of `expanding` at once; the bytes written."""
+    return sum(expanding(source, target, field, limit, lambda _: None))
+
+
+def expanding(source: BinaryIO, target: Path, field: str, limit: int, grow: Callable[[int], None]) -> Iterator[int]:
+    """Copy `source` to `target`, expanded where it is gzip or zstd, in short steps: the bytes of each. `grow` is told
+    how many bytes come before they are written.
 
     Raises TooLarge once more than `limit` bytes come out and InvalidData for a damaged archive; the
     target is then removed.
@@ -42,14 +48,15 @@ def expand_into(source: BinaryIO, target: Path, field: str, limit: int) -> int:
                 written += len(chunk)
                 if written > limit:
                     raise over(field, limit, "bytes (expanded)", "send less, or raise max_upload_bytes")
+                grow(len(chunk))
                 file.write(chunk)
+                yield len(chunk)
     except _BROKEN as error:
         target.unlink(missing_ok=True)
         raise InvalidData(f"{field} is not a sound archive ({error}): compress it again", field=field) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-    return written
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,11 @@ def expanded(body: bytes, encoding: Encoding, limit: Limit, held: Callable[[int]
     except _BROKEN as error:
         raise Malformed(f"the body is not sound {encoding} ({error}): check its Content-Encoding") from error
     return b"".join(out)
+
+
+def is_packed(file: Path) -> bool:
+    with file.open("rb") as source:
+        return _encoding_of(source) != "identity"
 
 
 def _encoding_of(source: BinaryIO) -> Encoding:

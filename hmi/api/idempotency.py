@@ -1,4 +1,4 @@
-"""Idempotency-Key: the same POST sent twice is done once, and the second gets the first one's answer."""
+"""Idempotency-Key: a POST that is sent twice is executed once; the second gets the answer of the first."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Once:
     digest: str
 
     async def kept(self, services: Services) -> dict[str, Any] | None:
-        """What the first request left. Raises InvalidInput where that was another request."""
+        """The stored answer of the first request. Raises InvalidInput if that request was a different one."""
         kept: dict[str, Any] | None = await asyncio.to_thread(services.manager.registry.remember, self.name, SCOPE)
         if kept is not None and kept["digest"] != self.digest:
-            raise InvalidInput(f"this {HEADER} came with another request before: use a new one", field=HEADER)
+            raise InvalidInput(f"this {HEADER} came with a different request before: use a new {HEADER}", field=HEADER)
         return kept
 
     async def keep(self, services: Services, reply: Reply, body: Any) -> None:

@@ -1,4 +1,4 @@
-"""A request's body as it comes: not faster than it is read, not slower than is honest."""
+"""Reading a request's body: no faster than the handler reads it, and with a least rate for the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hmi.errors import HmiError
 LEAST_RATE = 1024
 """Bytes a second that a client must send on the average, counted after the first `idle_s` seconds of waiting for it."""
 MOST_LINES, MOST_LINE_BYTES = 512, 8190
-"""Of a multipart body outside of its parts: headers and boundaries."""
+"""Limits on a multipart body's lines outside of its parts: headers and boundaries."""
 
 
 class Inflow:
@@ -39,7 +39,7 @@ class Inflow:
             self._request.writer.output_size = 0  # no part of the answer yet
 
     async def readany(self) -> bytes:
-        """What is there, b"" at the end."""
+        """The bytes that have arrived; b"" at the end."""
         held, self._held, self._at = self._held[self._at :], b"", 0
         return held or await self._next()
 
@@ -76,7 +76,7 @@ class Inflow:
         self._held, self._at = data + self._held[self._at :], 0
 
     async def _next(self) -> bytes:
-        """All that has come since. Not aiohttp's read(n), which takes a body of one-byte chunks in one long go."""
+        """All bytes that have arrived. Not aiohttp's read(n), which takes a body of one-byte chunks in one long go."""
         await self._rest(toil_of(self._request))
         return await self._in_time(self._content.readany())
 
@@ -91,7 +91,7 @@ class Inflow:
             raise
         except TimeoutError as error:
             raise Malformed(
-                f"the body does not come: send it whole, without a pause of {self._idle_s:g} seconds and at no less "
+                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds and at no less "
                 f"than {LEAST_RATE} bytes a second"
             ) from error
         except web.RequestPayloadError as error:

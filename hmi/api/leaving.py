@@ -1,4 +1,4 @@
-"""The end of a server's connections, such that nobody who has sent a request is left without an answer."""
+"""Closing all connections at shutdown, after every client that sent a request has its answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiohttp import web
 
 log = logging.getLogger("hmi.api")
 LINGER_S = 1.0
-"""How long connections without a request are kept open for one, which then gets its 503."""
+"""How long an idle connection stays open for a request, which then gets a 503."""
 GRACE_S = 1.0
-"""At least so long an answer may take to be read, however late it was ready."""
+"""The least time that a client has to read an answer, however late the answer was ready."""
 CUT_S = 0.5
 """aiohttp waits twice so long for the handlers of connections that are cut."""
 POLL_S = 0.02

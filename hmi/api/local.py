@@ -1,4 +1,4 @@
-"""The calls of the route table without HTTP: what the command line runs on a data folder, as administrator."""
+"""The calls of the route table without HTTP. The command line runs them on a data folder, as administrator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from hmi.api.expand import expand_into
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.api.services import Inference
-from hmi.api.uploads import Form
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.engine import InferRequest, InferResult
@@ -74,7 +73,7 @@ class LocalCalls:
         call.query = parse_query(route, query or {})
         if route.body is not None:
             call.body = parse(route.body, json.dumps({} if body is None else body).encode())
-        form = Form(self.services.uploads.new_folder()) if files else None
+        form = self.services.uploads.form(None) if files else None
         try:
             if form is not None:
                 call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}
@@ -125,7 +124,7 @@ def _match(method: str, path: str) -> tuple[Route, dict[str, str]]:
         if route.method == method and found:
             return route, {name: unquote(value) for name, value in found.groupdict().items()}
     # A part of it is empty: every other name fits some route.
-    raise NotFound(f"{unquote(path)!r} names nothing: a name or an id has at least one character")
+    raise NotFound(f"{unquote(path)!r} has an empty part: give each name and id at least one character")
 
 
 def _check_files(route: Route, files: Mapping[str, Path]) -> None:

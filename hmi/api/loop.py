@@ -1,4 +1,4 @@
-"""Work that is too long for the event loop goes to a thread, so that it does not hold up the others."""
+"""Running long work on a thread, so that it does not block the event loop."""
 
 from __future__ import annotations
 

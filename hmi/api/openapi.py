@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, generated from the table of routes and from nothing else."""
+"""The OpenAPI 3.1 document, generated from the route table alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What one tenant's key may do at once and in a row, so that the others are not held up. Administrators are not bound.
+"""Quotas on a tenant's keys: streams at once and changes in a row. They do not bind administrators.
 
-Jobs and keys are counted where they are kept, in the registry.
+The registry counts a tenant's jobs and keys itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CHANGES_PER_S = 2.0
 
 @dataclass
 class Quotas:
-    """Of one server, in memory; of its event loop."""
+    """The quotas of one server, in memory. Used by the event loop only."""
 
     _streams: Counter[str] = field(default_factory=Counter)
     _changes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By tenant: what is left of its changes, and when that was."""
+    """For each tenant the changes that it has left, and the time of that count."""
 
     @contextmanager
     def stream(self, tenant: str | None) -> Iterator[None]:
@@ -40,7 +40,7 @@ class Quotas:
             return
         if self._streams[tenant] >= TENANT_STREAMS:
             raise QuotaExceeded(
-                f"tenant {tenant} follows {TENANT_STREAMS} jobs at once already: end one, or ask GET /manage/jobs",
+                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or ask GET /manage/jobs",
                 limit=TENANT_STREAMS,
             )
         self._streams[tenant] += 1
@@ -60,7 +60,7 @@ class Quotas:
         left = min(float(CHANGES_AT_ONCE), left + (at - then) * CHANGES_PER_S)
         if left < 1:
             raise QuotaExceeded(
-                f"tenant {tenant} changes too much at once: at most {CHANGES_AT_ONCE} calls in a row, and "
+                f"tenant {tenant} makes too many changes: at most {CHANGES_AT_ONCE} calls in a row, and "
                 f"{CHANGES_PER_S:g} a second in the long run; try again in a few seconds",
                 limit=CHANGES_AT_ONCE,
             )

@@ -1,4 +1,4 @@
-"""What a route is. The table of routes is served by `dispatch` and documented by `openapi`."""
+"""The type of a route. `dispatch` serves the table of routes and `openapi` documents it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Call:
     """Bytes of the JSON body; 0 where it came without HTTP."""
 
     def holder(self) -> str | None:
-        """Whose share of the server the request uses: the caller's tenant, or for an administrator the model's.
+        """The tenant whose share of the server the request uses: the caller's, or for an administrator the model's.
 
-        Raises NotFound where the caller does not reach the model in the path.
+        Raises NotFound if the caller may not reach the model in the path.
         """
         if "model" in self.path:
             return self.model().tenant

@@ -1,4 +1,4 @@
-"""The table of routes: the only list of what this server answers, from which the OpenAPI document comes."""
+"""The route table: the only list of the server's calls. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from hmi.api.schemas_manage import (
 from hmi.api.schemas_stats import StatsView
 
 DATA = {"data": False, "dev": False, "unlabelled": False}
-"""Whether a task needs data, the manager knows: an embedding is not trained."""
+"""No file is required here: the manager refuses missing data, since an embedding model needs none."""
 ADAPTER = {"adapter_config": True, "adapter": True, "head_config": False, "head": False, "data": False, "dev": False}
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
@@ -116,14 +116,14 @@ TENANTS = (
         TenantCreated, "admin", 201, body=CreateTenant, creates=True, again=tenants.create_tenant_again,
         kinds=("conflict",),
     ),
-    Route("DELETE", TENANT, tenants.delete_tenant, "Delete a tenant with all it owns.", TenantDeleted, "admin"),
+    Route("DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"),
     Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
     Route(
         "POST", KEYS, tenants.create_key, "Issue a key.", KeyCreated, "manage", 201,
         body=CreateKey, creates=True, again=tenants.create_key_again,
     ),
     Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
-    Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and keeps.", UsageView, "manage"),
+    Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
 )  # fmt: skip
 
 MODELS = (
@@ -137,12 +137,12 @@ MODELS = (
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of `adapters`.",
+        "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of adapter-hub.",
         JobAccepted, "manage", 202, body=ImportModule, files=ADAPTER, creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "GET", f"{MODEL}/module", models.export_module, "The module in the format of `adapters`.", ModuleExport,
+        "GET", f"{MODEL}/module", models.export_module, "Export a module to adapter-hub.", ModuleExport,
         "manage", kinds=("damaged",),
     ),
     Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
@@ -184,8 +184,16 @@ INFER = (
 )  # fmt: skip
 
 OPERATION = (
-    Route("GET", "/healthz", health.healthz, "Alive.", Health, draining=True),
-    Route("GET", "/readyz", health.readyz, "Serving.", Health, draining=True, kinds=("unavailable",)),
+    Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, draining=True),
+    Route(
+        "GET",
+        "/readyz",
+        health.readyz,
+        "Whether the server takes requests.",
+        Health,
+        draining=True,
+        kinds=("unavailable",),
+    ),
     Route("GET", "/metrics", health.metrics, "Prometheus metrics.", media="text/plain", draining=True),
     Route("GET", "/openapi.json", openapi, "This document.", draining=True, tagged=True),
 )

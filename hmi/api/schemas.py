@@ -1,4 +1,4 @@
-"""What every request and answer shares: strictness, names, the error shape, jobs accepted.
+"""Schemas that all calls share: strict bases, names, the error shape, jobs.
 
 One pydantic model per request and per answer validates and generates the OpenAPI document.
 """
@@ -28,7 +28,7 @@ Alpha = Annotated[
 ]
 
 
-NEXT = "Pass as `after` for the next page; null on the last. A page may have fewer than `limit`, even none, before it."
+NEXT = "Pass as `after` for the next page; null on the last page. An earlier page may be short or even empty."
 
 
 class Request(BaseModel):
@@ -52,7 +52,7 @@ class Answer(BaseModel):
 class ErrorBody(Answer):
     kind: str = Field(description="Stable name that clients may match on.")
     message: str = Field(description="What is wrong and what to do.")
-    details: dict[str, Any] = Field(description="`field` and more, by kind.")
+    details: dict[str, Any] = Field(description="`field` and others, depending on the kind.")
     request_id: str
 
 
@@ -74,7 +74,7 @@ class JobView(Answer):
     job: str
     kind: JobKind
     state: JobState
-    tenant: str | None = Field(description="Whose it is; null for the administrator's.")
+    tenant: str | None = Field(description="The tenant that owns the job; null for an administrator's.")
     target: str = Field(description="The root, domain or model that it makes.")
     created: str
     started: str | None
@@ -83,9 +83,9 @@ class JobView(Answer):
     cancel_requested: bool
     progress: Progress
     result: dict[str, Any] | None
-    error: dict[str, Any] | None = Field(description="`kind`, `message` and more, where it failed.")
+    error: dict[str, Any] | None = Field(description="`kind`, `message` and others if the job failed.")
     cost: JobCost | None = Field(
-        description="What its process used; null until that ended the job, and where it was killed."
+        description="What the job's process used; null until the job ended, and if the process was killed."
     )
 
 
@@ -109,6 +109,6 @@ class Health(Answer):
 
 
 class NoBody(Answer):
-    """Nothing more to say: it is done."""
+    """An empty answer: the call succeeded."""
 
     done: Literal[True] = True

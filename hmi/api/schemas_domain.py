@@ -10,11 +10,11 @@ from hmi.api.schemas import Answer, Request
 
 
 class ChangeDomain(Request):
-    """What is left out stays as it is."""
+    """Changes to a domain. A field that is left out stays as it is."""
 
     record_misses: bool | None = Field(
         default=None,
-        description="true keeps which n-grams of users' texts the PLOT lacks, and how often; false deletes them.",
+        description="true counts the n-grams of users' texts that the PLOT lacks; false stops and deletes the counts.",
     )
 
 
@@ -29,9 +29,9 @@ class DomainVersionView(Answer):
     created: str
     entries: dict[str, int]
     bytes: int
-    alpha: float | None = Field(description="Percent of trigram occurrences covered; what a budget came to.")
-    budget_bytes: int | None = Field(description="The budget that it was built with; null where alpha was given.")
-    report: dict[str, Any] = Field(description="What the build counted.")
+    alpha: float | None = Field(description="Percent of trigram occurrences covered, also with a budget.")
+    budget_bytes: int | None = Field(description="The budget that it was built with; null if it was built with alpha.")
+    report: dict[str, Any] = Field(description="Figures of the build.")
 
 
 class DomainView(Answer):
@@ -43,10 +43,10 @@ class DomainView(Answer):
     children: list[str]
     current: str
     entries: dict[str, int] = Field(description="Distinct n-grams by order: trigrams, bigrams, unigrams.")
-    bytes: int = Field(description="Of all kept versions.")
+    bytes: int = Field(description="Bytes on disk of all kept versions.")
     alpha: float | None
     models: int = Field(description="Models of which a kept version was fine-tuned on this domain.")
-    record_misses: bool = Field(description="Whether n-grams of users' texts that the PLOT lacks are kept, to grow it.")
+    record_misses: bool = Field(description="Whether the n-grams that users' texts miss are recorded.")
     versions: list[DomainVersionView] = Field(description="Newest first.")
 
 

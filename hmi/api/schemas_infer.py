@@ -10,7 +10,7 @@ from hmi.api.schemas import Answer, ModelName, Request
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
-"""Of one input that is split already. The first wrong word ends the check: a list of all could be huge."""
+"""Words in one input of `tokens`. The check stops at the first bad word, since a list of all could be huge."""
 
 
 class TextInput(Request):
@@ -59,11 +59,11 @@ class Parameters(Request):
     """How to answer."""
 
     deadline_ms: float | None = Field(
-        default=None, gt=0, le=3_600_000, description="Answer within this time or 504; the work is dropped."
+        default=None, gt=0, le=3_600_000, description="After this time the answer is 504 and the work is dropped."
     )
-    exact: bool = Field(default=False, description="The reference: lower layers computed in full, no PLOT.")
+    exact: bool = Field(default=False, description="Compute the lower layers in full, without the PLOT.")
     return_: list[Literal["scores", "provenance"]] = Field(
-        default_factory=list, alias="return", description="What to return besides label and score."
+        default_factory=list, alias="return", description="What to add to the answer."
     )
 
 
@@ -93,10 +93,10 @@ class Output(Answer):
     score: float | None = None
     scores: dict[str, float] | None = None
     labels: list[LabelScore] | None = Field(
-        default=None, description="Of a multilabel model: those that apply, the likeliest first; maybe none."
+        default=None, description="Multilabel only: the labels that apply, the likeliest first; may be empty."
     )
-    value: float | None = Field(default=None, description="Of a regression model, in the units of its rows.")
-    tags: list[str] | None = Field(default=None, description="Of a tagging model: one a word.")
+    value: float | None = Field(default=None, description="Regression only: in the units of the training rows.")
+    tags: list[str] | None = Field(default=None, description="Tagging only: one tag for each word.")
     tag_scores: list[float] | None = None
     embedding: list[float] | None = None
     truncated: bool = Field(default=False, description="The input was longer than the model reads.")
@@ -108,15 +108,15 @@ class Versions(Answer):
     model: int
     plot: str
     domain: str
-    root: str = Field(description="Name and version.")
+    root: str = Field(description="The root's name and version.")
 
 
 class Provenance(Answer):
     """What made an answer."""
 
     plot: dict[str, int] = Field(
-        description="Tokens of all inputs by what answered their look-up: the n-gram (trigram, bigram, unigram, …), "
-        "miss, or of the exact reference computed."
+        description="Number of tokens, over all inputs, by what their look-up found: trigram, bigram, unigram, …, "
+        "miss; with `exact`: computed."
     )
     layers: int = Field(description="Upper layers that ran, the same for all inputs.")
     exact: bool

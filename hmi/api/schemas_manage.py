@@ -12,12 +12,12 @@ from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOption
 
 
 class PathRef(Request):
-    """A file that lies on the server already."""
+    """A file that is already on the server."""
 
     path: str = Field(
         min_length=1,
         max_length=1024,
-        description="Below <data>/uploads/<tenant>; below <data>/uploads for administrators.",
+        description="Relative to <data>/uploads/<tenant>; for administrators, to <data>/uploads.",
     )
 
 
@@ -28,7 +28,9 @@ class ImportRoot(Request):
         max_length=1024,
         description="A folder on the server, an installed package that carries a model, or a hub id.",
     )
-    split: int | None = Field(default=None, ge=1, le=1000, description="Layers that the PLOT replaces.")
+    split: int | None = Field(
+        default=None, ge=1, le=1000, description="Number of lower layers, which the PLOT replaces."
+    )
     alpha: Alpha = 50.0
     text: PathRef | None = Field(default=None, description="General text for the root's own PLOT.")
     options: ImportRootOptions = ImportRootOptions()
@@ -36,14 +38,14 @@ class ImportRoot(Request):
 
 class CreateDomain(Request):
     domain: DomainName
-    alpha: Alpha | None = Field(default=None, description="50 where left out and options.budget_bytes, too.")
+    alpha: Alpha | None = Field(default=None, description="Default 50, unless options.budget_bytes is given.")
     pretrain: bool = Field(default=False, description="Continue pretraining the lower layers on the corpus.")
-    corpus: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
+    corpus: PathRef | None = Field(default=None, description="The corpus, unless it is sent as a part.")
     options: BuildPlotOptions = BuildPlotOptions()
 
 
 class UpdateDomain(Request):
-    alpha: Alpha | None = Field(default=None, description="As it was, or the budget, where left out.")
+    alpha: Alpha | None = Field(default=None, description="Default: the current version's alpha or budget.")
     pretrain: bool = False
     corpus: PathRef | None = None
     options: BuildPlotOptions = BuildPlotOptions()
@@ -65,12 +67,12 @@ class CreateModel(Request):
     model: ModelName
     domain: DomainName
     task: Task
-    data: PathRef | None = Field(default=None, description="Where it is not sent as a part.")
+    data: PathRef | None = Field(default=None, description="The rows, unless they are sent as a part.")
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without answers: a whole copy of the source learns the rows, labels these, "
-        "and is thrown away; the model learns from both.",
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is fine-tuned on "
+        "the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
 
@@ -80,26 +82,29 @@ class UpdateModel(Request):
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without answers: a whole copy of the source learns the rows, labels these, "
-        "and is thrown away; the model learns from both.",
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is fine-tuned on "
+        "the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",
-        description="Whether the new version answers: if it is not worse than the live one on the same held-out rows, "
-        "always, or never. One that is held back is kept, and `rollback` with its number lets it answer.",
+        description="When the new version answers: if it is not worse than the live one on the same held-out rows "
+        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its number lets "
+        "it answer.",
     )
 
 
 class ImportModule(Request):
     model: ModelName
     domain: DomainName
-    task: Task = Field(default="classification", description="Of the rows in `data`; without them the head says it.")
+    task: Task = Field(
+        default="classification", description="The task of the rows in `data`; without rows, the head's."
+    )
     adapter_config: PathRef | None = Field(default=None, description="adapter_config.json of adapters 1.x.")
     adapter: PathRef | None = Field(default=None, description="adapter.safetensors.")
     head_config: PathRef | None = Field(default=None, description="head_config.json.")
     head: PathRef | None = Field(default=None, description="model_head.safetensors.")
-    data: PathRef | None = Field(default=None, description="Rows to train on; needed where no head comes along.")
+    data: PathRef | None = Field(default=None, description="Rows to train on; required without a head.")
     dev: PathRef | None = None
     options: FineTuneOptions = FineTuneOptions()
 
@@ -117,7 +122,7 @@ class RootView(Answer):
     layers: int
     split: int
     n: int = Field(description="Tokens of the longest n-grams of its PLOTs.")
-    fidelity: dict[str, float] = Field(description="How far it is from its source; docs/http.md says what is measured.")
+    fidelity: dict[str, float] = Field(description="How far its states are from its source's; see docs/http.md.")
     fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The same for each kind of text.")
     bytes: int
 
@@ -145,7 +150,7 @@ class TenantCreated(Answer):
 
 class TenantDeleted(Answer):
     tenant: str
-    removed: dict[str, Any] = Field(description="What went with it.")
+    removed: dict[str, Any] = Field(description="What was deleted with the tenant, by kind.")
 
 
 class KeyView(Answer):
@@ -185,7 +190,7 @@ class ModuleExport(Answer):
     version: int
     format: str = Field(description="The library and the version whose files these are.")
     files: dict[str, str] = Field(description="Base64 of each file, by its name.")
-    left_out: list[str] = Field(description="What has no twin there, and why.")
+    left_out: list[str] = Field(description="Parts of the model that `adapters` cannot represent, and why.")
 
 
 class ModelList(Answer):

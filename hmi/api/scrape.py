@@ -1,4 +1,4 @@
-"""Metrics for those who may not know which tenants there are: their series are added up."""
+"""Metrics for callers who may not learn tenants' names: the series of all tenants are summed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines that outside callers cause, of which there may be thousands a second."""
+"""Limiting log lines that outside callers cause, since these could cause thousands a second."""
 
 from __future__ import annotations
 

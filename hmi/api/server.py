@@ -1,4 +1,4 @@
-"""`serve`: from settings to a listening process, and down again on SIGTERM."""
+"""`serve`: starts the listening process from the settings, and shuts it down on SIGTERM."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
 
 def _settle() -> None:
-    """Leave what stays for ever out of the garbage collector's rounds: each full one, of which a flood of inputs makes
-    several a second, would walk through every imported library and hold all threads for 100 ms and more."""
+    """Exclude the objects that live as long as the process from garbage collection. A flood of inputs causes several
+    full collections a second; each would walk every imported library and hold all threads for 100 ms or more."""
     gc.collect()
     gc.freeze()
 

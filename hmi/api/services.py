@@ -1,4 +1,4 @@
-"""What handlers reach: one object, built at start, whose parts own their state."""
+"""The services that handlers use: one object, built at start; each of its parts owns its state."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Phase = Literal["starting", "serving", "draining"]
 
 
 class Stopping(Unavailable):
-    """Of a request that came after the signal to stop: nothing is wrong, so no line is logged."""
+    """For a request after the signal to stop. Nothing is wrong, so no line is logged."""
 
 
 class Unfinished(Stopping, TimeoutError):
-    """Of a request whose body does not come whole in time. aiohttp, which reads on, takes a TimeoutError calmly."""
+    """For a request whose body does not arrive in time. aiohttp, which reads on, accepts a TimeoutError."""
 
 
 class Inference(Protocol):
@@ -66,7 +66,7 @@ class Services:
     uploads: Uploads
     bodies: Bodies
     places: Shares
-    """For requests under way: as many as there may be connections."""
+    """The places for requests under way: as many as connections."""
     scrape: Scrape
     phase: Phase = "starting"
     started: str = field(default_factory=now)
@@ -92,7 +92,7 @@ class Services:
 
     @contextmanager
     def reading(self, request: web.Request) -> Iterator[None]:
-        """For the block the body of `request` is being read."""
+        """Marks that the body of `request` is being read, for the block."""
         self.receiving[id(request)] = request
         try:
             yield

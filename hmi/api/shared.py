@@ -1,4 +1,4 @@
-"""Answers that many ask for and that are the same for all: made once, off the loop, and shown to all for a while."""
+"""Answers that are the same for all callers: computed once, off the event loop, and reused for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """What `work` gives, made by one caller at a time and kept for `for_s` seconds. Of one event loop.
+    """The result of `work`, computed by one caller at a time and kept for `for_s` seconds. For one event loop.
 
     Work that failed is not kept: those who waited for it get its error, the next caller tries again.
     """

@@ -1,4 +1,4 @@
-"""What callers share, so that none can take all of it: memory for bodies, places for requests."""
+"""Dividing memory for bodies and places for requests among callers, so that none can take all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Shares:
 
 
 class Loan:
-    """What one request holds of the shares; give it back with `with`."""
+    """One request's part of the shares; `with` gives it back."""
 
     def __init__(self, shares: Shares, holder: Holder) -> None:
         self._shares, self.holder = shares, holder
@@ -66,8 +66,8 @@ class Loan:
         self._lock = threading.Lock()
 
     def cover(self, amount: int) -> None:
-        """Hold at least `amount`. Raises QuotaExceeded, Unavailable, also once the loan was given back: a thread may
-        go on with what its request does not wait for any more."""
+        """Hold at least `amount`. Raises QuotaExceeded or Unavailable, also after the loan was given back, since a
+        thread may go on with work that its request no longer waits for."""
         with self._lock:
             if self._ended:
                 raise Unavailable("the request has ended")
@@ -75,10 +75,13 @@ class Loan:
                 self._shares.take(self.holder, amount - self.amount)
                 self.amount = amount
 
+    def end(self) -> None:
+        with self._lock:
+            self._shares.give_back(self.holder, self.amount)
+            self.amount, self._ended = 0, True
+
     def __enter__(self) -> Loan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._lock:
-            self._shares.give_back(self.holder, self.amount)
-            self.amount, self._ended = 0, True
+        self.end()

@@ -1,13 +1,13 @@
-"""Files that come with a request: multipart parts streamed to disk, or paths below `<data>/uploads`."""
+"""Files of a request: multipart parts that are streamed to disk, or paths below `<data>/uploads`."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import shutil
 import stat
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +19,11 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.multipart import MultipartReader
 
 from hmi.api.errors import Malformed, UnsupportedMediaType, over
-from hmi.api.expand import expand_into
+from hmi.api.expand import expanding, is_packed
 from hmi.api.inflow import Inflow
+from hmi.api.line import Line
+from hmi.api.shares import Holder, Shares
+from hmi.config import Settings
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 
@@ -28,6 +31,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 MAX_SPEC_BYTES = 1 << 20
 MOST_PART_HEADERS = 32
+SLICE_S = 0.02
+"""Of expanding, before it is another caller's turn."""
+UPLOADS_OF_LIMIT = 16
+"""Without a setting, the uploads under way may take so many times what one file may."""
+
+
+class Loans:
+    """What the files of one request take: a place among the uploads under way, and space on the disk."""
+
+    def __init__(self, places: Shares, space: Shares, most: int, holder: Holder) -> None:
+        self.holder = holder
+        self._place, self._space, self._most, self._size = places.loan(holder, 1), space.loan(holder), most, 0
+
+    def grow(self, size: int) -> None:
+        """Before so many bytes more are written. Raises TooLarge, QuotaExceeded, Unavailable."""
+        self._size += size
+        if self._size > self._most:
+            raise over("files", self._most, "bytes, as sent and expanded", "send smaller ones, or raise upload_bytes")
+        self._space.cover(self._size)
+
+    def end(self) -> None:
+        self._space.end()
+        self._place.end()
 
 
 @dataclass
@@ -35,6 +61,7 @@ class Form:
     """A multipart body: the JSON part `spec`, and files on disk by part name."""
 
     folder: Path
+    loans: Loans
     spec: bytes = b""
     files: dict[str, Path] = field(default_factory=dict)
     digest: str = ""
@@ -42,44 +69,58 @@ class Form:
     def discard(self) -> None:
         """Remove what the handler did not take over."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.loans.end()
 
 
 class Uploads:
-    """Owns `<data>/incoming`, where uploads wait until a job takes them, and reads `<data>/uploads`."""
+    """Owns `<data>/incoming`, where uploads wait until a job takes them, and reads `<data>/uploads`.
 
-    def __init__(self, data: Path, limit: int) -> None:
-        self._incoming = data / "incoming"
-        self._below = data / "uploads"
-        self._limit = limit
+    Callers share places for uploads and room on the disk for them (`Shares`), and two threads (`Line`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._incoming = settings.data / "incoming"
+        self._below = settings.data / "uploads"
+        self._limit = settings.max_upload_bytes
+        total = settings.upload_bytes or UPLOADS_OF_LIMIT * settings.max_upload_bytes
+        self._places, self._space = Shares(settings.max_uploads, "uploads"), Shares(total, "bytes of uploads")
+        self._most = total // 2  # what one holder may have at most: to wait for more would be in vain
         # Apart: files that expand for seconds must not hold the threads that every other call uses.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="hmi-uploads")
+        self._line = Line(self._threads)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`work(…)`, which reads, writes or expands an upload, in a thread for uploads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+    async def apart(self, holder: Holder, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(…)`, which reads or writes an upload and is short, in a thread for uploads."""
+        return await self._line.work(holder, partial(work, *args, **kwargs))
 
     def clear(self) -> None:
         """Remove what a killed server left. Call only while no other server uses the folder."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._below.mkdir(parents=True, exist_ok=True)
 
-    def new_folder(self) -> Path:
-        folder = self._incoming / uuid.uuid4().hex
-        folder.mkdir(parents=True)
-        return folder
+    def form(self, holder: Holder) -> Form:
+        """A new one, which the caller discards. Raises QuotaExceeded, Unavailable."""
+        loans = Loans(self._places, self._space, self._most, holder)
+        try:
+            folder = self._incoming / uuid.uuid4().hex
+            folder.mkdir(parents=True)
+        except BaseException:
+            loans.end()
+            raise
+        return Form(folder, loans)
 
-    async def receive(self, inflow: Inflow, names: tuple[str, ...]) -> Form:
+    async def receive(self, inflow: Inflow, names: tuple[str, ...], holder: Holder) -> Form:
         """Read a multipart body; `names` are the file parts it may have. The caller discards the form.
 
-        Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput.
+        Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
         """
         reader = _reader(inflow)
-        await inflow.begin()
-        form = Form(self.new_folder())
+        form = self.form(holder)
         try:
+            await inflow.begin()
             digest = hashlib.sha256()
             await self._parts(reader, names, form, digest)
         except BaseException:
@@ -98,14 +139,14 @@ class Uploads:
                 if name == "spec":
                     form.spec = await _small(part, digest)
                 else:
-                    form.files[name] = await self._file(part, name, form.folder, digest)
+                    form.files[name] = await self._file(part, name, form, digest)
         except _NOT_WELL_FORMED as error:
             raise _malformed(error) from error
         if "spec" not in seen:
             raise InvalidInput("spec is missing: send the request's JSON as the multipart part 'spec'", field="spec")
 
-    async def _file(self, part: BodyPartReader, name: str, folder: Path, digest: hashlib._Hash) -> Path:
-        raw = folder / f"{name}.raw"
+    async def _file(self, part: BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
+        raw, target = form.folder / f"{name}.raw", form.folder / name
         size = 0
         with raw.open("wb") as file:
             while chunk := await part.read_chunk(1 << 16):
@@ -113,27 +154,31 @@ class Uploads:
                 if size > self._limit:
                     raise over(name, self._limit, "bytes", "send less, or raise max_upload_bytes")
                 digest.update(chunk)
-                await self.apart(file.write, chunk)
-        return await self.apart(self._expand, raw, name)
-
-    def _expand(self, raw: Path, name: str) -> Path:
-        target = raw.with_suffix("")
-        with raw.open("rb") as file:
-            expand_into(file, target, name, self._limit)
+                form.loans.grow(len(chunk))
+                await self.apart(form.loans.holder, file.write, chunk)
+        if not is_packed(raw):
+            return raw.rename(target)
+        await self._expand(raw, name, form)
         raw.unlink()
         return target
 
-    def copy_below(self, tenant: str | None, relative: str, field: str, folder: Path) -> Path:
-        """Copy (and expand) a file that the caller may name into `folder`, under the name `field`.
+    async def copy_below(self, tenant: str | None, relative: str, field: str, form: Form) -> Path:
+        """Copy (and expand) a file that the caller may name into the form's folder, under the name `field`.
 
         `relative` starts at `<data>/uploads/<tenant>`, at `<data>/uploads` itself for those who reach every
         tenant (None). Raises InvalidInput for a path that leads out of there, also by a symbolic link, and
         NotFound for one that leads nowhere.
         """
-        found = self._found(tenant, relative, f"{field}.path")
-        target = folder / field
-        with found.open("rb") as file:
-            expand_into(file, target, field, self._limit)
+        found = await self.apart(form.loans.holder, self._found, tenant, relative, f"{field}.path")
+        return await self._expand(found, field, form)
+
+    async def _expand(self, source: Path, name: str, form: Form) -> Path:
+        """In short pieces of work, so that others' come between."""
+        target = form.folder / name
+        with source.open("rb") as file:
+            steps = expanding(file, target, name, self._limit, form.loans.grow)
+            while await self.apart(form.loans.holder, _go_on, steps):
+                pass
         return target
 
     def _found(self, tenant: str | None, relative: str, field: str) -> Path:
@@ -152,6 +197,12 @@ class Uploads:
         if not stat.S_ISREG(mode):
             raise InvalidInput(f"{relative!r} is not a file: name one file", field=field)
         return found
+
+
+def _go_on(steps: Iterator[int]) -> bool:
+    """Whether there is more after a while of it."""
+    until = time.monotonic() + SLICE_S
+    return any(time.monotonic() > until for _ in steps)
 
 
 _NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError)

@@ -1,4 +1,4 @@
-"""From the registry's records to what a client or the command line sees."""
+"""Converting the registry's records to the answers that a client or the command line gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
         ended=job.ended,
         attempts=job.attempts,
         cancel_requested=job.cancel_requested,
-        progress=progress,
+        # What a run that ended or was interrupted had left to do is no time to wait any more.
+        progress=progress if job.state == "running" else progress.model_copy(update={"eta_ms": None}),
         result=job.result,
         error=job.error,
         cost=job.cost,

@@ -1,4 +1,4 @@
-"""`hmi bench path`: what replacing the lower layers buys on this machine, on the default root, one thread."""
+"""`hmi bench path`: the time that replacing the lower layers saves on this machine, on the default root, one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hmi bench path --peers`: a tenant's model beside the full encoder in the engines that a user would pick."""
+"""`hmi bench path --peers`: a tenant's model beside the full encoder in other inference engines."""
 
 from __future__ import annotations
 

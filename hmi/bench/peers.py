@@ -1,4 +1,4 @@
-"""Other ways to keep rows under keys on one machine, each through its fastest public batch call."""
+"""Other key-value stores for rows on one machine, each through its fastest public batch call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hmi bench plot`: PLOTs of a real corpus, built by the jobs that a server runs, then asked for text left out."""
+"""`hmi bench plot`: builds PLOTs of a real corpus with the server's jobs, then looks up held-out text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A corpus parted into documents to build from and documents left out, and how many of the first fit into a time."""
+"""Splitting a corpus into documents to build from and held-out ones; how many documents a build handles in a given
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one form of every benchmark's result (docs/architecture.md): rows with a goal, and what they were measured on."""
+"""The result of a benchmark, in one form for all: rows with a goal, and the machine they were measured on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `hmi bench store`: building an index, writing a version, the space it takes."""
+"""Rows of `hmi bench store`: building an index, writing a version, and its size."""
 
 from __future__ import annotations
 

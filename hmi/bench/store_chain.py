@@ -1,4 +1,4 @@
-"""A store to measure: a root of many n-grams, three branches one on the other, and where their rows lie in memory."""
+"""A store to measure: a root of many n-grams, a chain of three branches on it, and the addresses of their rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tables:
     natural: Texts  # left-out text of the deepest branch's kind
 
     def bytes(self, dim: int) -> int:
-        """Of all rows, stored as int8."""
+        """Bytes of all rows, stored as int8."""
         every = [(order, len(ngrams)) for version in self.versions for order, ngrams in version.items()]
         return sum(count * stride(3, order, dim, DTYPES["int8"]) for order, count in every)
 

@@ -1,4 +1,4 @@
-"""Rows of `hmi bench store`: a batch whose rows are not in memory, against reading them through default faults."""
+"""Rows of `hmi bench store`: a look-up of rows on the disk, against reading them through default page faults."""
 
 from __future__ import annotations
 

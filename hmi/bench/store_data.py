@@ -1,4 +1,4 @@
-"""What the store is measured with: texts of LENGTH tokens, the n-grams they ask for, and vectors to store."""
+"""The data for measuring the store: texts of LENGTH tokens, their n-grams, and vectors to store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `hmi bench store`: a reader beside a process that publishes all the time, against the same reader alone."""
+"""Rows of `hmi bench store`: a reader beside a process that publishes continuously, against the same reader alone."""
 
 from __future__ import annotations
 

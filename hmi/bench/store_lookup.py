@@ -1,4 +1,4 @@
-"""Rows of `hmi bench store`: the fused look-up against a plain gather of as many rows, and one text alone."""
+"""Rows of `hmi bench store`: the fused look-up, of a batch and of one text, against a plain gather of as many rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hmi.bench.store_data import LENGTH
 from plot_store import Reader
 
 GATHER = "a prefetching gather of one trigram row a token"
-HITS = "all trigrams hit"
 
 
 def measure(chain: Chain, runs: int) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Rows of `hmi bench store`: the same rows under the same keys in other stores, asked for the same batches."""
+"""Rows of `hmi bench store`: the same batches looked up in other stores with the same keys and rows."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted. Never a traceback for these."""
+    """Run a command and exit: 0 done, 1 an error, 2 wrong usage, 3 an update was held back, 130 interrupted.
+
+    Never a traceback for these.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         code = cli.main(args=arguments, prog_name="hmi", standalone_mode=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,12 +42,13 @@ def _set_data(context: click.Context, _parameter: click.Parameter, value: Any) -
         session.url, session.url_of_environment = None, False
 
 
-def common_options() -> list[click.Option]:
+def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
     """--data, --url and --key, which may stand before or after the command's name.
 
-    Their inner names are apart, since commands have arguments named so.
+    Their inner names are apart, since commands have arguments named so. What is `hidden` is taken, so that the command
+    can say why it is of no use there, and its help does not offer it.
     """
-    return [
+    options = [
         click.Option(
             ["--data", "common_data"],
             type=click.Path(file_okay=False, path_type=Path),
@@ -64,14 +65,37 @@ def common_options() -> list[click.Option]:
             help="The key for --url (environment: HMI_KEY, which other users cannot see).",
         ),
     ]  # fmt: skip
+    for option in options:
+        option.hidden = option.opts[0] in hidden
+    return options
 
 
 class Command(click.Command):
     """A command that takes the common options, too."""
 
+    hidden_options: tuple[str, ...] = ()
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += common_options()
+        self.params += common_options(self.hidden_options)
+
+
+class FolderCommand(Command):
+    """One that works on a data folder or this machine, and on no server."""
+
+    hidden_options = ("--url", "--key")
+
+
+class ServerCommand(Command):
+    """One that works on a server only."""
+
+    hidden_options = ("--data",)
+
+
+class FileCommand(Command):
+    """One that reads the files that it is given, and nothing else."""
+
+    hidden_options = ("--data", "--url", "--key")
 
 
 class Group(click.Group):

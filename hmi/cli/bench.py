@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_json, print_table
@@ -35,7 +35,7 @@ bench.add_command(quality)
 bench.add_command(tenants)
 
 
-@bench.command()
+@bench.command(cls=FolderCommand)
 @click.option("--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio.")
 @click.option("--peers", is_flag=True, help="Beside ONNX Runtime, OpenVINO and CTranslate2, those that are installed.")
 @as_json
@@ -50,7 +50,7 @@ def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
         found.extend(measured.run(runs, notes.print, path_peers.run if peers else None))
 
 
-@bench.command()
+@bench.command(cls=FolderCommand)
 @click.option("--keys", type=click.IntRange(5_000, 10**8), help="Trigrams of the root.  [default: 1000000]")
 @click.option("--large", is_flag=True, help="10,000,000 trigrams.")
 @click.option("--quick", is_flag=True, help="20,000 trigrams and few runs: whether it works, not how fast it is.")
@@ -80,7 +80,7 @@ def store(
         found.extend(measured.run(plan, session.data, report))
 
 
-@bench.command()
+@bench.command(cls=FolderCommand)
 @click.option("--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read.")
 @click.option("--root", help="A root of the data folder (default: the only one made here, or the default source).")
 @click.option("--alpha", "alphas", multiple=True, type=click.FloatRange(1, 100), help="[default: 50, 100]")
@@ -102,7 +102,7 @@ def plot(
         found.extend(measured.run(plan, session.data, notes.print, bar.show))
 
 
-@bench.command()
+@bench.command(cls=FolderCommand)
 @click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
 @click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: cs.txt.gz.")
 @click.option("--megabytes", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of text in the PLOT.")
@@ -119,7 +119,7 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
         found.extend(measured.run(measured.Steps(sets, corpora, megabytes, rows), notes.print, bar.show))
 
 
-@bench.command()
+@bench.command(cls=FolderCommand)
 @click.option("--only", multiple=True, metavar="FLOOD", help="short, long, many, exact, spaces, …  [default: all]")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(1), help="Of each look.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
@@ -50,7 +50,7 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command("quality", cls=Command)
+@click.command("quality", cls=FolderCommand)
 @of_a_setting
 @click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
 @click.option("--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]")
@@ -94,7 +94,7 @@ def quality(
     print_json(tabled(found)) if as_json else click.echo(markdown(found))
 
 
-@click.command("tenants", cls=Command)
+@click.command("tenants", cls=FolderCommand)
 @of_a_setting
 @click.option("--arm", default="hbert", show_default=True, help="One column of `hmi bench quality`.")
 @click.option("--lr", default=2e-3, show_default=True, type=click.FloatRange(0, 0.1, min_open=True))

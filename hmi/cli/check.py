@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 import click
 
-from hmi.cli.base import Command, as_json
+from hmi.cli.base import FileCommand, as_json
 from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes, print_json
 from hmi.core import Task
@@ -19,7 +19,7 @@ from hmi.jobs.checks import Checked, check_file, checked_corpus, checked_files
 SHOWN = 20
 
 
-@click.command(cls=Command)
+@click.command(cls=FileCommand)
 @click.argument("file", type=FILE)
 @click.option(
     "--task", type=click.Choice([t for t in get_args(Task) if t != "embedding"]),

@@ -163,8 +163,8 @@ def rollback(session: Session, name: str, version: str, as_json: bool) -> None:
 @pass_session
 def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a domain that no model and no branch depends on."""
-    confirm(f"the domain {name}", yes)
     with session.calls() as calls:
+        confirm(f"the domain {name}", yes, lambda: calls.request("GET", _path(name)))
         calls.request("DELETE", _path(name))
     print_done({"deleted": name}, f"{name} is deleted", as_json)
 

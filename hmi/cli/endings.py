@@ -1,4 +1,4 @@
-"""What a job has made, in figures for tables and in lines for people, with the command that comes next."""
+"""A finished job's result: figures for tables, lines for people, and the next command to run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
         return _of_model(result)
     if view["kind"] == "build_plot":
         return _of_plot(result)
+    if "repaired" in result:
+        return {"repaired": ", ".join(result["repaired"]) or "nothing: its files are sound"}
     return {}
 
 
@@ -39,6 +41,8 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
     name = headline_name(metrics)
     if name is not None:
         found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
+    if metrics.get("live"):
+        found["compared"] = compared(metrics["live"], name)
     if "train_rows" in metrics:
         found["trained on"] = f"{metrics['train_rows']} rows"
     if "epochs_run" in metrics:
@@ -46,6 +50,18 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
     if "bytes" in result:
         found["size"] = size(result["bytes"])
     return found
+
+
+def compared(live: Mapping[str, Any], name: str | None) -> str:
+    """The new and the live version's score on the same rows, which may be fewer than those held out."""
+    seen = f", {live['seen_rows']} of which version {live['version']} was trained on" if live["seen_rows"] else ""
+    told = (
+        f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version {live['version']}, "
+        f"live before it), on the same {live['rows']} held-out rows{seen}"
+    )
+    if not live.get("near_chance"):  # a server of an earlier version does not tell
+        return told
+    return f"{told}; both are near chance ({live['chance']:.4g}, by one answer for every row)"
 
 
 def _epochs(metrics: Mapping[str, Any]) -> str:

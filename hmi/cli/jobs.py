@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.base import FolderCommand, Group, ServerCommand, as_json, pass_session
 from hmi.cli.options import Whole
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
@@ -64,24 +64,24 @@ def cancel(session: Session, name: str, as_json: bool) -> None:
     print_done(found, f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}", as_json)
 
 
-@job.command()
+@job.command(cls=ServerCommand)
 @click.argument("name", metavar="JOB")
 @as_json
 @pass_session
 def watch(session: Session, name: str, as_json: bool) -> None:
-    """Follow a job of a running server (--url) until it ends."""
+    """Follow a job of a running server (--url) until it ends. Exit code 3: an update that was held back."""
     if not session.remote:
         raise InvalidInput("watching is for a running server: add --url, or use 'hmi job resume'")
     with session.calls() as calls:
         tell(run_job(session, calls, name), as_json)
 
 
-@job.command()
+@job.command(cls=FolderCommand)
 @click.argument("name", metavar="JOB")
 @as_json
 @pass_session
 def resume(session: Session, name: str, as_json: bool) -> None:
-    """Go on with a job that was interrupted, from its last checkpoint."""
+    """Go on with a job that was interrupted, from its last checkpoint. Exit code 3: an update that was held back."""
     session.not_remote("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
     session.may_start_jobs()
     with session.local() as local:

@@ -24,8 +24,8 @@ TASKS = click.Choice(get_args(Task))
 PAGE = 1000
 PUBLISH = click.option(
     "--publish", type=click.Choice(get_args(Publish)), default="if-better", show_default=True,
-    help="Whether the new version answers: if it is not worse than the old one on the same held-out rows, always, or "
-    "not before 'hmi model publish'.",
+    help="Whether the new version answers. if-better: where it is not worse than the live one on the same held-out "
+    "rows, a tie included. always: whatever it scores. never: not before 'hmi model publish'.",
 )  # fmt: skip
 UNLABELLED = click.option(
     "--unlabelled", type=FILE, help="Texts without answers, for a teacher to label: better, and slower to train."
@@ -86,7 +86,11 @@ def update(
     session: Session, name: str, data: Path | None, dev: Path | None, unlabelled: Path | None,
     publish: str, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the old one."""
+    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the live one.
+
+    Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With --publish
+    never, which asks for that, it is 0.
+    """
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     with session.calls() as calls:
@@ -178,9 +182,10 @@ def _let_answer(session: Session, name: str, version: int, as_json: bool) -> Non
 @pass_session
 def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a model with all its versions."""
-    confirm(f"the model {name} with all its versions", yes)
+    path = f"/manage/models/{segment(name)}"
     with session.calls() as calls:
-        calls.request("DELETE", f"/manage/models/{segment(name)}")
+        confirm(f"the model {name} with all its versions", yes, lambda: calls.request("GET", path))
+        calls.request("DELETE", path)
     print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 

@@ -1,4 +1,4 @@
-"""Onboarding many tenants over HTTP: read a plan, do what is left of it in parallel, remember what is done."""
+"""Onboarding many tenants over HTTP: reads a plan, runs what is unfinished in parallel, records what is done."""
 
 from __future__ import annotations
 

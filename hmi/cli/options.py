@@ -105,10 +105,14 @@ def extent(alpha: float | None, budget: int | None, options: dict[str, Any] | No
     return {"options": given} if alpha is None else {"alpha": alpha, "options": given}
 
 
-def confirm(what: str, yes: bool) -> None:
-    """Ask before deleting, unless --yes. Raises click.UsageError where nobody can be asked, Exit for a no."""
+def confirm(what: str, yes: bool, look: Callable[[], Any]) -> None:
+    """Ask before deleting, unless --yes. `look` raises NotFound where there is nothing to delete: nobody is asked then.
+
+    Raises click.UsageError where nobody can be asked, Exit for a no.
+    """
     if yes:
         return
+    look()
     try:
         agreed = click.confirm(f"Delete {what}?", err=True)
     except click.Abort:

@@ -1,4 +1,4 @@
-"""Reading what the batch scripts are given: folders, and CSV, JSON or JSONL tables."""
+"""Reading the batch scripts' input: folders, and CSV, JSON or JSONL tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reliability plot as SVG: of the answers given a probability of p, how many were right."""
+"""A reliability plot as SVG: for each probability p, the share of answers given with p that were right."""
 
 from __future__ import annotations
 

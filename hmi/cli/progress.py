@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hmi.api.local import LocalCalls
 
 POLL_S = 0.3
+HELD_BACK = 3
+"""Exit code where an update is not the version that answers, and nobody asked for that."""
 
 
 class JobBar:
@@ -77,7 +79,7 @@ def job_bar() -> Iterator[JobBar]:
 def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool) -> None:
     """Run (on a data folder) or follow (on a server) a job to its end and tell how it ended.
 
-    Raises HmiError for a job that failed, click.Abort for Ctrl-C.
+    Raises HmiError for a job that failed, click.Abort for Ctrl-C, Exit where what it made was held back.
     """
     if detach:
         if as_json:
@@ -111,7 +113,7 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
 
 
 def tell(view: dict[str, Any], as_json: bool) -> None:
-    """Show how a job ended; raises HmiError where it did not succeed."""
+    """Show how a job ended; raises HmiError where it did not succeed, Exit where what it made was held back."""
     if view["state"] == "succeeded":
         if as_json:
             print_json(view)
@@ -131,6 +133,8 @@ def _tell_held_back(view: dict[str, Any]) -> None:
         return
     cure = f"'hmi model publish {view['target']} {result['version']}' lets it answer"
     notes.print(f"version {result['version']} is held back: {result['reason']}; {cure}", markup=False, soft_wrap=True)
+    if result.get("publish") != "never":
+        raise click.exceptions.Exit(HELD_BACK)
 
 
 def _follow(calls: Calls, job: str, bar: JobBar) -> dict[str, Any]:

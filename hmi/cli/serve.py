@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.options import Bytes, Whole
 from hmi.cli.session import Session
 
 SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.option("--host", help="Address to listen on (default 127.0.0.1; others need an administrator's key).")
 @click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any that is free).")
 @click.option("--job-workers", type=Whole(0), help="Jobs that run at once (default 1).")

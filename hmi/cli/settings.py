@@ -1,4 +1,4 @@
-"""`hmi settings`: every setting with what it is now, and the page docs/settings.md from the same source."""
+"""`hmi settings`: prints every setting with its value, and writes docs/settings.md from the same source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.output import print_json, print_table, size
 from hmi.cli.session import Session
 from hmi.config import PREFIX, Settings, bounds
@@ -25,19 +25,19 @@ PAGE: Final = """# Settings
 
 A server and every command on a data folder read these from the environment. `hmi settings` shows what they are now.
 An option of a command (`--data`, and `--host`, `--port`, `--job-workers`, `--streams`, `--pool-bytes` of `hmi serve`)
-wins over the environment. A size is a number of bytes, or has K, M, G or T behind it, which count in 1024s: `50M`,
-`50MB` and `50MiB` are the same. A value that cannot be is refused at the start, by name.
+wins over the environment. A size is a number of bytes, optionally with K, M, G or T, which count in 1024s: `50M`,
+`50MB` and `50MiB` are the same. An impossible value is refused at the start, and the error names it.
 
 | variable | default | unit | range | what it does |
 |---|---|---|---|---|
 """
 CLIENT: Final = """
-A command that talks to a server reads two more, which the server has no use for:
+A command that talks to a server reads two more, which the server does not use:
 
 | variable | what it does |
 |---|---|
 | `HMI_URL` | the server's address, as `--url` gives it |
-| `HMI_KEY` | the key to show it, as `--key` does; other users of the machine can see an option, and not a variable |
+| `HMI_KEY` | the key to send, as `--key` gives it; other users of the machine can see an option but not a variable |
 """
 
 
@@ -100,7 +100,7 @@ def _amount(value: Any, unit: str) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 1_000_000 else str(value)
 
 
-@click.command("settings", cls=Command)
+@click.command("settings", cls=FolderCommand)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the page docs/settings.md.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="With --markdown: write it there.")
 @as_json

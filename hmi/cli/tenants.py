@@ -9,7 +9,8 @@ import click
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.options import confirm, yes_option
 from hmi.cli.output import notes, print_done, print_json, print_table
-from hmi.cli.session import Session, segment
+from hmi.cli.session import Calls, Session, segment
+from hmi.errors import NotFound
 
 ONCE = "the key is shown this once: keep it"
 ADMINISTRATORS = (
@@ -55,8 +56,8 @@ def list_(session: Session, as_json: bool) -> None:
 @pass_session
 def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
     """Delete the tenant NAME with its models, keys and jobs."""
-    confirm(f"the tenant {name} with its models, keys and jobs", yes)
     with session.calls() as calls:
+        confirm(f"the tenant {name} with its models, keys and jobs", yes, lambda: _look(calls, name))
         found = calls.request("DELETE", f"/manage/tenants/{segment(name)}")
     print_done({"deleted": name, **found}, f"{name} is deleted", as_json)
 
@@ -68,7 +69,11 @@ def key() -> None:
 
 @key.command("create")
 @click.argument("tenant", required=False)
-@click.option("--admin", is_flag=True, help="A key that reaches everything; from then on every request needs one.")
+@click.option(
+    "--admin",
+    is_flag=True,
+    help="A key that reaches everything, made on a data folder only; from then on every request needs one.",
+)
 @click.option("--scope", "scopes", multiple=True, type=click.Choice(["infer", "manage"]), help="Repeatable.")
 @as_json
 @pass_session
@@ -92,7 +97,7 @@ def create_key(session: Session, tenant: str | None, admin: bool, scopes: tuple[
 @as_json
 @pass_session
 def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
-    """List the keys of TENANT, or without one those of administrators."""
+    """List the keys of TENANT, or without one those of administrators (on a data folder only)."""
     if tenant is None:
         session.not_remote(ADMINISTRATORS)
         with session.local() as local:
@@ -124,6 +129,12 @@ def revoke(session: Session, key_id: str, tenant: str | None, as_json: bool) -> 
         with session.calls() as calls:
             calls.request("DELETE", f"/manage/tenants/{segment(tenant)}/keys/{segment(key_id)}")
     print_done({"revoked": key_id}, f"key {key_id} is revoked", as_json)
+
+
+def _look(calls: Calls, name: str) -> None:
+    """Raises NotFound."""
+    if all(tenant["tenant"] != name for tenant in calls.request("GET", "/manage/tenants")["tenants"]):
+        raise NotFound(f"there is no tenant {name!r}: see 'hmi tenant list'")
 
 
 def _print_key(made: dict[str, Any], as_json: bool) -> None:

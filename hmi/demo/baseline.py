@@ -1,7 +1,7 @@
-"""Dedicated copies: the root's source model, fully fine-tuned for one task. What the tenants' models are held against.
+"""Dedicated copies: the root's source model, fully fine-tuned for one task, to compare tenants' models with.
 
-Same rows, same seed, same head, same training as a tenant's model; the learning rate and the epoch are chosen on
-dev, and the test rows are looked at once. Results are kept, so that an interrupted run goes on where it was.
+Rows, seed, head and training are the same as a tenant's model's. Dev chooses the learning rate and the epoch, and the
+test rows are scored once. Results are stored, so that an interrupted run continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the demo's text becomes: rows of a tenant's task, with splits that share no document."""
+"""The demo's data sets: rows of a tenant's task, in splits that share no document."""
 
 from __future__ import annotations
 

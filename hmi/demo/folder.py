@@ -1,4 +1,4 @@
-"""The layout that the demo reads, its own text and a user's alike.
+"""The folder layout that the demo reads, for its own text and for a user's.
 
 FOLDER/
   root.txt               general text, one document a line: the root's own PLOT

@@ -1,4 +1,4 @@
-"""All tenants' test sets as concurrent, mixed requests, and what came back."""
+"""Sends all tenants' test rows as concurrent, mixed requests, and scores the answers."""
 
 from __future__ import annotations
 

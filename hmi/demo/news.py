@@ -1,4 +1,4 @@
-"""Usenet and newswire: what a posting or a report is about. The tables come with the sources' own test splits."""
+"""Usenet and newswire tasks: the topic of a posting or a report. The tables have the sources' own test splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Root, branches, tenants and models through the HTTP API. What a run before this one made is used again."""
+"""Creates root, branches, tenants and models through the HTTP API, and reuses those of an earlier run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table that the demo ends with, the same as JSON, and a call to try."""
+"""The demo's final table, the same as JSON, and a call to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows while it works: numbered steps with their times, and jobs with progress and ETA."""
+"""The demo's progress output: numbered steps with their times, and jobs with progress and ETA."""
 
 from __future__ import annotations
 

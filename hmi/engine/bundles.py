@@ -1,4 +1,4 @@
-"""Version bundles: what one answer is made of, pinned when a request is admitted {root, PLOT chain, module, head}."""
+"""Bundles: the versions of root, PLOT chain, module and head that an answer uses, pinned at its request's admission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hmi.model.packed import pack_upper
 from hmi.model.prepacked import described
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind, task_of_version
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_store import AdapterStore, DamagedArtefact
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
@@ -74,7 +74,10 @@ class Bundles:
         """The lower layers behind a bundle's PLOT: only the `exact` reference computes them."""
         name: str | None = bundle.reader.version.meta.get("lower")
         key = (bundle.version.root, bundle.version.root_version, name)
-        return self._exact.get(key, lambda: self._load_lower(bundle.root, name))
+        try:
+            return self._exact.get(key, lambda: self._load_lower(bundle.root, name))
+        except DamagedArtefact as error:
+            raise error.of(f"domain {bundle.reader.version.ref}'s lower layers") from error
 
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""

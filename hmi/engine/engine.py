@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from hmi.config import Settings
+from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.guests import Host, Hosts
 from hmi.engine.lines import Lines
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.pipeline import Retrieved, compute, retrieve
+from hmi.engine.pipeline import Failed, Retrieved, compute, retrieve
 from hmi.engine.preparing import Preparing
 from hmi.engine.queue import BatchQueue, Item, Piece, work_in
 from hmi.engine.request import InferRequest, InferResult
@@ -29,6 +30,8 @@ from hmi.model.lexical import word_bags
 from hmi.model.packed import nothing
 from hmi.model.tagging import best_path, marginals
 from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class Ran:
 
     batch: Retrieved
     answers: list[tuple[Item, InferResult]]
+    failed: Failed
     begun: float
     """By `time.monotonic()`."""
     retrieve_s: float
@@ -168,11 +172,15 @@ class Engine:
         self._invite()
 
     async def _served(self, pieces: list[Piece], ran: Awaitable[Ran]) -> None:
-        """Reply with what a batch gave, or where it failed, with what its parts give."""
+        """Reply with what a batch gave, or where it failed as a whole, with what its parts give."""
         try:
             self._reply(await ran)
         except Exception as error:
             await self._one_by_one(pieces, error)
+
+    async def _run(self, pieces: list[Piece]) -> None:
+        """A batch that takes no guests."""
+        self._reply(await self._in_thread(pieces, None))
 
     def _in_thread(self, pieces: list[Piece], host: Host | None) -> Awaitable[Ran]:
         return asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces, host)
@@ -181,32 +189,42 @@ class Engine:
         return self._pace.seconds(pieces[0].item.group, work_in(pieces) + BATCH_WORK)
 
     async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
-        """After a failed batch: run each model's pieces alone, so that one damaged part fails nobody else's texts."""
-        groups: dict[tuple[str, str], list[Piece]] = {}
+        """After a batch that failed as a whole: run each model's pieces alone, so that only those fail that must."""
+        # By model, though several may share an artefact: an error names the model, and is for its tenant alone.
+        groups: dict[tuple[ModelId, int], list[Piece]] = {}
         for piece in pieces:
-            version = piece.bundle.version
-            groups.setdefault((version.plot_version, version.artefact), []).append(piece)
+            groups.setdefault((piece.item.request.model, piece.bundle.version.version), []).append(piece)
         for group in groups.values():
             try:
                 if len(groups) == 1:
                     raise error
-                self._reply(await self._in_thread(group, None))
+                await self._run(group)
             except Exception as alone:
-                _fail(group, alone)
+                _fail([(piece.item, alone) for piece in group])
 
     def _batch(self, pieces: list[Piece], host: Host | None) -> Ran:
         begun, cpu = time.monotonic(), time.thread_time()
         watch = self._misses.record if self._misses is not None and self._misses.on else None
-        batch = retrieve(self._bundles, pieces, watch)
-        retrieved = time.monotonic()
-        with self._pool.lease([p.bundle.version.artefact for p in batch.pieces]) as parts:
-            answers = compute(batch, parts, nothing if host is None else host.let_in)
-        compute_s, cpu_s = time.monotonic() - retrieved, time.thread_time() - cpu
+        with self._pool.lease([p.bundle.version.artefact for p in pieces]) as (parts, broken):
+            sound = [p for p in pieces if p.bundle.version.artefact in parts]
+            failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
+            leased = time.monotonic()
+            batch = retrieve(self._bundles, sound, watch)
+            retrieved = time.monotonic()
+            between = nothing if host is None else host.let_in
+            answers, bad = compute(batch, parts, between) if batch.pieces else ([], [])
+        retrieve_s = retrieved - leased
+        compute_s, cpu_s = time.monotonic() - begun - retrieve_s, time.thread_time() - cpu
         if host is not None:
             compute_s, cpu_s = compute_s - host.away_s, cpu_s - host.away_cpu_s
-        return Ran(batch, answers, begun, retrieved - begun, compute_s, cpu_s)
+        return Ran(batch, answers, failed + batch.failed + bad, begun, retrieve_s, compute_s, cpu_s)
 
     def _reply(self, ran: Ran) -> None:
+        if ran.batch.pieces:
+            self._answer_all(ran)
+        _fail(ran.failed)
+
+    def _answer_all(self, ran: Ran) -> None:
         pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
         self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
         self._metrics.stage("retrieve", ran.retrieve_s)
@@ -230,11 +248,17 @@ class Engine:
                 item.future.set_result(replace(answer, timing=timing))
 
 
-def _fail(pieces: list[Piece], error: Exception) -> None:
-    log.error("a batch of %d failed", len(pieces), exc_info=error)
-    for piece in pieces:
-        if not piece.item.future.done():
-            piece.item.future.set_exception(error)
+def _fail(failed: Failed) -> None:
+    """Tell who waits, by the names that they know; and the log once for each version of a model: which artefact, or
+    where in the code, where nobody foresaw it."""
+    said: dict[str, Exception] = {}
+    for item, error in failed:
+        if not item.future.done():
+            version = f"version {item.bundle.version.version} of model {item.request.model}"
+            item.future.set_exception(error.of(version) if isinstance(error, DamagedArtefact) else error)
+            said.setdefault(version, error)
+    for version, error in said.items():
+        tell(log, f"texts for {version} failed", error)
 
 
 def _compile() -> None:

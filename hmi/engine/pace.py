@@ -1,7 +1,7 @@
-"""How long a batch takes, learnt from those that ran: batches are cut to a time, whatever machine, root and kind.
+"""Predicting the time of a batch from those that ran, so that batches can be cut to a time on any machine and root.
 
-The time is that of one core. On the clock a busy machine makes a batch longer; cut shorter for it, batches would cost
-more than they bring, just when there is least to spare.
+The time is CPU time of one core. A busy machine makes a batch longer by the clock; if batches were cut shorter for
+that, they would become less efficient just when the machine has least to spare.
 """
 
 from __future__ import annotations

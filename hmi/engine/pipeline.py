@@ -1,12 +1,13 @@
 """What happens to one batch: retrieve (or compute, for the exact reference), upper layers, heads, answers.
 
-Pure functions of a batch; the engine decides when and on which thread.
+Pure functions of a batch; the engine decides when and on which thread. What one tenant's part or one domain's rows make
+impossible fails the texts that needed them, and none of the others is computed again for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -25,6 +26,8 @@ from hmi.model.packed import Between, nothing, run_classified, run_packed
 from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
+Failed = list[tuple[Item, Exception]]
+"""Texts that have no answer, and why. A text may stand there more than once."""
 Watch = Callable[[VersionInfo, NDArray[np.int32], NDArray[np.int64], Hits], None]
 """Told of each look-up: the PLOT version, the batch as the store took it, and what answered."""
 
@@ -38,6 +41,8 @@ class Retrieved:
     offsets: list[int]
     hits: list[PlotHits]
     """By piece."""
+    failed: Failed
+    """Of the pieces that are not here."""
 
 
 @torch.inference_mode()
@@ -46,32 +51,47 @@ def retrieve(bundles: Bundles, pieces: Sequence[Piece], watch: Watch | None = No
 
     Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
     """
+    if not pieces:
+        return Retrieved([], torch.empty(0, 0), [0], [], [])
     pieces = sorted(pieces, key=lambda p: (p.bundle.version.plot_version, p.bundle.version.artefact))
-    windows = [p.window for p in pieces]
-    offsets = [0, *np.cumsum([len(w) for w in windows]).tolist()]
-    root = pieces[0].bundle.root
-    rows = torch.empty(offsets[-1], root.dim)
-    hits: list[PlotHits] = []
+    batch = Retrieved([], torch.empty(sum(len(p.window) for p in pieces), pieces[0].bundle.root.dim), [0], [], [])
     for _, group in groupby(pieces, lambda p: p.bundle.version.plot_version):
         same = list(group)
         texts = [p.window for p in same]
-        target = rows[offsets[len(hits)] : offsets[len(hits) + len(same)]]
-        if same[0].item.request.exact:
-            hits += _compute_lower(bundles, same[0].bundle, texts, target)
-        else:
-            hits += _look_up(same[0].bundle, texts, target, watch)
+        start = batch.offsets[-1]
+        ends = (start + np.cumsum([len(w) for w in texts])).tolist()
+        target = batch.rows[start : ends[-1]]
+        try:
+            if same[0].item.request.exact:
+                hits = _compute_lower(bundles, same[0].bundle, texts, target)
+            else:
+                hits = _look_up(same[0].bundle, texts, target, watch)
+        except Exception as error:
+            batch.failed.extend((p.item, error) for p in same)
+            continue
+        batch.pieces.extend(same)
+        batch.offsets.extend(ends)
+        batch.hits.extend(hits)
+    if not batch.pieces:
+        return batch
+    rows, windows = batch.rows[: batch.offsets[-1]], [p.window for p in batch.pieces]
     positions = torch.cat([torch.arange(len(w)) for w in windows])
     types = torch.tensor([t for w in windows for t in w.types])
-    rows += root.bias(positions, types)
-    return Retrieved(pieces, rows, offsets, hits)
+    rows += pieces[0].bundle.root.bias(positions, types)
+    return replace(batch, rows=rows)
 
 
 @torch.inference_mode()
-def compute(batch: Retrieved, parts: Sequence[TaskPart], between: Between = nothing) -> list[tuple[Item, InferResult]]:
-    """Upper layers and heads; `parts[i]` is piece i's module and head. Answers of the items that are complete now.
-    `between` is called between two layers."""
-    bundle = batch.pieces[0].bundle
-    run = (bundle.root.upper, batch.rows, batch.offsets, [p.module for p in parts], bundle.root.info.shape.heads)
+def compute(
+    batch: Retrieved, parts: Mapping[str, TaskPart], between: Between = nothing
+) -> tuple[list[tuple[Item, InferResult]], Failed]:
+    """Upper layers and heads; `parts` by artefact. Answers of the items that are complete now, and what failed.
+    `between` is called between two layers.
+
+    A row of one text never reaches another text's (`hmi.model.packed`), so values that are no numbers stay with theirs.
+    """
+    bundle, mine = batch.pieces[0].bundle, [parts[p.bundle.version.artefact] for p in batch.pieces]
+    run = (bundle.root.upper, batch.rows, batch.offsets, [p.module for p in mine], bundle.root.info.shape.heads)
     bounds = list(pairwise(batch.offsets))
     rows: list[tuple[Tensor, Tensor | None]]
     if bundle.task.reads == "cls":
@@ -80,12 +100,15 @@ def compute(batch: Retrieved, parts: Sequence[TaskPart], between: Between = noth
     else:
         last = run_packed(*run, between)
         rows = [(last[a:b], None) for a, b in bounds]
-    answers = []
-    for piece, part, hits, mine in zip(batch.pieces, parts, batch.hits, rows, strict=True):
-        output = _finite(_output(piece.item, part, piece.window, *mine), piece.item)
-        if piece.item.add(piece.index, output, hits):
-            answers.append((piece.item, _answer(piece.item, part)))
-    return answers
+    answers, failed = [], Failed()
+    for piece, part, hits, its in zip(batch.pieces, mine, batch.hits, rows, strict=True):
+        try:
+            output = _finite(_output(piece.item, part, piece.window, *its), piece.item)
+            if piece.item.add(piece.index, output, hits):
+                answers.append((piece.item, _answer(piece.item, part)))
+        except Exception as error:
+            failed.append((piece.item, error))
+    return answers, failed
 
 
 def _output(item: Item, part: TaskPart, window: Encoded, rows: Tensor, before: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out."""
+"""The engine's requests and answers."""
 
 from __future__ import annotations
 

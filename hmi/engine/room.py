@@ -1,4 +1,4 @@
-"""How much may wait: for all tenants together, and of it a share for each. Owned by the event loop's thread."""
+"""Limits on waiting work: one for all tenants together and a share of it for each. The event loop's thread owns it."""
 
 from __future__ import annotations
 

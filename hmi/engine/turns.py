@@ -1,4 +1,4 @@
-"""Whose turn it is among tenants: theirs that were given least. Owned by the event loop's thread (no locks)."""
+"""Choosing the next tenant: the one that was given least. Owned by the event loop's thread (no locks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function does which kind of job. Imported when a job starts, since some need seconds to import."""
+"""The function that runs each kind of job, imported when a job starts, since some imports take seconds."""
 
 from __future__ import annotations
 

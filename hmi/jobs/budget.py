@@ -1,4 +1,4 @@
-"""Spending a budget of bytes: how many n-grams of each order, and which, where alpha is not what is given."""
+"""Spending a budget of bytes: how many n-grams of each order to store, and which. Used instead of alpha."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from plot_store import Among, CountedNgrams, Schema, disk_bytes, entries_within,
 
 FIELD: Final = "options.budget_bytes"
 SHORTER_SHARE: Final = 0.8
-"""Of a budget, for bigrams; measured: docs/design/0006-alpha-and-storage.md. The optimum is flat: .7 to .9."""
+"""Share of a budget for bigrams, measured in docs/design/0006-alpha-and-storage.md. The optimum is flat: .7 to .9."""
 
 Histogram = Mapping[int, int]  # occurrences -> how many n-grams have as many
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget buys: `alpha` percent of the longest n-grams' occurrences are covered then, all told."""
+    """What a budget stores. It covers `alpha` percent of the longest n-grams' occurrences, with its ancestors."""
 
     wanted: list[Wanted]
     alpha: float
@@ -32,12 +32,12 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
         return budget - spent
     if spent:
         raise InvalidInput(
-            f"the domain's version takes {spent:,} bytes of a budget of {budget:,} already: "
+            f"the domain's current version already takes {spent:,} of the budget's {budget:,} bytes: "
             f"give at least {spent + least:,}, or an alpha",
             field=FIELD,
         )
     raise InvalidInput(
-        f"{budget:,} bytes hold no n-gram (one takes {entry_bytes(schema, schema.n):,} beside its files): "
+        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its files need room): "
         f"give at least {least:,}, or alpha 0 for a branch without entries of its own",
         field=FIELD,
     )
@@ -64,10 +64,10 @@ def choose_within(
 
 
 def split_budget(schema: Schema, room: int, there: Mapping[int, int]) -> dict[int, int]:
-    """How many n-grams of each order, 2 and up, `room` bytes are spent on, where there are so many of each.
+    """The number of n-grams of each order, from 2 up, to store in `room` bytes, limited by how many there are.
 
-    Bigrams get SHORTER_SHARE, trigrams the rest (of a wider window the share is split again, order by order); what one
-    does not need goes to the longer ones, and in the end to the shorter ones.
+    Bigrams get SHORTER_SHARE and trigrams the rest; with a wider window the rest is split again, order by order. Room
+    that an order does not need goes to the longer orders first, then to the shorter ones.
     """
     taken, spent, up_to = dict.fromkeys(there, 0), 0, 0.0
     for order in sorted(there):

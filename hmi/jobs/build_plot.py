@@ -23,6 +23,7 @@ from hmi.model.files import read_checkpoint, write_checkpoint, write_json
 from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
+from hmi.stores.adapter_store import DamagedArtefact
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000
@@ -82,7 +83,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
 
 
 def _least(options: BuildPlotOptions, pretrained: bool) -> float:
-    """The build's min_difference: without further pretraining what is near is equal, and not wanted to begin with."""
+    """The build's min_difference. Its default without further pretraining is 0: there an entry near an ancestor's
+    equals it and is never selected."""
     if options.min_difference is not None:
         return options.min_difference
     return PRETRAINED_LEAST if pretrained else 0.0
@@ -90,7 +92,7 @@ def _least(options: BuildPlotOptions, pretrained: bool) -> float:
 
 @dataclass(frozen=True)
 class _There:
-    """What a build need not choose, for the version that it builds on has it."""
+    """The n-grams that a build need not select, since the version that it extends has them."""
 
     reader: Reader  # of that version
     lower: str | None  # the lower layers that the build computes with
@@ -98,14 +100,14 @@ class _There:
     update: bool
 
     def besides(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """What is to be computed of what is wanted."""
+        """The wanted n-grams that must be computed."""
         if not self.fresh:
             return only_missing(wanted, self.reader, self.lower)
         # The new lower layers make every old row stale: what the domain covered is computed anew.
         return with_own(wanted, self.reader) if self.update else list(wanted)
 
     def lacks(self, order: int) -> Among | None:
-        """Which n-grams of an order would cost bytes; None: all."""
+        """Which n-grams of an order would take bytes of their own; None: all."""
         if not self.fresh:
             return lambda ngrams: missing(self.reader, order, ngrams, self.lower)
         return (lambda ngrams: self.reader.depths(order, ngrams) != 0) if self.update else None
@@ -125,7 +127,7 @@ def _choose(
 
 
 def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
-    """For the report: entries that a look-up does nearly as well without, and the bytes that they would have taken."""
+    """For the report: the number of entries left out as near their stand-in, and the bytes saved."""
     dropped = {f"dropped_{ORDER_NAMES[k]}s": differences.dropped[k] for k in schema.orders if k > 1}
     return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 
@@ -168,7 +170,10 @@ def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | 
     if name is None:
         assert root.lower is not None
         return None, root.lower
-    return name, lower_from(ctx.lowers.get(name), root.info, root.tokenizer.cls_id)
+    try:
+        return name, lower_from(ctx.lowers.get(name), root.info, root.tokenizer.cls_id)
+    except DamagedArtefact as error:
+        raise error.of(f"domain {version.ref}'s lower layers") from error
 
 
 def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, options: BuildPlotOptions) -> str:

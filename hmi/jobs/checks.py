@@ -1,4 +1,4 @@
-"""What can be said of a file before a job: what it was read as, its rows and labels, what is wrong with it.
+"""Checking a file before a job: its format, its rows and labels, and what is wrong with it.
 
 Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest. Nothing
 here needs torch.
@@ -21,13 +21,13 @@ from hmi.jobs.tables import read_table
 from hmi.model.golds import checked_labels
 
 CHECKED_BYTES = 4 << 20
-"""Of a file (expanded) before a job: a fraction of a second."""
+"""Bytes of a file (expanded) that a check before a job reads, in a fraction of a second."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a file is good for. `count`: usable rows, or documents; `whole`: whether all of the file was read;
-    `error`: why no job would take it, None where one would."""
+    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read; `error`: why
+    every job would refuse the file, or None."""
 
     kind: str
     """rows | corpus"""
@@ -115,7 +115,7 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
 
 
 def _task_of(source: Source) -> Task | None:
-    """By its columns; None for a corpus. Raises InvalidData where it is no text."""
+    """The task that the file's columns fit; None for a corpus. Raises InvalidData if the file is not text."""
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
         raise InvalidData("the file is empty: give rows, or text")
@@ -130,7 +130,7 @@ def _refuse_unlearnable(rows: Rows, task: str, *, own_dev: bool, field: str = "d
     elif task == "multilabel":
         counts = Counter(label for row in rows.rows for label in label_counts([row]))
         if not any(0 < count < len(rows.rows) for count in counts.values()):
-            raise InvalidData(f"no label of {field} is on some rows and not on others: give rows with and without it",
+            raise InvalidData(f"every row of {field} has the same labels: give rows with a label and rows without it",
                               field=field)  # fmt: skip
     elif len({row.label for row in rows.rows}) == 1:
         raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)

@@ -1,4 +1,4 @@
-"""A job's process, seen from the process that started it."""
+"""A job's child process, as its parent handles it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crashes leave behind: folders without a job, half-written artefacts."""
+"""Removing what crashes leave behind: folders without a job, half-written artefacts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from hmi.core import ENDED
-from hmi.errors import NotFound
+from hmi.errors import Damaged, NotFound
 from hmi.jobs.discarding import strange_roots
 from hmi.jobs.folders import JobFolder
 from hmi.jobs.process import after_end
@@ -23,6 +23,7 @@ def clean(registry: Registry, layout: Layout, older_than_s: float = HOUR_S) -> l
     for folder in (layout.roots, layout.lowers, layout.adapters):
         removed += clear_leftovers(folder, older_than_s)
     removed += _strange_jobs(registry, layout, older_than_s)
+    # Last, for it raises Damaged where what the registry names cannot all be read.
     for path in strange_roots(registry, layout):
         # FileNotFoundError: another process was quicker.
         with suppress(FileNotFoundError):
@@ -36,8 +37,9 @@ def _strange_jobs(registry: Registry, layout: Layout, older_than_s: float) -> li
     """Folders of jobs that were never queued (killed in between), whose tenant was deleted, or that ended untidied."""
     removed = []
     for path in layout.jobs.iterdir():
-        # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker.
-        with suppress(NotFound, FileNotFoundError):
+        # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker; Damaged: nobody can
+        # tell whether the job is at an end.
+        with suppress(NotFound, FileNotFoundError, Damaged):
             folder = JobFolder(layout.jobs, path.name)
             if path.is_dir() and _spent(registry, folder, path.name) and folder.age_s() > older_than_s:
                 with folder.try_lock() as free:

@@ -1,4 +1,4 @@
-"""Which column is which: a table's own names to those of a task's rows, where that is unambiguous."""
+"""Mapping a table's column names to the fields of a task's rows, where that is unambiguous."""
 
 from __future__ import annotations
 
@@ -56,25 +56,34 @@ class Columns:
 
 def read_columns(found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None) -> Columns:
     """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two texts."""
+    columns, lacks = _matched(found, task, answers=answers, paired=paired)
+    return columns if lacks is None else Columns({}, _missing(lacks, found, task))
+
+
+def _matched(
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
+) -> tuple[Columns, str | None]:
+    """The columns, and the first name that none of them can be."""
     wanted = [n for n in NEEDED[task] if answers or n not in ("label", "labels", "value", "tags")]
     if paired and "text_pair" not in wanted:
         wanted.append("text_pair")
     folded: dict[str, list[str]] = {}
     for name in found:
         folded.setdefault(_folded(name), []).append(name)
+    maybe = ["text_pair"] if task == "regression" and answers else []
     names: dict[str, str] = {}
-    for name in [*wanted, *(["text_pair"] if task == "regression" and answers else [])]:
-        taken = _of(name, wanted, folded)
+    for name in [*wanted, *maybe]:
+        taken = _of(name, wanted, folded, maybe_paired=bool(maybe))
         if len(taken) > 1:
             if len(set(taken)) == 1:
-                return Columns({}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them")
+                return Columns({}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them"), None
             cure = f"name the one that is meant `{name}`, and the other otherwise"
-            return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}")
+            return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
             names[taken[0]] = name
         elif name in wanted:
-            return Columns({}, _missing(name, found, task))
-    return Columns(names)
+            return Columns({}), name
+    return Columns(names), None
 
 
 def second_text(found: Iterable[str]) -> tuple[str, str] | None:
@@ -85,29 +94,44 @@ def second_text(found: Iterable[str]) -> tuple[str, str] | None:
 
 def task_of_columns(found: Sequence[str]) -> Task | None:
     """The task whose rows have these columns; None for no task's."""
-    return next((task for task in NEEDED if not read_columns(found, task).problem), None)
+    return next((task for task in NEEDED if _fits(found, task)), None)
 
 
 def listed(names: Iterable[str]) -> str:
-    """For people; of many the first."""
+    """The column names for a message; only the first of many."""
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names if name.strip()]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more
 
 
-def _of(name: str, wanted: Sequence[str], folded: Mapping[str, list[str]]) -> list[str]:
-    """The columns that `name` may be: those called so, else those of a pair of texts, else its synonyms."""
+def _fits(found: Sequence[str], task: Task) -> bool:
+    columns, lacks = _matched(found, task)
+    return lacks is None and not columns.problem
+
+
+def _of(name: str, wanted: Sequence[str], folded: Mapping[str, list[str]], *, maybe_paired: bool = False) -> list[str]:
+    """The columns that `name` may be: those called so, else those of a pair of texts, else its synonyms.
+
+    maybe_paired: rows have one text or two, so that a pair of texts and single ones are both possible.
+    """
     if name in folded:
         exact = [given for given in folded[name] if given == name]
         return exact or folded[name]
-    pairs = [pair for pair in PAIRS[1:] if pair[0] in folded and pair[1] in folded]
-    if "text_pair" in wanted and name in ("text", "text_pair"):
-        return [folded[pair[name == "text_pair"]][0] for pair in pairs]
-    return [given for other in SYNONYMS.get(name, ()) for given in folded.get(other, [])]
+    single = [given for other in SYNONYMS.get(name, ()) for given in folded.get(other, [])]
+    if name not in ("text", "text_pair"):
+        return single
+    paired = [pair for pair in PAIRS[1:] if pair[0] in folded and pair[1] in folded]
+    of_pairs = [folded[pair[name == "text_pair"]][0] for pair in paired]
+    if "text_pair" in wanted:
+        return of_pairs
+    if not maybe_paired:
+        return single
+    # A second text goes with a first one of the same pair, and with no other.
+    return [*of_pairs, *single] if name == "text" else [] if "text" in folded else of_pairs
 
 
 def _missing(name: str, found: Sequence[str], task: Task) -> str:
-    other = next((t for t in NEEDED if t != task and set(NEEDED[t]) <= {_folded(n) for n in found}), None)
+    other = next((t for t in NEEDED if t != task and _fits(found, t)), None)
     if other is not None:
         return (
             f"`{name}` is missing: the columns {listed(found)} are of the task {other}, not {task}. "

@@ -1,6 +1,6 @@
-"""Merging the small segments that a domain's updates have left, while readers and models go on with the old version.
+"""Merging the small segments that a domain's updates left. Readers and models keep using the old version meanwhile.
 
-The new version holds the same n-grams and vectors. A build on the same domain goes first: this job then gives up.
+The new version holds the same n-grams and vectors. A build on the same domain goes first; this job then gives up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An update against the version that answers: both are scored on the same held-out rows.
 
-An update that is worse is held back. Not worse means: by the task's headline score, within the larger of one standard
-error of the live score on so many rows and one row's worth. Held-out sets are small, and without a tolerance chance
-would decide. Rows that the live version was trained on would flatter it: they are left out where FEW_DEV others remain.
+An update that is worse is held back. Not worse means: its headline score is below the live one by at most one standard
+error on that number of rows, or one row's worth if that is more. Held-out sets are small; without this tolerance chance
+would decide. Rows that the live version was trained on would flatter it: they are left out if FEW_DEV others remain.
 """
 
 from __future__ import annotations
@@ -22,32 +22,37 @@ from hmi.jobs.held_out import FEW_DEV, encoded_split, merged_outputs
 from hmi.jobs.options import Publish
 from hmi.jobs.rows import Row
 from hmi.jobs.splitting import Keys, are_seen, keys_from_text
+from hmi.model.headline import headline, headline_name
 from hmi.model.heads import head_queries
 from hmi.model.root import Root, load_root
-from hmi.model.scoring import headline
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.model.training import TrainPlan, tenant_trainer
 from plot_store import PlotStoreError
 
+NEAR = 2
+"""Standard errors above chance up to which a score cannot be told from it."""
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a new version is held back, None where it is to answer; `scores` for its report."""
+    """Why a new version is held back, None where it is to answer; `scores` and `remark` for its report."""
 
     held_back: str | None = None
     scores: dict[str, Any] | None = None
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a task makes of the held-out rows: `merged[i]` of `rows[i]`."""
+    """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
 
     task: TaskKind
     merged: Sequence[Tensor]
 
-    def score(self, rows: Sequence[Row], which: Sequence[int]) -> float:
-        """The headline score on some of the rows."""
-        return headline(self.task.score([rows[i].label for i in which], [self.merged[i] for i in which]))
+    def score(self, rows: Sequence[Row], which: Sequence[int]) -> tuple[str | None, float]:
+        """The headline score on some of the rows, and its name."""
+        metrics = self.task.score([rows[i].label for i in which], [self.merged[i] for i in which])
+        return headline_name(metrics), headline(metrics)
 
 
 def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
@@ -61,14 +66,18 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
             return _settled(publish, f"an input is {is_} now and {was} in version {live.version}", None)
         old = _live_answers(ctx, root, live, dev)
     except (NotFound, Damaged, PlotStoreError):
-        return Verdict("publish=never was asked for" if publish == "never" else None)
+        held_back = "publish=never was asked for" if publish == "never" else None
+        return Verdict(held_back, remark="the live version cannot be read: the new one was not compared with it")
     fresh = unseen(dev, seen_by(ctx, live))
     seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
-    before, after = old.score(dev, which), new.score(dev, which)
-    slack = tolerance(before, len(which), signed=live.task == "regression")
+    (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
+    signed = live.task == "regression"
+    slack = tolerance(before, len(which), signed=signed)
+    chance = new.task.chance([dev[i].label for i in which])
     scores = {
-        "version": live.version, "live_score": before, "score": after, "rows": len(which),
-        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen,
+        "version": live.version, "metric": metric, "live_score": before, "score": after, "rows": len(which),
+        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen, "chance": round(chance, 4),
+        "near_chance": max(before, after) <= chance + NEAR * tolerance(chance, len(which), signed=signed),
     }  # fmt: skip
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)
@@ -82,10 +91,10 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
 
 
 def tolerance(score: float, rows: int, *, signed: bool) -> float:
-    """One standard error of a score on so many rows, at least one row's worth.
+    """One standard error of a score on this many rows, at least one row's worth.
 
-    Of a share of right answers, with a half of a right and of a wrong one added, so that 1.0 on 20 rows is not taken
-    for certain; F1 is taken for such a share. signed: of a correlation.
+    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are added, so that 1.0 on
+    20 rows is not taken for certain. signed: the score is a correlation.
     """
     if signed:
         return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))
@@ -112,7 +121,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
 
 
 def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
-    """What the live version makes of these rows, by its own weights, PLOT version, length and rules."""
+    """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
     assert live.module is not None

@@ -1,4 +1,4 @@
-"""What a job's body gets: its record and files, the stores, and a way to report and to be stopped."""
+"""The context of a job: its record and files, the stores, progress reports and cancellation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.folders import JobFolder
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
@@ -66,7 +66,7 @@ class JobContext:
 
     @cached_property
     def lowers(self) -> AdapterStore:
-        return AdapterStore(self._layout.lowers)
+        return AdapterStore(self._layout.lowers, LOWER_CURE)
 
     def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
         """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped (shutdown).
@@ -97,8 +97,8 @@ class JobContext:
             raise JobCancelled("the job was cancelled: start it again if it was not meant")
 
     def checkpointed(self) -> None:
-        """Say that what was done so far is durable, and more than any earlier attempt had kept: a death from now on
-        costs a part of the work, so those before it do not count any more. Once for each new checkpoint."""
+        """Record that the work so far is durable and more than any earlier attempt had kept. A later death then costs
+        only a part of the work, so the count of deaths begins anew. Call it once for each new checkpoint."""
         if self.job.stalled and not self._moved_on:
             self._moved_on = True
             with suppress(NotFound):  # its tenant was deleted: the next `check` says so

@@ -1,4 +1,4 @@
-"""Corpora: text, one document a line, or JSON with a `text`; plain or compressed; checked before any work begins."""
+"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked first."""
 
 from __future__ import annotations
 

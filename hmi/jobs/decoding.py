@@ -1,4 +1,4 @@
-"""From a file's bytes to its lines: what it is packed in, how it is encoded, and what to do where it is no text."""
+"""Decoding a file to lines: its compression, its encoding, and the cure if it is not text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TextFile:
         self.empty = not head
 
     def lines(self) -> Iterator[str]:
-        """Its lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the limit."""
+        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the limit."""
         rest, number, end = "", 0, "\n"
         for chunk in self.chunks():
             if not number and not rest and "\n" not in chunk and "\r" in chunk:
@@ -87,12 +87,12 @@ class TextFile:
             yield rest
 
     def beginning(self) -> str:
-        """Its first line that is not blank, as far as it is near. Raises as `lines`."""
+        """The first line that is not blank, if it is near the beginning. Raises as `lines`."""
         text = next((chunk.lstrip() for chunk in self.chunks() if chunk.strip()), "")
         return text.splitlines()[0].strip() if text else ""
 
     def chunks(self) -> Iterator[str]:
-        """Its text in pieces. Raises as `lines`."""
+        """The file's text in pieces. Raises as `lines`."""
         decoder = codecs.getincrementaldecoder(self._codec)()
         line = 1
         for data in self._data():

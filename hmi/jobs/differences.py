@@ -1,8 +1,8 @@
-"""Leaving out entries that a look-up gives nearly the same without: which, and remembering it for a resumed build.
+"""Leaving out entries that are near their stand-in, and recording the choice for a resumed build.
 
-An entry's stand-in is what the build's own shorter n-grams and its ancestors give in its place. The decision needs the
-computed entry, so it is taken batch by batch and kept in the job's folder: a resumed build neither computes nor decides
-again what is durable.
+An entry's stand-in is what the build's own shorter n-grams and its ancestors give in its place. The choice needs the
+computed entry, so it is made batch by batch and stored in the job's folder: a resumed build neither computes nor
+chooses again what is durable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Ngrams = NDArray[np.uint32]  # [m, order]
 Rows = NDArray[np.float32]  # [m, roles, dim]
 Mask = NDArray[np.bool_]  # [m]
 SIZE_BYTES: Final = 4
-"""Of a batch's size before its bits in the file."""
+"""Bytes of a batch's size, which stands before its bits in the file."""
 
 
 class Decide(Protocol):
-    """What of each batch of one order is stored. `known` and `now` are asked in turn, batch by batch."""
+    """Which entries of each batch of one order are stored. Call `known` and `now` in turn, batch by batch."""
 
     def known(self, count: int) -> Mask | None:
-        """What was decided of the next `count` n-grams before; None: `now` must be asked, with their rows."""
+        """The earlier choice for the next `count` n-grams; None: call `now` with their rows."""
 
     def now(self, ngrams: Ngrams, rows: Rows) -> Mask:
         """Decide, and remember it."""
@@ -46,7 +46,7 @@ class StoreAll:
 
 
 class Differences:
-    """Of a build: entries nearer to their stand-ins than `least` (relative L2 distance) are left out; 0 keeps all."""
+    """A build's filter. It drops entries nearer to their stand-in than `least` (relative L2 distance); 0 keeps all."""
 
     def __init__(self, folder: Path, least: float) -> None:
         self._folder, self._least = folder, least
@@ -92,7 +92,7 @@ class _Deciding:
 class _Log:
     """Decisions in a file, one record a batch: its size, and a bit for each n-gram.
 
-    A crash may cut the last record short, and a power failure lose several: what is gone is decided again.
+    A crash may cut the last record short, and a power failure may lose several; lost decisions are made again.
     """
 
     def __init__(self, path: Path) -> None:

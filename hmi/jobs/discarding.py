@@ -1,4 +1,4 @@
-"""What a job that did not succeed leaves in the shared stores: a half-built PLOT, the files of an unpublished root."""
+"""Removing what a failed job left in the shared stores: a half-built PLOT, the files of an unpublished root."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hmi.stores.registry import Registry
 
 
 def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
-    """Free what a failed or cancelled job wrote and never published. Caller holds its lock. Again: nothing.
+    """Free what a failed or cancelled job wrote and never published.
 
-    Raises HmiError where the PLOT store fails.
+    The caller holds its lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
     if record.kind not in ("build_plot", "import_root") or record.state not in ("failed", "cancelled"):
         return

@@ -1,4 +1,4 @@
-"""What training reads of tokenised texts: PLOT rows, looked up when asked for."""
+"""Features for training: the PLOT rows of tokenised texts, looked up on demand."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_ROW_CHARACTERS = 1_000_000
 MAX_VALUE = 1e9
-"""Of a regression's value, either way: beyond it the values' spread loses its digits."""
+"""The largest absolute value of a regression: beyond it, the values' spread loses precision."""
 
 
 def answer_of(raw: dict[str, Any], task: Task) -> Gold:
@@ -30,14 +30,14 @@ def answer_of(raw: dict[str, Any], task: Task) -> Gold:
 
 
 def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> Text:
-    """What a row is about, without its answer. paired: whether it has two texts; None: as the task and the row say."""
+    """A row's input, without its answer. paired: whether it has two texts; None: as the task and the row say."""
     if task == "tagging":
         return _words(raw, "tokens")
     second = raw.get("text_pair") is not None
     if paired is None:
         paired = task == "pair" or (task == "regression" and second)
     if second and not paired and str(raw["text_pair"]).strip():
-        raise ValueError(f"it has a `text_pair`, which a row of the task {task} has not")
+        raise ValueError(f"it has a `text_pair`, which the task {task} does not take")
     return (_text(raw, "text"), _text(raw, "text_pair")) if paired else _text(raw, "text")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +39,7 @@ from hmi.model.tasks.embedding import Embedding
 from hmi.model.training import PATIENCE, Trainer, TrainPlan, tenant_trainer
 from hmi.model.transitions import learns_transitions
 from hmi.model.usual import choose_epochs, usual_lr
+from hmi.stores.adapter_store import DamagedArtefact
 from plot_store import Reader, VersionInfo
 
 
@@ -57,11 +58,14 @@ def run(ctx: JobContext) -> dict[str, Any]:
     made = _embedding(root, options) if data is None else _fine_tuned(ctx, root, plot, data, options)
     verdict, about = Verdict(), {"task": str(name)}
     if data is not None:
-        about["rows"] = keys_as_text(keys_of(data.train, *_trained_before(ctx, options)))
+        before = [] if made.afresh else _trained_before(ctx, options)
+        about["rows"] = keys_as_text(keys_of(data.train, *before))
     if spec["mode"] == "update":
         dev = [] if data is None else data.dev
         verdict = judge_update(ctx, root, dev, made.answers, spec.get("publish", "if-better"))
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
+    if verdict.remark is not None:
+        metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
     artefact, size = ctx.adapters.put(made.state, about)
     model = ModelId.parse(spec["model"])
     record = ctx.registry.publish_model(
@@ -78,17 +82,20 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {
         "model": str(model), "version": version.version, "metrics": version.metrics, "bytes": size,
         "published": version.held_back is None, "reason": version.held_back,
+        "publish": spec.get("publish"),
     }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a job publishes, and what it makes of the held-out rows."""
+    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go on from the
+    live version, since that is damaged."""
 
     answers: Answers
     state: dict[str, Tensor]
     max_length: int
     metrics: dict[str, Any]
+    afresh: str | None = None
 
     @property
     def task(self) -> TaskKind:
@@ -113,8 +120,9 @@ def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, opti
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
-        answers, state, metrics = _train(ctx, root, reader, data, train, dev, weights, options)
-    return Made(answers, state, max_length, {**metrics, **about, "warnings": warnings})
+        made = _train(ctx, root, reader, data, train, dev, weights, options)
+    warnings += [made.afresh] if made.afresh else []
+    return replace(made, metrics={**made.metrics, **about, "warnings": warnings})
 
 
 def _train(
@@ -126,7 +134,7 @@ def _train(
     dev: Split,
     weights: tuple[float, ...] | None,
     options: FineTuneOptions,
-) -> tuple[Answers, dict[str, Tensor], dict[str, Any]]:
+) -> Made:
     """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
     task, targets = data.task, task_targets(data.task, train)
     lr, epochs = (
@@ -141,9 +149,9 @@ def _train(
     )  # fmt: skip
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
-    done, best_state, best = _restore(ctx, trainer)
+    done, best_state, best, afresh = _restore(ctx, trainer)
     if not done:
-        _warm_start(ctx, root, trainer, data, options)
+        afresh = _warm_start(ctx, root, trainer, data, options)
     choosy = len(dev.rows) >= FEW_DEV
 
     def report(step: int, total: int, loss: float) -> None:
@@ -157,14 +165,15 @@ def _train(
             _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
             if not best or not choosy or headline(metrics) >= headline(best):
                 best, best_state = {**metrics, "epoch": epoch}, trainer.state()
-        _checkpoint(ctx, trainer, epoch, best_state, best)
+        _checkpoint(ctx, trainer, best_state, {"epoch": epoch, "best": best, "afresh": afresh})
         done = epoch
         if over(epoch):
             break
     published = trainer.publishable(best_state)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
-    return answers, published, {**metrics, "epoch": best["epoch"], "epochs": epochs, "epochs_run": done}
+    metrics = {**metrics, "epoch": best["epoch"], "epochs": epochs, "epochs_run": done}
+    return Made(answers, published, min(options.max_length, root.max_length), metrics, afresh)
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Answers, dict[str, Any]]:
@@ -201,16 +210,20 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     return ctx.plots.version(json.loads(plan.read_text())["plot"])
 
 
-def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, options: FineTuneOptions) -> None:
+def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, options: FineTuneOptions) -> str | None:
     """An update continues from the live version where labels and module are the same, a new model from the sibling
-    that it names, an import from its adapter."""
+    that it names, an import from its adapter.
+
+    Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises Damaged for a
+    sibling.
+    """
     mode, task = ctx.job.spec["mode"], data.task
     if mode == "import":
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
-        return
+        return None
     source = ctx.job.spec["model"] if mode == "update" else options.start
     if source is None:
-        return
+        return None
     live = ctx.registry.model(ModelId.parse(source, "options.start")).live
     same = live.labels == task.labels and task_of_version(live).reads == task.reads
     if mode == "create" and live.module != data.module:
@@ -218,10 +231,18 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, optio
             f"{source} has another module: leave module out, and it is taken over", field="options.start"
         )
     if live.module != data.module or (mode == "update" and not same):
-        return
+        return None
     # Of another task only the module is of use; what goes with it may have been turned on or off since.
     wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
-    trainer.start_from({k: v.float() for k, v in ctx.adapters.get(live.artefact).items() if k.startswith(wanted)})
+    try:
+        state = ctx.adapters.get(live.artefact)
+    except DamagedArtefact as error:
+        ctx.log(error.message)
+        if mode != "update":
+            raise error.of(f"version {live.version} of {source}, which options.start names,") from error
+        return f"the live version {live.version} is damaged: this one began afresh, with these rows alone"
+    trainer.start_from({k: v.float() for k, v in state.items() if k.startswith(wanted)})
+    return None
 
 
 def _trained_before(ctx: JobContext, options: FineTuneOptions) -> list[Keys]:
@@ -230,23 +251,21 @@ def _trained_before(ctx: JobContext, options: FineTuneOptions) -> list[Keys]:
     return [] if source is None else [seen_by(ctx, ctx.registry.model(ModelId.parse(source, "options.start")).live)]
 
 
-def _checkpoint(
-    ctx: JobContext, trainer: Trainer, epoch: int, best_state: dict[str, Tensor], best: dict[str, Any]
-) -> None:
+def _checkpoint(ctx: JobContext, trainer: Trainer, best_state: dict[str, Tensor], about: dict[str, Any]) -> None:
     state = {**trainer.state(), **trainer.optimiser_state(), **{f"best.{k}": v for k, v in best_state.items()}}
-    write_checkpoint(ctx.folder / "checkpoint.safetensors", state, {"epoch": epoch, "best": best})
+    write_checkpoint(ctx.folder / "checkpoint.safetensors", state, about)
     ctx.checkpointed()
 
 
-def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
-    """(epochs done, best tensors, best metrics) of an interrupted run; (0, {}, {}) at a first start."""
+def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any], str | None]:
+    """(epochs done, best tensors, best metrics, remark) of an interrupted run; (0, {}, {}, None) at a first start."""
     found = read_checkpoint(ctx.folder / "checkpoint.safetensors")
     if found is None:
-        return 0, {}, {}
+        return 0, {}, {}, None
     state, about = found
     if not trainer.state().keys() | trainer.optimiser_state().keys() <= state.keys():
-        return 0, {}, {}  # of an earlier version of HMI, which trained less
+        return 0, {}, {}, None  # of an earlier version of HMI, which trained less
     trainer.load(state)
     trainer.load_optimiser(state)
     best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}
-    return about["epoch"], best, about["best"]
+    return about["epoch"], best, about["best"], about.get("afresh")

@@ -1,4 +1,4 @@
-"""Growing a PLOT: adding the trigrams that a domain's texts missed most, from the sketch that the job was given."""
+"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's input."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from plot_store import VersionInfo
 def grow(
     ctx: JobContext, domain: DomainId, parent: VersionInfo, lower_name: str | None, lower: LocalLower, min_count: int
 ) -> VersionInfo:
-    """Publish an extension of `parent` by what was missed at least `min_count` times and is still not stored.
+    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are still not
+    stored.
 
-    Raises Conflict where that is nothing, or where the domain has moved on.
+    Raises Conflict if there are none, or if the domain has a newer version.
     """
     sketch = read_sketch(ctx.input / SKETCH)
     ngrams, counts, _ = sketch.top(min_count=min_count)
@@ -28,7 +29,7 @@ def grow(
 
     def meta(stored: Mapping[int, int]) -> dict[str, Any]:
         if not stored[sketch.n]:
-            raise Conflict(f"all that {domain} missed often is stored by now: there is nothing to grow by")
+            raise Conflict(f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by")
         report = {
             "missed_trigrams": sketch.seen,
             "counted_trigrams": int(counts.sum()),
@@ -44,6 +45,6 @@ def grow(
 
 
 def grown(ctx: JobContext, domain: DomainId) -> None:
-    """After the publication: what was recorded has done its work. Again: nothing."""
+    """Deletes the recorded misses after the publication. A second call does nothing."""
     files = MissFiles(Layout(ctx.settings.data).misses)
     files.forget(str(domain), only_epoch=ctx.job.spec["epoch"])

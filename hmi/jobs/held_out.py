@@ -1,4 +1,4 @@
-"""Which rows are trained on and which are held out, what is strange about them, and how held-out rows are judged."""
+"""Choosing training and held-out rows, remarks on them, and scoring the held-out ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
 
 FEW_DEV = 20
-"""On fewer held-out rows the best epoch is chance: the last one is kept."""
+"""With fewer held-out rows the last epoch is kept, since the best one would be chance."""
 IMBALANCE = 10
 """Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
 
@@ -49,7 +49,7 @@ def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, win
 
 
 def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool) -> list[str]:
-    """What a user should know of these rows, in sentences. None of it is an error."""
+    """Remarks on the rows for the user, as sentences. None is an error."""
     return [*_tag_remarks(task, train), *_label_remarks(task, train, dev), *_size_remarks(dev, dev_given)]
 
 
@@ -76,7 +76,7 @@ def judge(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> dict[str, 
 
 
 def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
-    """What is learnt of each window."""
+    """The training target of each window."""
     out: list[list[float]] = [[]] * len(split.encoded)
     for row, mine in zip(split.rows, split.of_rows(), strict=True):
         targets = task.targets(row.label, [split.encoded[i] for i in mine])

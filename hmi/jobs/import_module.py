@@ -52,11 +52,11 @@ def run(ctx: JobContext) -> dict[str, Any]:
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)
     told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
-    return {**told, "published": True, "reason": None}
+    return {**told, "published": True, "reason": None, "publish": None}
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> dict[str, Tensor]:
-    """What training on rows starts from: the module, and the head where its task and labels are those of the rows."""
+    """The start of training on rows: the imported module, and the head if its task and labels are those of the rows."""
     _, state = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:

@@ -13,6 +13,7 @@ from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
+from hmi.jobs import repair_root
 from hmi.jobs.context import JobContext
 from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import choose, count_corpus
@@ -45,12 +46,17 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 def run(ctx: JobContext) -> dict[str, Any]:
     """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
-    each kind of text that fidelity is told of; text-0, text-1, … are general."""
+    each kind of text that fidelity is told of; text-0, text-1, … are general. With `repairs`, the version of a root
+    that is there, its files become what they were (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
     spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
     source = find_source(spec["source"])
     texts = sorted(ctx.input.glob("text-*"))
     documents = sum(check_corpus(text) for text in texts)
+    if "repairs" in spec:
+        return repair_root.run(
+            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, options, texts)
+        )
     folder = ctx.settings.data / "roots" / spec["name"] / ctx.job.job
     if not folder.exists():
         _write_artefact(ctx, folder, source, spec, options, texts)
@@ -77,14 +83,16 @@ def run(ctx: JobContext) -> dict[str, Any]:
 def measure_root(
     record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """How far a root is from its source on some of each file's documents, by file; `short` is their beginnings.
+    """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict where it is another
-    one, UnsupportedModel, InvalidData, Damaged.
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other weights,
+    UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
-        raise Conflict(f"{found.name} is not the source of root {record.name} any more: give back the weights it had")
+        raise Conflict(
+            f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
+        )
     root = load_root(data / "roots" / record.name / record.version, with_lower=True)
     assert root.lower is not None
     kinds: Texts = {}
@@ -98,7 +106,7 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root keeps of its source: a folder's place, too, since its name alone does not find it again."""
+    """What a root stores about its source: for a folder also the path, since its name alone does not find it again."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 

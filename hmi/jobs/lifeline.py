@@ -1,7 +1,7 @@
-"""Dying with the parent, from a job's first moment.
+"""Ends a job's process when its parent dies, from the process's first moment.
 
-Imports nothing but the standard library: what a job imports takes seconds on a busy machine, and a server that is
-killed meanwhile must not leave it behind.
+Imports only the standard library: a job's other imports take seconds on a busy machine, and a job must not outlive a
+server that is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ ORPHANED: Final = 76
 
 
 def die_with_parent() -> None:
-    """End at once when the parent dies: it holds the other end of the pipe that is our standard input.
+    """End at once when the parent dies: the parent holds the other end of the pipe that is this process's standard
+    input.
 
-    Not by PR_SET_PDEATHSIG, which fires when the parent's thread that started us ends: a stopping server's
-    supervisor does so before its jobs have come to a checkpoint. Nothing where standard input is no pipe. Call it once.
+    PR_SET_PDEATHSIG would not do: it fires when the parent's thread that started the job ends, and a stopping server's
+    supervisor ends before its jobs have reached a checkpoint. Does nothing if standard input is no pipe. Call it once.
     """
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return

@@ -30,7 +30,7 @@ Ragged = tuple[NDArray[np.int32], NDArray[np.int64]]  # tokens, and where each t
 def count_corpus(
     ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int, n: int = N
 ) -> CountedNgrams:
-    """The counts of all corpora together; those of an earlier attempt at the same job where it finished them.
+    """The counts of all corpora together, or those of an earlier attempt at the same job if it finished them.
 
     Raises as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
     """
@@ -51,10 +51,10 @@ def count_corpus(
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
-    """The longest n-grams covering α% of their occurrences, and of the next shorter ones half of the rest besides, and
-    so on down to bigrams.
+    """The longest n-grams that cover α% of their occurrences, the next shorter ones that cover half of the rest, and so
+    on down to bigrams.
 
-    Bigrams are what a missed trigram falls back on, and few are needed: at α = 50 they cover 75%.
+    A missed trigram falls back on bigrams, and few of them are needed: at α = 50 they cover 75%.
     """
     rest = {order: 1 - 0.5 ** (counted.n - order) for order in range(2, counted.n + 1)}
     shares = {order: alpha + (100 - alpha) * share if alpha > 0 else 0 for order, share in rest.items()}

@@ -1,4 +1,4 @@
-"""What a user may set on a job; validated at the edge and again by the job."""
+"""Options of jobs, checked by the call that starts the job and again by the job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 from hmi.core import ModuleSpec, Record
 
 Publish = Literal["if-better", "always", "never"]
-"""Whether an update becomes the version that answers: where it is not worse than the one that does (see
-`hmi.jobs.comparing`), whatever it is, or not before it is published by hand."""
+"""When an update becomes the version that answers: if it is not worse than the live version (see
+`hmi.jobs.comparing`), always, or only when it is published by hand."""
 
 
 class FineTuneOptions(Record):
@@ -18,11 +18,11 @@ class FineTuneOptions(Record):
 
     module: ModuleSpec | None = Field(
         default=None,
-        description="None: what an update, a start or an import goes on from; else bottlenecks after the FFN "
-        "(sequential) for pairs of texts, LoRA for all else. Without a kind, LoRA (an update: the live version's).",
+        description="None: the module that an update, a start or an import begins with; a new model gets bottlenecks "
+        "after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: LoRA (an update: the live kind).",
     )
     lr: float | None = Field(
-        default=None, gt=0, le=0.1, description="None: by task, module and rows (hmi.model.usual)."
+        default=None, gt=0, le=0.1, description="None: chosen by task, module and number of rows (hmi.model.usual)."
     )
     epochs: int | None = Field(default=None, ge=1, le=200)
     batch: int = Field(default=16, ge=1, le=256)
@@ -31,42 +31,42 @@ class FineTuneOptions(Record):
     dropout: float = Field(default=0.1, ge=0, lt=1)
     class_weights: Literal["off", "balanced", "auto"] = Field(
         default="off",
-        description="balanced: rare labels weigh more in the loss, at most 10 times; auto: so where the commonest "
-        "label has 10 times the rows of the rarest.",
+        description="balanced: rare labels weigh more in the loss, at most 10 times; auto: balanced if the commonest "
+        "label has 10 times the rows of the rarest, else off.",
     )
     long_texts: Literal["windows", "cut"] | None = Field(
         default=None,
         description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: windows for "
-        "tagging, else cut.",
+        "tagging, cut for the other tasks.",
     )
     start: str | None = Field(
         default=None,
         max_length=130,
         description="Another model of the same tenant, tenant.model, on the same root: a new model starts from its "
-        "module, and from its head where the labels are the same, instead of from nothing.",
+        "module, and from its head if the labels are the same.",
     )
     lexical: bool | None = Field(
         default=None,
-        description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: for "
+        description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: yes for "
         "tagging and pairs.",
     )
     skip_bad_rows: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Up to so many rows of a file that are not usable are left out and named in the report; more fail.",
+        description="The job leaves out up to this many bad rows of a file and lists them in the report; more fail it.",
     )
     variants: int = Field(
         default=0,
         ge=0,
         le=20,
-        description="Up to so many changed copies of each row are labelled by a teacher and trained on, too (at most "
-        "20,000 texts in all): often better, and slower to train. 3 is a good number.",
+        description="A teacher labels up to this many changed copies of each row, and the model is trained on them too "
+        "(at most 20,000 texts in all): often better, slower to train. 3 is a good number.",
     )
     transitions: bool | None = Field(
         default=None,
-        description="Tagging: learn which tag follows which, too (hmi.model.transitions). None: for up to 200 tags, "
-        "without class weights.",
+        description="Tagging: also learn which tag follows which (hmi.model.transitions). None: yes, up to 200 tags "
+        "and without class weights.",
     )
 
 
@@ -77,15 +77,14 @@ class BuildPlotOptions(Record):
         default=None,
         ge=1,
         le=2**60,
-        description="The most bytes that the version's own entries may take on the disk: the most frequent n-grams "
-        "that fit are stored. In place of alpha.",
+        description="Store the most frequent n-grams that fit into this many bytes on the disk. Excludes alpha.",
     )
     min_difference: float | None = Field(
         default=None,
         ge=0,
         le=10,
-        description="An entry that is nearer than this (distance over length) to what a look-up gives without it is "
-        "not stored; 0 stores all. None: 0.15 with further pretraining, else 0.",
+        description="Do not store an entry whose distance to its stand-in (what a look-up gives without it), divided "
+        "by its length, is below this; 0 stores all. None: 0.15 with further pretraining, else 0.",
     )
     min_count: int = Field(default=1, ge=1)
     pretrain_steps: int = Field(default=200, ge=1, le=100_000)
@@ -93,8 +92,8 @@ class BuildPlotOptions(Record):
 
 
 class ImportRootOptions(Record):
-    """Import of a root. `distil`: train locality even where weights for this source are shipped. `n`: tokens of the
-    longest n-grams. 0 steps leave distillation, or co-training of the upper layers, out."""
+    """Import of a root. `distil`: train locality even if HMI ships weights for this source. `n`: tokens of the longest
+    n-grams. `steps` of distillation and `upper_steps` of co-training of the upper layers; 0 leaves either out."""
 
     n: int = Field(default=3, ge=2, le=5)
     distil: bool = False

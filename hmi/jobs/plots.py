@@ -28,9 +28,9 @@ Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of
 
 @dataclass(frozen=True)
 class Wanted:
-    """N-grams of one order that a version is to have: distinct, in chunks, always in the same sequence.
+    """The n-grams of one order that a version shall have: distinct, in chunks, always in the same order.
 
-    `keep` leaves out of a chunk what need not be stored; `total` counts without that, at least as many as there are.
+    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too high.
     """
 
     order: int
@@ -66,7 +66,7 @@ def write_version(
     total = sum(want.total for want in wanted)
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
-            raise Conflict(f"{ref} has moved from version {onto} since this update began: update it again")
+            raise Conflict(f"{ref} has moved from version {onto} since this update began: start the update again")
         done, stored = 0, dict[int, int]()
         for want in sorted(wanted, key=lambda want: want.order):
             with nullcontext(StoreAll()) if differences is None else differences.of(writer, want.order) as decide:
@@ -84,7 +84,7 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
 
 
 def schema_of(lower: LocalLower) -> Schema:
-    """What is stored of these lower layers' n-grams."""
+    """The stored n-grams that these lower layers computed."""
     return Schema(n=lower.n, dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
 
 
@@ -136,7 +136,7 @@ def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> ND
 
 
 def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
-    """Those of `ngrams` that are missing; the rest is shared."""
+    """Those of `ngrams` that ancestors lack; the others are shared."""
     kept: Ngrams = ngrams[missing(reader, order, ngrams, lower)]
     return kept
 
@@ -151,7 +151,7 @@ def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) ->
 
 
 def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
-    """Besides what is wanted, all that the reader's own version stores, its parents' left out."""
+    """The wanted n-grams plus all that the reader's own version stores, without its ancestors'."""
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):

@@ -1,7 +1,7 @@
 """One attempt at one job, in a process of its own.
 
-The lock on the job's folder is held for the process's life and freed by the kernel at its death, so that
-"running" with a free lock means: died. Whoever finds that puts the job back (`put_back`).
+The lock on the job's folder is held for the process's life and freed by the kernel at its death, so a job
+that is "running" with a free lock has died. The process that finds such a job puts it back (`put_back`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
 
 
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
-    """A job that is `running` though its process has gone: queue it again, or end it. Caller holds its lock.
+    """Queue again, or end, a job that is `running` but whose process has gone.
 
-    `crashed` False (an orderly stop) does not count as an attempt, and a death counts against the job only where no
-    checkpoint came before it: a server may die often while a long job goes on well. Raises NotFound.
+    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death counts against the
+    job only if no checkpoint came before it: a server may die often while a long job makes progress. Raises NotFound.
     """
 
     def change(record: JobRecord) -> JobRecord:
@@ -158,7 +158,7 @@ def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
 
 
 def _cost() -> JobCost:
-    """Of this process: a job has one of its own."""
+    """The resources that this process used; a job has a process of its own."""
     return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
 
 

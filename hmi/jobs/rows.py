@@ -1,4 +1,4 @@
-"""Training rows: a table as people have it to checked rows of one task. Every error names the line and the cure."""
+"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the cure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hmi.jobs.decoding import Source, TextFile
 from hmi.jobs.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.jobs.fields import answer_of, input_of
 from hmi.jobs.tables import HEAD, Record, Table, kind_of, read_table
-from hmi.model.golds import Gold, checked_labels
+from hmi.model.golds import Gold
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -25,7 +25,7 @@ SHOWN = 5
 MOST_AT_FIRST = 40_000
 """Rows that are looked at where only the beginning of a file is."""
 NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
-"""What programs write where a value is missing."""
+"""Texts that programs write for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file. `read` says what it was taken for; `left_out` what is not among the rows; `notes` what a
-    user should know; `whole` whether that was the whole file."""
+    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`: remarks
+    for the user; `whole`: whether the whole file was read."""
 
     rows: list[Row]
     read: str
@@ -87,7 +87,7 @@ def given_rows(
 def given_texts(
     source: Source, task: Task, *, paired: bool, field: str = "unlabelled", skip: int = 0, first: int | None = None
 ) -> Rows:
-    """As `given_rows`, of rows whose answers are not looked at."""
+    """Like `given_rows`, for rows whose answers are ignored."""
     found = settled(collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip)
     if not found.rows and found.whole:
         raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
@@ -95,7 +95,7 @@ def given_texts(
 
 
 def settled(found: Rows, task: Task, field: str, skip: int) -> Rows:
-    """The same rows; raises InvalidData where more than `skip` are not usable."""
+    """Returns the rows; raises InvalidData if more than `skip` are bad."""
     bad = found.left_out
     if len(bad) <= skip:
         return found
@@ -150,13 +150,8 @@ def collect(
     return Rows(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
 
 
-def labels_of(rows: list[Row], field: str = "data") -> tuple[str, ...]:
-    """The sorted labels (or tags); raises InvalidData for one class only or too many."""
-    return tuple(sorted(checked_labels((row.label for row in rows), field)))
-
-
 def label_counts(rows: list[Row]) -> Counter[str]:
-    """How often each label, or tag, is given; of values nothing."""
+    """How often each label or tag occurs; empty for values."""
     counts: Counter[str] = Counter()
     for row in rows:
         if isinstance(row.label, str | tuple):
@@ -198,7 +193,7 @@ def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
 
 
 def _headless(table: Table, problem: str, task: Task, *, answers: bool) -> str:
-    """More of a CSV file's problem, where its first line looks like no header."""
+    """A further hint if the first line of a CSV file does not look like a header."""
     names = ",".join(NEEDED[task])
     if not problem or not table.form.startswith("CSV") or any(name in LISTS for name in NEEDED[task]):
         return ""

@@ -1,4 +1,4 @@
-"""Submitting jobs and seeing to it that each reaches an end, with several processes on one data folder."""
+"""Submits jobs and ensures that each reaches an end state, with several processes on one data folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Progress, now
-from hmi.errors import Conflict, NotFound
+from hmi.errors import Conflict, Damaged, NotFound
 from hmi.jobs.child import Child
 from hmi.jobs.cleaning import clean
 from hmi.jobs.folders import JobFolder, new_job_id
 from hmi.jobs.process import after_end, put_back
+from hmi.stores.failures import run_each, spared, tell
 from hmi.stores.job_table import asked_to_stop
 from hmi.stores.layout import Layout
 from hmi.stores.registry import Registry
@@ -26,8 +27,7 @@ POLL_S = 0.2
 RECOVER_EVERY_S = 2.0
 HOUSEKEEPING_EVERY_S = 3600.0
 STOP_S = 15.0
-CANCEL_S = 30.0
-"""A cancelled job that has not stopped by itself after this is killed."""
+CANCEL_S = 30.0  # a cancelled job that has not stopped by itself after this is killed
 
 
 class JobRunner:
@@ -40,7 +40,7 @@ class JobRunner:
         workers: int | None = None,
         *,
         bodies: str | None = None,
-        housekeeping: Callable[[], None] | None = None,
+        housekeeping: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry, self._settings, self._bodies = registry, settings, bodies
         self._workers = settings.job_workers if workers is None else workers
@@ -92,7 +92,7 @@ class JobRunner:
         """Ask a job to stop: a queued one ends now, a running one at its next step. Raises NotFound, Conflict."""
         before = self._registry.job(job)
         if before.state in ENDED:
-            raise Conflict(f"job {job} has {before.state} already: there is nothing to cancel", job=job)
+            raise Conflict(f"job {job} has already ended ({before.state}): there is nothing to cancel", job=job)
         self._registry.update_job(job, asked_to_stop)
         self._settle(job)  # nobody would end one whose process has gone
         self._wake.set()
@@ -180,9 +180,9 @@ class JobRunner:
                 if at >= next_cleaning:
                     next_cleaning = at + HOUSEKEEPING_EVERY_S
                     self._clean()
-            except Exception:
+            except Exception as error:
                 # A full disk or a damaged record must not end supervision: the next round tries again.
-                log.exception("the jobs' supervisor failed; it goes on")
+                tell(log, "a round of the jobs' supervisor failed; it goes on", error)
                 self._stopping.wait(RECOVER_EVERY_S)
             self._wake.wait(POLL_S)
             self._wake.clear()
@@ -233,8 +233,11 @@ class JobRunner:
             children = list(self._children.values())
         for child in children:
             with suppress(NotFound):
-                if not self._registry.job(child.job).cancel_requested:
-                    continue
+                try:
+                    if not self._registry.job(child.job).cancel_requested:
+                        continue
+                except Damaged:
+                    continue  # nobody can tell, and its process ends with this error
             since = self._cancelled_at.setdefault(child.job, time.monotonic())
             if time.monotonic() - since > CANCEL_S:
                 self._kill(child.job)
@@ -273,7 +276,7 @@ class JobRunner:
             self._put_back(job, crashed=True)
 
     def _put_back(self, job: str, *, crashed: bool) -> None:
-        with suppress(NotFound), self._folder(job).try_lock() as free:
+        with spared(log, f"job {job}"), suppress(NotFound), self._folder(job).try_lock() as free:
             if free:
                 put_back(self._registry, job, crashed=crashed)
         self._tidy(job)
@@ -281,16 +284,17 @@ class JobRunner:
     def _tidy(self, job: str) -> None:
         folder = self._folder(job)
         if folder.path.exists():
-            with folder.try_lock() as free:
+            with spared(log, f"tidying after job {job}"), folder.try_lock() as free:
                 if free:
                     after_end(self._registry, folder, job)
 
     def _clean(self) -> None:
+        run_each(log, {"cleaning": self._sweep, "housekeeping": self._housekeeping})
+
+    def _sweep(self) -> None:
         for job in self._registry.drop_ended_jobs():
             self._tidy(job)
         clean(self._registry, self._layout)
-        if self._housekeeping is not None:
-            self._housekeeping()
 
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._layout.jobs, job)

@@ -1,7 +1,7 @@
-"""Which rows are held out, and which rows a model has been trained on: both by what a row says, not by where it stands.
+"""Which rows are held out, and which rows a model was trained on. Both depend on a row's content, not on its position.
 
-A row's key is a hash of its input. Of the rows of a label those with the smallest keys are held out, so that a row
-that is held out now is held out of the next update's rows, too, as far as the shares allow, whatever stands beside it.
+A row's key is a hash of its input. The rows of a label with the smallest keys are held out. So a row that is held out
+now is held out of the next update's rows too, as far as the shares allow, whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_KEYS = 1 << 14
 those that an update would hold out."""
 
 Keys = NDArray[np.uint32]
-"""Of rows, ascending, each once."""
+"""The keys of rows, ascending, each once."""
 
 
 def key_of(row: Row) -> int:
@@ -51,14 +51,15 @@ def keys_from_text(text: str) -> Keys:
 
 
 def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
-    """For each row whether it is known to be among those with these keys."""
+    """For each row whether its key is among these keys."""
     return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
 
 
 def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows). Where rows have one label each, of each label its share, and never its last row.
+    """(training rows, held-out rows).
 
-    Raises InvalidData where every row has a label of its own.
+    In tasks with one label a row, each label gives its share, but never its last row. Raises InvalidData if no two rows
+    have the same label.
     """
     share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
     wanted = min(MAX_DEV, max(1, round(share * len(rows))))
@@ -70,5 +71,5 @@ def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
     held = set(sorted(spare, key=lambda i: (keys[i], i))[:wanted])
     if not held:
-        raise InvalidData("every row has a label of its own: give at least two rows of a label", field="data")
+        raise InvalidData("no two rows have the same label: give at least two rows of a label", field="data")
     return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]

@@ -1,4 +1,4 @@
-"""Tables as people have them: JSON lines, JSON lists, CSV with whatever stands between its cells, CoNLL."""
+"""Reading users' tables: JSON lines, JSON lists, CSV with any usual separator, CoNLL."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hmi.errors import InvalidData
 from hmi.jobs.decoding import TextFile
+from hmi.jobs.quotes import Quotes, quotes_of
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20
@@ -20,7 +21,7 @@ HEAD = 200
 """Lines, or records, by which a table is told."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
-"""What a line of CoNLL begins with that holds no token; but for "# O", a token."""
+"""Beginnings of CoNLL lines without a token; "# O", however, is a token."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 
@@ -35,7 +36,7 @@ class Record:
     values: dict[str, Any]
     problem: str = ""
     item: int | None = None
-    """Its number in a JSON list, whose lines say little."""
+    """The row's number in a JSON list, whose line numbers say little."""
 
     @property
     def place(self) -> str:
@@ -189,12 +190,20 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
     delimiter, columns = fitting[0] if fitting else max(ways, key=lambda way: len(way[1]))
     name = DELIMITERS.get(delimiter, f"“{delimiter}”")
     form = f"CSV with {name}" if len(columns) > 1 else "CSV of one column"
-    return Table(form, tuple(columns), _csv_records(file, delimiter, columns, skipped))
+    quotes = Quotes()
+    if delimiter == "\t":
+        below = ((number, line) for number, line in _numbered(file) if number > skipped)
+        quotes = quotes_of(below, len(columns))
+        form += ", double quotes as they stand" * quotes.as_they_stand
+    return Table(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
 
 
-def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int) -> Iterator[Record]:
+def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes) -> Iterator[Record]:
     lines = (f"{line}\n" for line in itertools.islice(file.lines(), header, None))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    if quotes.as_they_stand:
+        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
     before = 0
     while True:
         try:
@@ -204,7 +213,7 @@ def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int
         except csv.Error as error:
             if not file.whole and "unexpected end" in str(error):
                 return  # the rest was not asked for
-            raise _bad_csv(file, header + before + 1, str(error)) from error
+            raise _bad_csv(file, header + before + 1, str(error), quotes.against()) from error
         number, before = header + before + 1, reader.line_num
         if not any(cell.strip() for cell in cells):
             continue
@@ -216,13 +225,16 @@ def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int
             yield Record(number, dict(zip(columns, cells, strict=False)))
 
 
-def _bad_csv(file: TextFile, line: int, told: str) -> InvalidData:
+def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
     if "unexpected end" in told or "field limit" in told:
         what = "opens a double quote that is never closed: close it, or write a double quote within a text as two"
     elif "new-line" in told:
         what = "has a carriage return that ends no line: put the text into double quotes, or take it out"
     else:
+        told = told.replace("'\t'", "a tab")
         what = f"has text behind a closing double quote ({told}): write a double quote within a text as two"
+    if against and "new-line" not in told:
+        what += f". It cannot be taken as it stands, since {against}"
     return InvalidData(f"line {line} of {file.name} {what}", field=file.field, line=line)
 
 
@@ -263,12 +275,12 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _told(error: ValueError | RecursionError) -> str:
-    """Without the decoder's line, which counts from where it began."""
+    """The message without the decoder's line number, which counts from where the decoder began."""
     return f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, for people."""
+    """The kind of a JSON value, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):

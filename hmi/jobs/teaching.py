@@ -1,9 +1,9 @@
-"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, says what it
-makes of the tenant's unlabelled texts, and is thrown away; the module is trained on the rows and on what the teacher
-said (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). Of one label a text it says
-probabilities, of other tasks its answers.
+"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, labels the
+tenant's unlabelled texts, and is deleted. The module is trained on the rows and the teacher's labels (distillation on
+unlabelled text: Hinton et al., 2015; Chen et al., 2020). For tasks with one label a text these are probabilities, else
+answers.
 
-Frozen layers learn slowly from few rows what a whole copy learns from the same rows; more rows are what they lack.
+With few rows, frozen layers learn less than a whole copy does from the same rows; the teacher gives them more rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hmi.model.transitions import learns_transitions
 from hmi.model.usual import choose_epochs
 
 MOST_TEXTS = 20_000
-"""Of more unlabelled texts so many are drawn."""
+"""The most unlabelled texts that are used; of more, this many are drawn."""
 LR: dict[Task, float] = {"tagging": 1.2e-4}
 USUAL_LR = 6e-5
 """A whole copy's best rate on dev (docs/benchmarks/2026-11-quality.md)."""
@@ -50,14 +50,14 @@ USUAL_LR = 6e-5
 Report = Callable[[str, int, int, float | None], None]
 """(phase, step, of, loss)."""
 MOST_ODDS, MOST_SAID = 100, 10
-"""Of more labels than this a teacher says the best one alone; and of so many at most how likely they are."""
+"""With more labels than MOST_ODDS a teacher gives its best label only; else the MOST_SAID likeliest ones."""
 AT_ONCE = 256
 """Texts between two reports."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a teacher is trained on, and the texts that it labels. weights: of the classes in the loss."""
+    """A teacher's training rows, and the texts that it labels. weights: the classes' weights in the loss."""
 
     task: TaskKind
     train: Split
@@ -77,10 +77,10 @@ class Taught:
 
 
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOptions) -> Taught:
-    """Train a teacher and let it label the texts; at a resumed start what it said then.
+    """Train a teacher and let it label the texts; a resumed job uses the stored labels.
 
-    options.variants: so many changed copies of each row are labelled, too. Raises Conflict (the source is not there, or
-    is another), InvalidData (diverged).
+    options.variants: how many changed copies of each row are labelled too. Raises Conflict (the source is gone, or has
+    changed), InvalidData (diverged).
     """
     path = ctx.folder / "teacher.json"
     if not path.exists():
@@ -111,9 +111,9 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, options: FineTuneOp
 def taught(
     encoder: Encoder, root: Root, lesson: Lesson, options: FineTuneOptions, report: Report
 ) -> tuple[float, list[Gold]]:
-    """Tune a whole copy of `encoder` on the lesson's rows: its score on dev, and what it makes of each text.
+    """Fine-tune a whole copy of `encoder` on the lesson's rows.
 
-    Raises InvalidData (diverged).
+    Returns its score on dev and its label for each text. Raises InvalidData (diverged).
     """
     task, dev = lesson.task, lesson.dev
     targets = task_targets(task, lesson.train)
@@ -155,7 +155,7 @@ def lesson_texts(lesson: Lesson, options: FineTuneOptions, encoder: Encoder, roo
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
-    """Each text once, without those that are a labelled row's: what a held-out text is must not be learnt from a
+    """Each text once, without texts that are also labelled rows: a held-out row's label must not be learnt from a
     teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
     known = {_key(row) for row in told}
     left = list({_key(row): row for row in texts if _key(row) not in known}.values())
@@ -163,8 +163,8 @@ def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
 
 
 def unlearnt_score(lesson: Lesson) -> float:
-    """What a teacher must beat on dev: of one label a row the commonest label's share, else 0. Where dev cannot tell
-    (few rows, one label, classes that weigh differently), anything."""
+    """The score that a teacher must beat on dev: for one label a row the commonest label's share, else 0. Any score
+    passes if dev cannot tell (few rows, one label, classes with different weights)."""
     if len(lesson.dev.rows) < FEW_DEV:
         return -math.inf
     labels = Counter(row.label for row in lesson.dev.rows if isinstance(row.label, str))
@@ -200,25 +200,25 @@ def gold_of(answer: Answer) -> Gold:
 
 
 def _source(root: Root, field: str) -> Path:
-    """Where it lies. field: what needs it."""
+    """The folder of the root's source. field: the option that needs it, for errors."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))
     except UnsupportedModel as error:
-        raise _gone(root, "is not there any more", field) from error
+        raise _gone(root, "is no longer available", field) from error
     if found.sha256 != about["sha256"]:
-        raise _gone(root, "is another one now", field)
+        raise _gone(root, "has changed since the import", field)
     return found.folder
 
 
 def _gone(root: Root, what: str, field: str) -> Conflict:
-    """Without the place, which is the operator's to know."""
-    cure = "leave `unlabelled` and options.variants out, or ask for the root to be imported again"
+    """The error does not name the folder, which only the operator may know."""
+    cure = "leave `unlabelled` and options.variants out, or ask the operator to import the root again"
     return Conflict(f"the source of root {root.info.name} {what}: {cure}", field=field)
 
 
 def said_as_json(gold: Gold) -> Any:
-    """For `gold_from`."""
+    """A gold as JSON, which `gold_from` reads."""
     return dict(gold.each) if isinstance(gold, Odds) else gold
 
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning job is given: its rows, those held out, texts without answers, and the task that they describe."""
+"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they describe."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
 
 
 def _notes(field: str, found: Rows) -> list[str]:
-    """What was left out of a file, and what is strange in it."""
+    """Remarks on a file: the rows left out, and what is unusual."""
     left = found.left_out
     if not left:
         return found.notes
@@ -68,6 +68,6 @@ def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
     """Whether long texts are read in windows: as asked for, else where tags of the rest would be lost."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(
-            f"a {task.name} model of pairs cuts long texts: leave long_texts out", field="options.long_texts"
+            f"a {task.name} model of pairs always cuts long texts: leave long_texts out", field="options.long_texts"
         )
     return task.name == "tagging" if options.long_texts is None else options.long_texts == "windows"

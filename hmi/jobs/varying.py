@@ -1,8 +1,8 @@
-"""Changed copies of a tenant's own rows for a teacher to label: more to learn from where there is no other text
-(the data augmentation of TinyBERT, Jiao et al., 2020, section 3.2).
+"""Changed copies of a tenant's rows for a teacher to label, for tenants without other text (the data augmentation of
+TinyBERT, Jiao et al., 2020, section 3.2).
 
-A word gives way to one whose vector in the source's vocabulary is near its own, or to any other of the rows. What the
-copy then says is the teacher's to judge, so it need not be a sentence.
+A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the rows. The teacher
+labels the copy as it then stands, so the copy need not be a sentence.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hmi.jobs.rows import Row
 from hmi.model.tokenizer import Text, Tokenizer
 
 SHARE = 0.3
-"""Of the words are changed (docs/design/0003-tenant-module.md)."""
+"""Fraction of a text's words that a copy replaces (docs/design/0003-tenant-module.md)."""
 NEAREST = 8
 MOST_CHARACTERS, MOST_WORDS = 32_768, 4_096
-"""Of a text; the rest is left out of its copies. More than the longest one that is read in windows has."""
+"""Characters and words of a text that its copies keep; the rest is left out. All windows of a text hold fewer."""
 AT_ONCE = 256
 """Words whose neighbours are sought in one product."""
 _MARKS = "".join(chr(i) for i in range(0x300, 0x10000) if unicodedata.category(chr(i)).startswith("M"))
@@ -35,14 +35,13 @@ _PIECE = re.compile(rf"</?\w+>|\[/?\w+\]|[\w{_MARKS}]+|[^\w{_MARKS}]", re.DOTALL
 _is_word = re.compile(r"\w").match
 
 Similar = Mapping[str, Sequence[str]]
-"""By word those that may stand in its place."""
+"""For each word the words that may replace it."""
 
 
 def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most: int) -> list[Row]:
-    """`times` copies of each row, at most `most` in all, in which each word is with probability SHARE, and at least one
-    word, another one: half of the time a similar one, where there are any, else one drawn from all words of the rows,
-    as often as it occurs. What is between words stays; so does the number of words, where they are given one by one.
-    Without answers."""
+    """`times` copies of each row, at most `most` in all, without answers. Each word, and at least one, is replaced with
+    probability SHARE: half of the time by a similar word, if there are any, else by one drawn from all words of the
+    rows by frequency. Spaces and punctuation stay, and so does the number of words that are given as a list."""
     rng = random.Random(seed)
     counts = Counter(piece for row in rows for text in _pieces(row.text) for piece in text if _is_word(piece))
     words, weights = list(counts), list(accumulate(counts.values()))
@@ -64,7 +63,7 @@ def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most:
 
 
 def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) -> dict[str, list[str]]:
-    """For each word of the rows that is a whole word of the vocabulary, too, its NEAREST others by cosine.
+    """For each word of the rows that is also a whole word of the vocabulary, its NEAREST others by cosine.
 
     vectors: the source's word embeddings [vocab, dim].
     """
@@ -89,7 +88,7 @@ def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) ->
 
 
 def _pieces(text: Text) -> list[list[str]]:
-    """Those of a text, of both of a pair, or words."""
+    """The words of a text, of both texts of a pair, or the given words."""
     if isinstance(text, list):
         return [text[:MOST_WORDS]]
     return [_PIECE.findall(part[:MOST_CHARACTERS]) for part in (text if isinstance(text, tuple) else (text,))]

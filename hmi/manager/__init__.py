@@ -1,4 +1,4 @@
-"""The lifecycle of roots, domains, tenants and models: what may be done when, and which job does it."""
+"""The lifecycle of roots, domains, tenants and models: which changes are allowed when, and which job makes them."""
 
 from __future__ import annotations
 

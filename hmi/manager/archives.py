@@ -1,4 +1,4 @@
-"""Exports of domains: the PLOT with all it builds on, and the lower layers that a further-pretrained branch has."""
+"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained further."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hmi.manager.parts import Parts
-from hmi.manager.upkeep import LOWER_CURE
+from hmi.stores.adapter_store import LOWER_CURE
 from hmi.stores.plots import plot_errors
 from plot_store import Store, VersionInfo
 
@@ -24,10 +24,10 @@ def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) ->
 
 
 def import_domain(parts: Parts, archive: Path, name: str | None, progress: Bytes) -> tuple[VersionInfo, list[str]]:
-    """Take over an export; returns the version, and the refs whose lower layers neither came along nor are here.
+    """Import an export.
 
-    An earlier release exported none. Such versions answer, and cannot be built upon. Raises plot_store's errors and
-    Damaged, StorageFull.
+    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases exported
+    none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged, StorageFull.
     """
     lowers = _lowers(Store.archived(archive))
     for lower, content in Store.attached(archive):

@@ -1,4 +1,4 @@
-"""Domains: branches of a root's version tree. Their state lives in the PLOT store; here are the rules."""
+"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DomainView:
 
 
 class Domains:
-    """What users may do with domains."""
+    """The operations on domains."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -219,9 +219,9 @@ class Domains:
 
 
 def _extent(alpha: float | None, budget: int | None, before: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """(alpha, budget_bytes), one of them None: what was asked for, else as the version before has it, else alpha 50.
+    """(alpha, budget_bytes), one of them None: as given, else as in the previous version, else alpha 50.
 
-    Raises InvalidInput where both are given.
+    Raises InvalidInput if both are given.
     """
     if alpha is not None and budget is not None:
         raise InvalidInput(

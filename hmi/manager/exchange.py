@@ -18,6 +18,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
+from hmi.stores.adapter_store import DamagedArtefact
 
 if TYPE_CHECKING:
     from hmi.model.root import RootInfo
@@ -36,13 +37,14 @@ class ModuleFiles:
 
 
 class Exchange:
-    """What users may do with modules besides training them."""
+    """The operations on modules besides training."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
-        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin)."""
+        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin),
+        Damaged."""
         from safetensors.torch import save
 
         from hmi.model.interchange import write_adapter_config
@@ -54,7 +56,10 @@ class Exchange:
             raise InvalidInput(f"model {wanted} has no module: there is nothing to export", field="model")
         info = self._root(live.root, live.root_version)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
-        state = self._parts.adapters.get(live.artefact)
+        try:
+            state = self._parts.adapters.get(live.artefact)
+        except DamagedArtefact as error:
+            raise error.of(f"version {live.version} of model {wanted}") from error
         module = {k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")}
         files = {
             "adapter_config.json": _json(config),
@@ -133,7 +138,7 @@ def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, t
             f"{idle[0]} is for training, and there are no rows: leave it out, or give data", field=f"options.{idle[0]}"
         )
     if (options or {}).get("module") is not None:
-        raise InvalidInput("the module is the adapter's: leave options.module out", field="options.module")
+        raise InvalidInput("the adapter decides the module: leave options.module out", field="options.module")
     if (options or {}).get("start") is not None:
         raise InvalidInput("an import starts from the adapter: leave start out", field="options.start")
     return checked_options(FineTuneOptions, {**(options or {}), "module": module})
@@ -143,7 +148,7 @@ def _small(file: Path | bytes) -> bytes:
     if isinstance(file, bytes):
         return file
     if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise InvalidInput("adapter_config is no configuration: it is over 1 MiB", field="adapter_config")
+        raise InvalidInput("adapter_config is over 1 MiB: send adapter_config.json", field="adapter_config")
     return file.read_bytes()
 
 

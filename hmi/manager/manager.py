@@ -1,4 +1,4 @@
-"""The manager: one object for the API, the command line and the demo to change anything with."""
+"""The manager: the one object through which the API, the command line and the demo change anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hmi.manager.roots import Roots
 from hmi.manager.store_care import StoreCare
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
 from hmi.manager.upkeep import Upkeep
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
 from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
@@ -42,7 +42,7 @@ class Manager:
             plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
-            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers)
+            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers, LOWER_CURE)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
         self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner, self.misses)
@@ -121,7 +121,7 @@ class Manager:
         return self._domains.grow(domain, min_count)
 
     def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
-        """Change what is not None. `record_misses`: keep the n-grams that users' texts miss; False deletes those kept.
+        """Change what is not None. `record_misses`: True records n-grams that users' texts miss, False deletes them.
 
         Raises InvalidInput, NotFound, StorageFull.
         """
@@ -245,7 +245,7 @@ class Manager:
     def models(
         self, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> list[ModelRecord]:
-        """By ascending `tenant.name`, past `after`."""
+        """Models after `after`, in ascending order of `tenant.name`."""
         return self.registry.models(tenant, after, limit)
 
     def model(self, model: str) -> ModelRecord:
@@ -259,7 +259,7 @@ class Manager:
         return self.registry.jobs(tenant, state)
 
     def job(self, job: str) -> JobRecord:
-        """As it stands: one whose process has gone is put back before. Raises NotFound."""
+        """The job as it stands; if its process has died, it is put back first. Raises NotFound."""
         return self.runner.look(job)
 
     def cancel_job(self, job: str) -> JobRecord:
@@ -277,11 +277,11 @@ class Manager:
         return self._upkeep.stats()
 
     def verify(self) -> tuple[str, ...]:
-        """What the registry names and is not there, one sentence each; none = consistent."""
+        """Parts that the registry names and that are missing, one sentence each; empty = consistent."""
         return self._upkeep.verify()
 
     def verify_files(self) -> tuple[str, ...]:
-        """The same, of what roots, lower layers, modules and heads hold: every byte is read."""
+        """Damage in roots, lower layers, modules and heads, one sentence each; reads every byte."""
         return self._upkeep.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:

@@ -23,7 +23,7 @@ def model_exists(parts: Parts, model: ModelId) -> bool:
 
 
 class Models:
-    """What users may do with models."""
+    """The operations on models."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
@@ -57,8 +57,8 @@ class Models:
         job_limit: int | None,
         publish: str,
     ) -> JobRecord:
-        """Fine-tune on, with what was chosen for the live version unless options say another; on the domain's current
-        version, which may be newer than the live one's."""
+        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the domain's
+        current version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, files)
@@ -100,7 +100,7 @@ class Models:
         module = live.module.model_dump(mode="json")
         if options.get("module") is not None and checked_options(FineTuneOptions, options)["module"] != module:
             raise InvalidInput(
-                f"{sibling} has another module: leave module out, and it is taken over", field="options.start"
+                f"{sibling} has another module: leave module out to take that module over", field="options.start"
             )
         return {**options, "module": module}
 
@@ -135,7 +135,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
 
 
 def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
-    """What an update is told to do otherwise: no module is none, and one without a kind is of the live version's."""
+    """The options in which an update differs from the live version: without a module it keeps the live one, and
+    a module without a kind takes the live kind."""
     told = dict(options or {})
     module = told.get("module")
     if module is None:

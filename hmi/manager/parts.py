@@ -1,4 +1,4 @@
-"""The stores that the manager's parts share, and the checks that they have in common."""
+"""Stores and checks that the manager's parts share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Parts:
         self.adapters.spare({v.artefact for m in models for v in m.versions})
 
     def freed_artefacts(self, deleted: Iterable[ModelRecord]) -> int:
-        """How many artefacts nothing uses any more, now that these models are deleted."""
+        """The number of artefacts that are unused now that these models are deleted."""
         return len({v.artefact for m in deleted for v in m.versions} - self.used_artefacts())
 
     def used_artefacts(self) -> set[str]:

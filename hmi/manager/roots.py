@@ -1,4 +1,4 @@
-"""Roots: imported by a job, deleted when nothing stands on them."""
+"""Roots: imported by a job; deleted only if no domain or model uses them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hmi.core import DomainId, JobRecord, check_name
+from hmi.core import DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
@@ -20,7 +20,7 @@ from hmi.stores.registry import Registry
 
 
 class Roots:
-    """What users may do with roots."""
+    """The operations on roots."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
@@ -34,23 +34,51 @@ class Roots:
         alpha: float,
         options: Mapping[str, Any] | None,
     ) -> JobRecord:
+        """As `Manager.import_root`; the import of a damaged root's own source repairs it."""
         check_name(name, "root")
         checked = checked_options(ImportRootOptions, options)
         if split is not None and (isinstance(split, bool) or split < 1):
             raise InvalidInput(f"split = {split} is impossible: give the number of layers to replace", field="split")
-        if name in {r.name for r in self._parts.registry.roots()}:
-            raise Conflict(f"root {name!r} exists already: choose another name", field="root")
-        spec = {
+        found = _resolved(source)
+        spec: dict[str, Any] = {
             "name": name,
-            "source": _resolved(source),
+            "source": found,
             "split": split,
             "alpha": checked_alpha(alpha),
             "options": checked,
         }
+        record = next((r for r in self._parts.registry.roots() if r.name == name), None)
+        if record is not None:
+            spec |= self._repair(record, found, split, options or {})
         for text in texts.values():
             checked_corpus(text, field="text")
         self.drop_stray(name)
         return self._parts.runner.submit("import_root", spec, inputs=texts)
+
+    def _repair(self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises Conflict where
+        they are sound, or where the import would make another root."""
+        from hmi.model.root import verify_root  # torch: other commands need not wait for it
+        from hmi.model.source import find_source, must_be_fetched
+
+        known = f"root {record.name!r} exists already"
+        if not verify_root(self._parts.layout.roots / record.name / record.version):
+            raise Conflict(f"{known}, and its files are sound: choose another name", field="root")
+        # What must be fetched first is compared by the job.
+        if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
+            raise Conflict(
+                f"{known} and is damaged, but was made of {record.source.get('name')}, whose weights these are not: "
+                "give its own source to repair it, or choose another name",
+                field="source",
+            )
+        if split not in (None, record.split) or options.get("n", record.n) != record.n:
+            raise Conflict(
+                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: leave them out to "
+                "repair it, or choose another name",
+                field="split" if split not in (None, record.split) else "options.n",
+            )
+        checked = checked_options(ImportRootOptions, {**options, "n": record.n})
+        return {"split": record.split, "options": checked, "repairs": record.version}
 
     def delete(self, name: str) -> None:
         """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it, NotFound."""

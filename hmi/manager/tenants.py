@@ -15,7 +15,7 @@ TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
 
 
 class Tenants:
-    """What users may do with tenants and keys."""
+    """The operations on tenants and keys."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

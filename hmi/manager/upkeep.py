@@ -1,4 +1,4 @@
-"""Keeping registry, PLOT store and files in step: what crashes and deletions leave, and what is missing."""
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hmi.errors import Damaged, HmiError, Unavailable
 from hmi.jobs.folders import JobFolder
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
+from hmi.model.checked import ROOT_CURE
+from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
+from hmi.stores.failures import run_each
 from hmi.stores.layout import read_json, tree_bytes
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
-ARTEFACT_CURE = "restore <data>/adapters from a copy, roll the model back, or delete it and create it again"
-LOWER_CURE = "restore <data>/lowers from a copy, or import an export of the domain"
 
 
 class Upkeep:
@@ -25,14 +26,21 @@ class Upkeep:
         self._parts, self._roots = parts, roots
 
     def housekeeping(self) -> None:
-        """Once at the start and then hourly, in the jobs' thread."""
+        """Once at the start and then hourly, in the jobs' thread. What fails is told of, and holds up no other part."""
+        run_each(
+            log,
+            {"checking": self._warn, "removing what imports left": self._drop_strays, "collecting": self.collect},
+        )
+
+    def _warn(self) -> None:
         for problem in self.verify():
             log.warning("%s", problem)
+
+    def _drop_strays(self) -> None:
         with plot_errors():
             for ref in self._parts.plots.refs():
                 if "/" not in ref and self._roots.drop_stray(ref):
                     log.info("removed the PLOT of %s, whose import never ended", ref)
-        self.collect()
 
     def verify(self) -> tuple[str, ...]:
         """Damaged records of the registry, or else everything that it names and that is not there; no file is read."""
@@ -47,7 +55,7 @@ class Upkeep:
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not (parts.layout.roots / root.name / root.version).is_dir():
-                problems.append(f"the files of root {root.name} are missing: restore <data>/roots from a backup")
+                problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
         for lower, domain in lowers.items():
             if not parts.lowers.has(lower):
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
@@ -57,7 +65,7 @@ class Upkeep:
             for version in model.versions:
                 what = f"version {version.version} of model {name} has lost its"
                 if version.artefact not in have:
-                    problems.append(f"{what} artefact: {ARTEFACT_CURE}")
+                    problems.append(f"{what} artefact: {MODEL_CURE}")
                 if version.plot_version not in known:
                     known[version.plot_version] = self._has_plot(version.plot_version)
                 if not known[version.plot_version]:
@@ -65,9 +73,9 @@ class Upkeep:
         return tuple(problems)
 
     def verify_files(self) -> tuple[str, ...]:
-        """Read every byte of roots, lower layers, modules and heads; what is damaged, one sentence each.
+        """Read every byte of roots, lower layers, modules and heads.
 
-        Artefacts that are missing are told by `verify`.
+        Returns what is damaged, one sentence each; `verify` reports missing artefacts.
         """
         from hmi.model.root import verify_root  # torch, which other commands need not wait for
 
@@ -87,7 +95,7 @@ class Upkeep:
             for version in model.versions
         }
         for name in sorted(have & owners.keys()):
-            problems += self._told(parts.adapters.check, name, owners[name], ARTEFACT_CURE)
+            problems += self._told(parts.adapters.check, name, owners[name], MODEL_CURE)
         return tuple(problems)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The answer to one input, whatever its task. Without torch, for those that only hand it on."""
+"""The answer to one input, for every task. Does not import torch, for code that only passes answers on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Answer:
     scores: dict[str, float] | None = None
     """The probability of every label, where it was asked for."""
     labels: list[tuple[str, float]] | None = None
-    """Of a multi-label task: the labels given with their probabilities, the likeliest first."""
+    """For a multi-label task: the labels given and their probabilities, the likeliest first."""
     value: float | None = None
     tags: list[str] | None = None
     tag_scores: list[float] | None = None

@@ -1,8 +1,8 @@
 """How much of a text a tokenizer must read, so that its first tokens are those of the whole text.
 
-BERT's tokenizers clean a text sign by sign, split it into words at white space, punctuation and ideographs, and cut
-each word by itself: what comes later changes no earlier word. So a text's beginning gives the whole text's tokens, but
-for those at its end: of a word that goes on, and of what could be the beginning of a special token ("[MA").
+BERT's tokenizers clean a text character by character, split it into words at white space, punctuation and ideographs,
+and tokenise each word by itself, so later text changes no earlier word. The beginning of a text therefore gives the
+same tokens as the whole text, except at its end: a word may go on, or a special token may have begun ("[MA").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROWTH = 4
 PARTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
 LETTERS = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
 LETTERS += "\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u3041-\u3096\u30a1-\u30fa\uac00-\ud7a3"
-"""Signs that are part of a word and of which cleaning leaves one at least. Not all there are: those of most texts."""
+"""Characters that are part of a word and of which cleaning leaves at least one. Not complete: those of most texts."""
 _SPACES = re.compile("[ \t\n\r]{2,}")
 
 
@@ -32,7 +32,7 @@ class Beginnings:
     """What is known of one tokenizer."""
 
     margin: int
-    """So many tokens at the end of a text's beginning may not be those of the whole text."""
+    """This many tokens at the end of a text's beginning may differ from the whole text's."""
     endless: re.Pattern[str] | None
     """A word of more letters than the tokenizer looks at: it is one unknown token, however long. None: it may hold a
     special token."""
@@ -47,7 +47,7 @@ class Beginnings:
 
 
 def beginnings_of(fast: Tokenizer) -> Beginnings | None:
-    """None for a tokenizer of another kind: of that only the whole text tells."""
+    """None for a tokenizer of another kind, which must read the whole text."""
     parts: dict[str, Any] = json.loads(fast.to_str())
     if any((parts[name] or {}).get("type") != kind for name, kind in PARTS.items()):
         return None
@@ -61,7 +61,7 @@ def beginnings_of(fast: Tokenizer) -> Beginnings | None:
 
 
 def beginning(text: Text, characters: int) -> Text:
-    """At most so many characters of a text, of each of a pair, or of all words together."""
+    """Cuts a text, each text of a pair, or all words together to this many characters."""
     if isinstance(text, str):
         return text[:characters]
     if isinstance(text, tuple):

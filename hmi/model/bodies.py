@@ -1,5 +1,5 @@
-"""What stands between a batch of rows and the head: a tenant's module in frozen upper layers, or what that is compared
-with (upper layers tuned whole, an encoder of its own, an encoder that stays as it is).
+"""Bodies, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
+alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class EncoderBody:
 
 
 class FrozenBody:
-    """Nothing between the features [T_i, dim], an encoder's last states, and the head."""
+    """A body without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
 
     trained = None
 

@@ -1,6 +1,6 @@
 """Files compared with the SHA-256 that was recorded when they were written.
 
-A file is read through once in a process as long as it is the same file: inode, size and times of change tell.
+A process reads an unchanged file only once; inode, size and change times tell whether it is unchanged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from pathlib import Path
 
 from hmi.errors import Damaged, Unavailable
 
+ROOT_CURE = (
+    "import the root again with the source, options and texts of its first import ('hmi root import'), or restore "
+    "<data>/roots from a copy"
+)
 Identity = tuple[int, int, int, int, int]
 _found: dict[Identity, str] = {}
 _lock = threading.Lock()
@@ -19,7 +23,7 @@ _KEPT = 256
 
 
 def file_sha256(path: Path) -> str:
-    """Of the file's content, in hexadecimal. Raises OSError."""
+    """The SHA-256 of the file's content, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,5 +1,5 @@
 """Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of the
-upper layers on what a PLOT will give them.
+upper layers on the states that a PLOT will give them.
 
 Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text; progress,
 checkpoints and cancellation are the caller's, through `Report`.
@@ -28,7 +28,7 @@ RIDGE_TOKENS = 2048
 
 @dataclass(frozen=True)
 class DistilPlan:
-    """How long and how hard. Defaults take about 15 CPU-minutes on MiniLM."""
+    """The length and rates of distillation. Defaults take about 15 CPU-minutes on MiniLM."""
 
     ridge_texts: int = 600
     ridge_shrink: float = 0.03

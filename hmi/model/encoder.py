@@ -55,9 +55,9 @@ class EncoderLayer(nn.Module):
         self.relative = nn.Parameter(torch.zeros(shape.buckets, shape.heads)) if shape.buckets else None
 
     def pack(self, *, last: bool) -> None:
-        """Serve from here on: reorder the weights where this machine is faster so, and let go of the plain ones.
+        """Prepare for serving: reorder the weights if this machine is faster so, and drop the plain ones.
 
-        A `last` layer may be asked for the output of a few rows. It cannot be trained or saved any more.
+        A `last` layer may be asked for the output of a few rows only. The layer can then be neither trained nor saved.
         """
         qkv, o, fi, fo = self.qkv, self.o, self.fi, self.fo
         assert isinstance(qkv, nn.Linear)

@@ -1,4 +1,4 @@
-"""How far a root is from its source model, on texts that it was not made with, by kind of text.
+"""How far a root's states are from its source model's, on held-out texts, by kind of text.
 
 | measure                | of what                                                                   |
 |------------------------|---------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""Artefacts on disk: written aside, synced, then renamed, so that a reader sees all of one or none of it."""
+"""Artefacts on disk: written aside, synced, then renamed, so that a reader sees a whole artefact or none."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    """What a job resumes from, with a checksum: what is made of it is published as sound. Raises StorageFull."""
+    """Write a job's checkpoint with a checksum, since its tensors end in published artefacts. Raises StorageFull."""
     plain = {k: tensors[k].detach().contiguous() for k in sorted(tensors)}
     said = json.dumps(about or {}, sort_keys=True)
     write_tensors(path, plain, {"about": json.dumps({"about": said, "check": _check_of(plain, said)})})
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and what was said about them; None where there is none, or none that can be trusted: begin anew.
+    """The tensors and their metadata; None if there is no checkpoint or it is damaged: begin anew.
 
     Raises Unavailable (the disk refused).
     """

@@ -1,4 +1,4 @@
-"""Right answers of rows, and what holds for all labels. Without torch: checks before a job need them."""
+"""The right answers (golds) of rows, and checks for all labels. Does not import torch, for the checks before a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.errors import InvalidData
 
 @dataclass(frozen=True)
 class Odds:
-    """What a teacher makes of a row of one label: labels with their probabilities, which add up to one."""
+    """A teacher's label for a row of a one-label task: labels with probabilities, which add up to one."""
 
     each: tuple[tuple[str, float], ...]
 

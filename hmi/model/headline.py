@@ -1,4 +1,4 @@
-"""Which of its metrics a model is judged by. Without numpy, for those that only show it."""
+"""The headline score: the metric that a model is judged by. Does not import numpy, for code that only shows it."""
 
 from __future__ import annotations
 

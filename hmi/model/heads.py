@@ -26,8 +26,8 @@ Reads = Literal["cls", "compare", "rows", "mean", "first"]
 
 
 QUERIES, MOST_OUTPUTS = 4, 32
-"""The only number tried (docs/design/0003-tenant-module.md). Each costs as many weights a label as [CLS] does, so a
-head of many labels has none."""
+"""The only number that was tried (docs/design/0003-tenant-module.md). Each query needs as many weights a label as
+[CLS], so a head with many labels has none."""
 
 
 class Head(nn.Module):
@@ -45,9 +45,10 @@ class Head(nn.Module):
         return logits
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-        """What the queries find among the rows that enter the last layer, beside what else the head reads.
+        """The head's input with the queries' result added: what they find among the rows that enter the last layer.
 
-        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read` without any.
+        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read` itself without
+        queries.
         """
         if self.query is None:
             return read
@@ -81,7 +82,7 @@ def head_input_size(task: Task, dim: int, *, paired: bool = False) -> int:
 def head_input(
     task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor, *, paired: bool = False
 ) -> Tensor:
-    """As `read_rows`, for a task by its name."""
+    """Like `read_rows`, for a task given by name."""
     return read_rows(reads_of(task, paired=paired), last, before, types, mask)
 
 

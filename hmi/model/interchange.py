@@ -20,7 +20,7 @@ from hmi.modulespec import Site
 FORMAT = "adapters.1.3.0"
 SMALLEST_FACTOR = 0.01
 FIXED_LORA_SCALE = (1, 1)
-"""Before this version `adapters` stored alpha / r but applied 1: a module works as it was trained."""
+"""Before this version `adapters` stored alpha / r but applied 1, so 1 is the scale that the module was trained with."""
 
 _IRRELEVANT = {
     "architecture", "init_weights", "init_weights_seed", "dropout", "dtype", "leave_out", "stochastic_depth",
@@ -80,7 +80,8 @@ def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split
         config = _bottleneck_config(spec, shape.dim, leave_out)
     else:
         raise InvalidInput(
-            f"a module of kind {spec.kind!r} has no twin in adapters: train one of kind lora, parallel, sequential or "
+            f"a module of kind {spec.kind!r} has no counterpart in the adapters library: "
+            "train one of kind lora, parallel, sequential or "
             "houlsby",
             field="module.kind",
         )
@@ -155,7 +156,7 @@ def _attention_sites(value: Any) -> list[Site]:
 def _lora_config(sites: tuple[Site, ...], rank: int, leave_out: list[int]) -> dict[str, Any]:
     if "o" in sites:
         raise InvalidInput(
-            "LoRA at site 'o' (attention's output) has no twin in adapters: train with the option "
+            "LoRA at site 'o' (attention's output) has no counterpart in the adapters library: train with the option "
             "module.sites=q,k,v,fi,fo",
             field="module.sites",
         )

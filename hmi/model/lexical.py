@@ -1,14 +1,14 @@
-"""Lexical features: what words and tokens say by themselves, hashed into a small table of a tenant's own.
+"""Lexical features: features of words and tokens alone, hashed into a small table per tenant.
 
-Frozen layers cannot learn new words, a tokenizer that lower-cases and cuts words into pieces throws away what names of
-genes, chemicals and products are recognised by, and lower layers that see three tokens at a time cannot match two
-texts word by word. A linear model of such features is cheap, is trained together with the module, and adds its scores
-to the head's. Source: feature-based taggers; hashing by Weinberger et al. (2009).
+They make up for three limits. Frozen layers cannot learn new words. A tokenizer that lower-cases and splits words loses
+the capitals and shapes by which names of genes, chemicals and products are recognised. Lower layers that see three
+tokens at a time cannot match two texts word by word. A linear model of such features is cheap, is trained with the
+module, and adds its scores to the head's. Source: feature-based taggers; hashing by Weinberger et al. (2009).
 
-Of a word to be tagged: itself in lower case, its shape (Aa0-), prefix, suffixes, character trigrams and fourgrams; of
-its direct neighbours the first six of these, of the next ones two; the pair of it and the word before. Of a text: its
-tokens and pairs of neighbouring tokens. Of two texts: tokens that one or both have, pairs that one has, tokens that
-follow the same token in both, and how many there are of each.
+A word to be tagged has as features: itself in lower case, its shape (Aa0-), prefix, suffixes, character trigrams and
+fourgrams; the first six of these of its direct neighbours, two of the next ones; its pair with the word before. A text
+has its tokens and pairs of neighbouring tokens. A pair of texts has the tokens in one or both, the token pairs in one,
+the tokens that follow the same token in both, and the number of each.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def lexical_from(state: dict[str, Tensor]) -> Lexical:
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
-    """What is added to the head's output of one window: of every word of a split text, else of the window's tokens."""
+    """One window's features, whose scores are added to the head's: of each word of a split text, else of its tokens."""
     return word_bags(text, window, buckets) if isinstance(text, list) else text_bag(window, buckets)
 
 
@@ -128,7 +128,7 @@ def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
 
 
 def text_bag(window: Encoded, buckets: int) -> Bags:
-    """One bag of a text's window, or of a pair of texts."""
+    """One bag of features, of a text's window or of a pair of texts."""
     first, second = _tokens(window, 0), _tokens(window, 1)
     codes = _pair_codes(first, second) if len(second) else _text_codes(first)
     return _bags([((codes >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)], [0])

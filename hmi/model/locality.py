@@ -61,7 +61,9 @@ def save_difference(path: Path, root: Root, source: Source) -> int:
     assert root.lower is not None
     info = root.info
     if source.sha256 != info.source["sha256"]:
-        raise Conflict(f"{source.name} is not the source of root {info.name} any more: give back the weights it had")
+        raise Conflict(
+            f"{source.name} has other weights than root {info.name} was made from: restore the original ones"
+        )
     start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id, info.n)
     about: dict[str, object] = {
         "source_sha256": source.sha256,

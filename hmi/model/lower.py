@@ -39,8 +39,8 @@ def centre(n: int) -> int:
 
 @dataclass(frozen=True)
 class Cover:
-    """Which n-grams are at hand, by order: bool [B, T] each. Of the longest order it says so for the window around
-    each token, of the others for the n-gram that begins at each token. Unigrams always are."""
+    """Which n-grams are stored, by order: bool [B, T] each. For the longest order, an element stands for the window
+    around its token; for the other orders, for the n-gram that begins at its token. Unigrams are always stored."""
 
     at_hand: Mapping[int, Tensor]
 
@@ -166,8 +166,8 @@ def unique_rows(windows: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts_of(windows: Tensor, cover: Cover, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What fills the windows [m, n]: parts [p, n] (0 outside the part's n-gram), the weight of each of its roles
-    [p, n], and which window it is of [p]."""
+    """The n-grams that fill the windows [m, n]: parts [p, n] (0 outside the part's n-gram), the weight of each of its
+    roles [p, n], and the window that each belongs to [p]."""
     inside = windows > 0
     filled = torch.zeros_like(inside)
     parts, weights, at = [], [], []
@@ -199,9 +199,10 @@ def _usable(place: int, order: int, n: int, inside: Tensor, cover: Cover) -> Ten
 
 
 class InputBias(nn.Module):
-    """What depends on where a token stands and not on its n-gram: pos2[i] + type2[type], added after look-up.
+    """The part of a state that depends on a token's position and not on its n-gram: pos2[i] + type2[type], added after
+    look-up.
 
-    A source without token types learns here that a token is of the second text.
+    For a source without token types, type2 learns here to mark the second text.
     """
 
     def __init__(self, shape: EncoderShape) -> None:

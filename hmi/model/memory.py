@@ -1,4 +1,4 @@
-"""What malloc keeps of freed memory: all of it where a process trains, nothing where one serves."""
+"""Setting how much freed memory malloc keeps: all in a process that trains, none in one that serves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ MORE = 256 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep what is freed for the next step instead of giving it back to the kernel.
+    """Let malloc keep freed memory for the next step instead of returning it to the kernel.
 
-    glibc maps every large block anew, and the kernel clears its pages at each step: a third to a half of the time of
-    training a whole encoder. For processes that end with their training. False where malloc is another one.
+    By default glibc maps every large block anew and the kernel clears its pages at each step, which takes a third to a
+    half of the time of training a whole encoder. For processes that end with their training. False if malloc is not
+    glibc's.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -25,9 +26,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_memory() -> bool:
-    """Give freed memory back to the kernel, also what lies between what is in use. False where malloc is another one.
+    """Give freed memory back to the kernel, also free blocks between used ones.
 
-    Takes a while and locks malloc's arenas one after the other meanwhile: call it seldom and off the event loop.
+    False if malloc is not glibc's. Takes a while and locks malloc's arenas one after the other: call it seldom and off
+    the event loop.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -39,12 +39,12 @@ from hmi.modulespec import SITES
 
 LORA_SCALE = 2.0
 NORM_EPS = 1e-12
-"""Of the `ln` sites on every root: their term is added beside the root's own LayerNorm, whose eps stays its own."""
+"""The eps of the `ln` sites on every root: their term is added to the root's LayerNorm, which keeps its own eps."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys((*SITES["parallel"], *SITES["sequential"]), F.relu),
     **dict.fromkeys(SITES["houlsby"], F.silu),
 }
-"""Of the sites with biases; those of their twins in the `adapters` library."""
+"""Activations of the sites with biases: the same as in the `adapters` library."""
 
 
 class LowRank(nn.Module):
@@ -77,7 +77,7 @@ class LowRank(nn.Module):
 
 
 class NormShift(nn.Module):
-    """What a LayerNorm gives more with its gain and bias [dim] moved by these: x [..., dim] -> [..., dim]."""
+    """The change of a LayerNorm's output when its gain and bias [dim] change by these: x [..., dim] -> [..., dim]."""
 
     def __init__(self, gain: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -135,11 +135,6 @@ def module_from(state: Mapping[str, Tensor]) -> TenantModule:
     except (TypeError, ValueError) as error:
         raise Damaged(f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again") from error
     return TenantModule(sites).eval().requires_grad_(False)
-
-
-def parameters_of(module: nn.Module) -> int:
-    """How many numbers a module has."""
-    return sum(p.numel() for p in module.parameters())
 
 
 def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:

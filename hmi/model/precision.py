@@ -1,4 +1,4 @@
-"""Which arithmetic this CPU does fast."""
+"""Which number formats this CPU computes fast."""
 
 from __future__ import annotations
 

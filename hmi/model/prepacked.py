@@ -1,7 +1,7 @@
-"""Linear maps of the serving path on weights that oneDNN has reordered, where this machine is faster with them.
+"""Linear maps of the serving path on weights reordered by oneDNN, if this machine is faster with them.
 
-torch's own product runs at some 100 GFLOP/s on a core with AVX-512 and oneDNN's on reordered weights at 220; on AVX2 it
-is the other way round. So it is measured once for each shape in a process, and the choice holds for the process.
+On a core with AVX-512, torch's own product runs at some 100 GFLOP/s and oneDNN's on reordered weights at 220; on AVX2
+torch's is the faster. So each process measures both once for each shape and keeps the faster.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def padded(rows: int) -> int:
 
 
 def speedup(out_size: int, in_size: int) -> float:
-    """How much faster the reordered product is here, measured once in a process; 0 where there is none."""
+    """The speed-up of the reordered product on this machine, measured once in a process; 0 if it is not available."""
     with _lock:
         if (out_size, in_size) not in _speedups:
             _speedups[out_size, in_size] = _measured(out_size, in_size)
@@ -95,6 +95,6 @@ def packs(linear: nn.Linear) -> bool:
 
 
 def described() -> str:
-    """What was measured, for a log line."""
+    """The measurements, for a log line."""
     with _lock:
         return ", ".join(f"{o}x{i} {ratio:.2f}x" for (o, i), ratio in sorted(_speedups.items()))

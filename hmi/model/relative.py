@@ -1,7 +1,7 @@
 """MPNet's relative attention: a number for each head and bucket of distance, added to the scores before the softmax.
 
 The source shares one table between its layers; here each layer holds its own copy (a few hundred numbers), so that
-lower layers, upper layers and a tuned copy are split and stored without thinking of it.
+lower layers, upper layers and a fine-tuned copy can be split and stored like any other.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from hmi.errors import Damaged, Unavailable, UnsupportedModel
-from hmi.model.checked import check_file, file_sha256
+from hmi.model.checked import ROOT_CURE, check_file, file_sha256
 from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
 from hmi.model.lower import InputBias, LocalLower
@@ -24,14 +24,18 @@ from hmi.model.tokenizer import Tokenizer
 FORMAT = 3
 """2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures than
 BERT's, and fidelity by kind of text."""
-CURE = "restore <data>/roots from a copy"
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that serving reads; building reads lower.safetensors, too."""
+FILES = (*SERVED, "lower.safetensors")
+
+
+class NewerRoot(Damaged):
+    """Not damaged at all: this release is too old for it."""
 
 
 @dataclass(frozen=True)
 class RootInfo:
-    """What `root.json` says. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
+    """The content of `root.json`. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
 
     name: str
     version: str
@@ -42,9 +46,9 @@ class RootInfo:
     n: int = 3
     fidelity: dict[str, float] = field(default_factory=dict)
     fidelity_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same for each kind of text that was measured: general, short, a domain's."""
+    """The fidelity for each measured kind of text: general, short, a domain's."""
     pooling: Pooling = "mean"
-    """How the source makes an embedding of a text's states: their mean, or the first one."""
+    """How the source makes an embedding from a text's states: their mean, or the first."""
     normalise: bool = True
     """Whether it scales embeddings to length 1."""
     files: dict[str, str] = field(default_factory=dict)
@@ -90,10 +94,15 @@ def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
         write_tensors(aside / "upper.safetensors", _upper_state(root))
         shutil.copyfile(tokenizer_file, aside / "tokenizer.json")
         files = {p.name: file_sha256(p) for p in sorted(aside.iterdir())}
-        about = {"format": FORMAT, **asdict(root.info), "files": files}
-        write_json(aside / "root.json", {**about, "check": _check_of(about)})
+        write_root_info(aside, replace(root.info, files=files))
 
     publish_folder(folder, fill)
+
+
+def write_root_info(folder: Path, info: RootInfo) -> None:
+    """Write `root.json`. Raises StorageFull."""
+    about = {"format": FORMAT, **asdict(info)}
+    write_json(folder / "root.json", {**about, "check": _check_of(about)})
 
 
 def read_root_info(folder: Path) -> RootInfo:
@@ -102,18 +111,18 @@ def read_root_info(folder: Path) -> RootInfo:
     try:
         raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
         if raw["format"] > FORMAT:
-            raise Damaged(f"root {folder.parent.name} was written by a newer version of HMI: upgrade hmi-server")
+            raise NewerRoot(f"root {folder.parent.name} was written by a newer version of HMI: upgrade hmi-server")
         check = raw.pop("check", None)
         if check != (_check_of(raw) if raw["format"] > 2 or check is not None else None):
-            raise Damaged(f"{whose} fails its checksum: {CURE}")
+            raise Damaged(f"{whose} fails its checksum: {ROOT_CURE}")
         del raw["format"]
         return RootInfo(**{**raw, "shape": EncoderShape(**raw["shape"])})
     except FileNotFoundError as error:
-        raise Damaged(f"{whose} is missing: {CURE}") from error
+        raise Damaged(f"{whose} is missing: {ROOT_CURE}") from error
     except OSError as error:
         raise Unavailable(f"{whose} could not be read ({error.strerror}): try again, or check the disk") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"{whose} cannot be read ({error}): {CURE}") from error
+        raise Damaged(f"{whose} cannot be read ({error}): {ROOT_CURE}") from error
 
 
 def verify_root(folder: Path) -> list[str]:
@@ -123,9 +132,9 @@ def verify_root(folder: Path) -> list[str]:
         info = read_root_info(folder)
     except Damaged as error:
         return [error.message]
-    for name in sorted({*info.files, *SERVED, "lower.safetensors"}):
+    for name in sorted({*info.files, *FILES}):
         try:
-            check_file(folder / name, info.files.get(name), f"root {info.name}", cure=CURE, again=True)
+            check_file(folder / name, info.files.get(name), f"root {info.name}", cure=ROOT_CURE, again=True)
         except Damaged as error:
             problems.append(error.message)
     return problems
@@ -137,12 +146,12 @@ def load_root(folder: Path, *, with_lower: bool = False) -> Root:
     Raises Damaged, Unavailable (the disk refused). No message names a path: tenants may see it.
     """
     info = read_root_info(folder)
-    for name in (*SERVED, "lower.safetensors") if with_lower else SERVED:
-        check_file(folder / name, info.files.get(name), f"root {info.name}", cure=CURE)
+    for name in FILES if with_lower else SERVED:
+        check_file(folder / name, info.files.get(name), f"root {info.name}", cure=ROOT_CURE)
     try:
         tokenizer = Tokenizer(folder / "tokenizer.json")
     except UnsupportedModel as error:
-        raise Damaged(f"root {info.name} cannot be used, {error.message}: {CURE}") from error
+        raise Damaged(f"root {info.name} cannot be used, {error.message}: {ROOT_CURE}") from error
     upper = nn.ModuleList(EncoderLayer(info.shape) for _ in range(info.shape.layers - info.split))
     bias = InputBias(info.shape)
     state = read_tensors(folder / "upper.safetensors")

@@ -55,9 +55,9 @@ def score_sets(gold: NDArray[np.bool_], given: NDArray[np.bool_], labels: Sequen
 
 
 def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> dict[str, Any]:
-    """Rank and linear correlation (0 where one side is constant), and errors in the values' own units.
+    """Rank and linear correlation (0 if one side is constant), and errors in the values' own units.
 
-    `mae_of_mean` is the error of answering the training rows' mean to everything.
+    `mae_of_mean` is the error of a model that always answers the training rows' mean.
     """
     g, p = np.array(gold), np.array(got)
     return {

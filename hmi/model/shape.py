@@ -40,10 +40,6 @@ class EncoderShape:
     pad: int = 0
     """The source's id of padding. It changes places with 0, which is padding everywhere in HMI."""
 
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
-
 
 def read_shape(folder: Path) -> EncoderShape:
     """Read `folder/config.json`; raises UnsupportedModel, naming the field that does not fit."""

@@ -95,7 +95,7 @@ def load_encoder(folder: Path) -> Encoder:
 def read_pooling(folder: Path) -> tuple[Pooling, bool]:
     """How the source makes embeddings: mean or [CLS], and whether they are scaled to length 1.
 
-    Read where the folder has them from the files of sentence-transformers; else mean and True, the usual. Raises
+    Read from the folder's sentence-transformers files if it has them; else mean and True, which are usual. Raises
     UnsupportedModel for another pooling.
     """
     try:
@@ -200,7 +200,7 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """What an architecture calls the parts of a layer."""
+    """An architecture's names for the parts of a layer."""
 
     qkv: tuple[str, str, str]
     others: dict[str, str]

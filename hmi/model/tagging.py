@@ -1,8 +1,8 @@
-"""From tag scores to tags: the best path through a text under the scheme's rules and what a model has learnt of which
-tag follows which, how sure each tag on it is, and which scheme rows keep.
+"""From tag scores to tags: the best path through a text under the scheme's rules and the learnt transitions, the
+probability of each tag on the path, and the scheme that a set of rows follows.
 
-An independent choice for each word can answer I-Disease after O, which names no entity, or two types within one
-entity: the best path costs next to nothing at inference.
+Choosing each word's tag independently can give I-Disease after O, which is no entity, or two types within one entity.
+The best path avoids that and costs next to nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from hmi_kernels.cpu_paths import forward_backward, viterbi
 from numpy.typing import NDArray
 
 Scheme = Literal["bio", "iob1", "io", "free"]
-"""bio: B-x begins an entity and I-x goes on. iob1: I-x begins one, too, and B-x is for an entity right behind another
-one of its type. io: I-x alone. free: anything may follow anything (one tag a word, any other scheme).
+"""bio: B-x begins an entity and I-x continues it.
 
-Models of IOB1 and IO rows have BIO's labels, which say where an entity begins, and answer in the rows' scheme."""
+iob1: I-x also begins one, and B-x only begins an entity directly after another of its type. io: I-x alone. free: any
+tag may follow any (one tag a word, any other scheme). Models of IOB1 and IO rows have BIO's labels, which say where an
+entity begins, and answer in the rows' scheme.
+"""
 Floats = NDArray[np.float32]
 
 FORBIDDEN = -1e9
@@ -69,9 +71,9 @@ def from_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
 
 
 def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]:
-    """(row, word, tag before, tag), both from 1, of each I-x that follows neither B-x nor I-x.
+    """(row, word, tag before, tag), row and word from 1, of each I-x that follows neither B-x nor I-x.
 
-    Nothing where a tag is neither O nor B- nor I-: such rows follow another scheme.
+    Empty if a tag is neither O nor B- nor I-: such rows follow another scheme.
     """
     kept = list(rows)
     if any(tag != "O" and tag[:2] not in ("B-", "I-") for tags in kept for tag in tags):

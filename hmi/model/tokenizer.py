@@ -16,7 +16,7 @@ from hmi.model.beginnings import Text as Text
 ROWS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 4 << 20
 SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
-"""What masking and padding are called where the first token is called so."""
+"""The mask and padding tokens, by the token that begins a text."""
 
 
 class Tokenizer:
@@ -73,7 +73,7 @@ class Tokenizer:
         return [out[i] for i in range(len(short))]
 
     def _longer(self, text: Text, max_length: int) -> Encoding:
-        """Of a text that has unusually few tokens for its length: more and more of it, until it is enough."""
+        """For a text with few tokens for its length: tokenises longer and longer beginnings until there are enough."""
         known = self._beginnings
         assert known is not None
         if isinstance(text, str):
@@ -100,10 +100,6 @@ class Tokenizer:
         assert self._beginnings is not None
         sides = e.sequence_ids
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._fast.get_vocab_size())
 
     def whole_words(self) -> dict[int, str]:
         """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the ids."""

@@ -1,4 +1,4 @@
-"""Fine-tuning a body and its head: a tenant's module on PLOT features, or what that is compared with."""
+"""Fine-tuning a body and its head: a tenant's module on PLOT features, or an alternative to compare it with."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TrainPlan:
     paired: bool = False
     """Whether rows are pairs of texts, for a task that may be either."""
     weights: tuple[float, ...] | None = None
-    """Of the head's outputs in the loss (`TaskKind.weights`); None = all alike."""
+    """Weights of the head's outputs in the loss (`TaskKind.weights`); None = all equal."""
     bf16: bool = False
     """Products in bf16 where the CPU has them natively."""
     lexical: int = 0
@@ -56,7 +56,7 @@ class TrainPlan:
     transitions: bool = False
     """Whether it is learnt which tag follows which (`Transitions`)."""
     queries: int = 0
-    """Of the head (`Head.with_attended`)."""
+    """Queries of the head (`Head.with_attended`)."""
     average: bool = False
     """Whether there is an average of the weights (`Trainer.averaged`)."""
 
@@ -114,10 +114,10 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The weights are, until this ends, their exponential mean over the last steps (Polyak and Juditsky, 1992);
-        without an average in the plan what they are anyway.
+        """For the block the weights are their exponential mean over the last steps (Polyak and Juditsky, 1992); without
+        an average in the plan they stay as they are.
 
-        A few rows make steps that go to and fro, which a mean forgets.
+        With few rows steps oscillate, and a mean cancels that.
         """
         self._swap()
         try:
@@ -138,9 +138,9 @@ class Trainer:
         return {f"{name}.{k}": v.detach().clone() for name, part in self._parts for k, v in part.state_dict().items()}
 
     def publishable(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """`state` in fp16, as it is published, and loaded here, so that `predict` shows what users will get.
+        """`state` in fp16, as it is published, and loaded into the model, so that `predict` gives what users will get.
 
-        Raises InvalidData where a number is not finite in fp16.
+        Raises InvalidData if a number is not finite in fp16.
         """
         halved = {name: value.half() for name, value in state.items()}
         for name, value in halved.items():
@@ -238,10 +238,9 @@ class Best:
 def train_to_best(
     trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None], *, choosy: bool = True
 ) -> Best:
-    """Train until PATIENCE epochs have been worse than the best one.
+    """Train until PATIENCE epochs were worse than the best one; among equal epochs the last is the best.
 
-    Of equal epochs the last is the best. Not `choosy`: all epochs are trained and the last one is kept, for where a
-    score is chance.
+    Not `choosy`: train all epochs and keep the last, for cases in which the score is chance.
     """
     best = Best(0, trainer.state(), -math.inf, [])
     scores: list[float] = []
@@ -265,5 +264,5 @@ def _linear(step: int, total: int) -> float:
 
 
 def _decay(step: int) -> float:
-    """Of the average at a step, counted from 0: nothing is kept of what was before the first one."""
+    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops the untrained weights."""
     return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)

@@ -1,6 +1,5 @@
-"""Which tag follows which, learnt: a linear-chain conditional random field over a text's words (Lafferty et al., 2001).
-
-The loss is that of the whole path instead of each word by itself, so that scores are right where they are added up.
+"""Learnt scores of which tag follows which: a linear-chain conditional random field over a text's words (Lafferty et
+al., 2001). The loss is that of the whole path, not of each word, since decoding adds the scores up along a path.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ class Transitions(nn.Module):
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:
-    """Whether they are trained: for tagging, unless words weigh differently or there are too many tags.
+    """Whether transitions are trained: for tagging, unless words have different weights or there are too many tags.
 
-    Raises InvalidInput where they are asked for and cannot be.
+    Raises InvalidInput if they are asked for and cannot be trained.
     """
     can = task == "tagging" and weights is None and labels <= MOST_TAGS
     if wanted and not can:

@@ -1,4 +1,4 @@
-"""What a tenant's training takes where nothing is said: module, learning rate, epochs.
+"""The defaults of a tenant's training: module, learning rate, epochs.
 
 Each was chosen on dev of the quality runs (docs/design/0003-tenant-module.md).
 """
@@ -12,11 +12,12 @@ from hmi.model.tasks import TaskKind
 
 EPOCHS = 8
 MIN_STEPS, MANY_STEPS = 200, 5_000
-"""Few rows get more epochs: under so many steps a fresh module under-fits. Many rows get fewer: see `choose_epochs`."""
+"""With few rows there are more epochs, since a fresh module under-fits in fewer steps than this. With many rows there
+are fewer: see `choose_epochs`."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 TAGGING_LR, USUAL_LR = 4e-3, 2e-3
 PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
-"""In pairs of texts LoRA wants less, and a sequential adapter more; others with bottlenecks are taken to be like it."""
+"""For pairs LoRA needs a lower rate and a sequential adapter a higher one; other bottlenecks are treated like it."""
 LORA_RANK, LR_ROWS = 8, 2_000
 """The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
 
@@ -34,8 +35,8 @@ def usual_module(*, paired: bool) -> ModuleSpec:
 
 
 def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task, in pairs of texts by whether there is LoRA; of LoRA less with a higher rank, and of
-    all less with more rows, whose many steps at a high rate undo what the first ones learnt."""
+    """The learning rate for a task; for pairs it depends on whether the module has LoRA. LoRA's is lower for a higher
+    rank. All are lower with more rows, since many steps at a high rate undo what the first ones learnt."""
     lora = "lora" in module.kind
     rate = TAGGING_LR if task.name == "tagging" else USUAL_LR
     if task.paired:

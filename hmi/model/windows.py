@@ -1,9 +1,9 @@
 """Long texts: read in overlapping windows instead of cut.
 
-The rule: a text of more than `max_length` tokens becomes at most MOST windows of `max_length` tokens, [CLS] and [SEP]
-included, evenly spread, with at least a quarter of a window in common with the next, each beginning at a word. What
-lies beyond MOST windows is cut. Each window is trained with its text's answer, or with its own words' tags; a text's
-output is the mean of its windows', a word's is that of the window in which it stands most central.
+A text of more than `max_length` tokens becomes at most MOST windows of `max_length` tokens, [CLS] and [SEP] included.
+Windows are evenly spread, begin at a word and overlap the next by at least a quarter. Text beyond MOST windows is cut.
+Each window is trained with its text's answer, or with its own words' tags. A text's output is the mean of its windows'
+outputs; a word's is that of the window in which it is most central.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hmi.model.tokenizer import Text, Tokenizer
 MOST = 8
 """A text is computed in one batch: more windows would let one tenant's text hold up the others."""
 OVERLAP = 4
-"""One in so many tokens of a window is in the next, too."""
+"""The overlap: one in this many tokens of a window is also in the next."""
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool) -> list[list[Encoded]]:

@@ -1,1 +1,1 @@
-"""What lasts: the registry, artefacts at rest, the layout of the data folder; and the pool of what is in memory."""
+"""Durable state: the registry, artefacts on disk, the layout of the data folder. Also the adapter pool in memory."""

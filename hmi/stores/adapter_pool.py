@@ -1,10 +1,10 @@
-"""What is in memory of many small modules: the recently used ones, within a budget of bytes."""
+"""The modules that are in memory: the recently used ones, within a budget of bytes."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -40,16 +40,15 @@ class AdapterPool(Generic[T]):
         self.hits = self.misses = self.evictions = self.bytes = 0
 
     @contextmanager
-    def lease(self, names: Sequence[str]) -> Iterator[list[T]]:
-        """The objects of `names`, in their order (repeated names share one), kept in memory for the block."""
+    def lease(self, names: Iterable[str]) -> Iterator[tuple[dict[str, T], dict[str, Exception]]]:
+        """The objects of `names` that could be loaded, kept in memory for the block, and why others could not."""
         unique = list(dict.fromkeys(names))
         mine = self._pin(unique)
         try:
             # All of one's own loads come before any waiting, so two leases cannot wait for each other.
             for name in mine:
                 self._fill(name)
-            values = self._await(unique)
-            yield [values[name] for name in names]
+            yield self._await(unique)
         finally:
             self._abandon(mine)
             self._unpin(unique)
@@ -92,7 +91,7 @@ class AdapterPool(Generic[T]):
             self._changed.notify_all()
 
     def _abandon(self, mine: list[str]) -> None:
-        """After an interrupt (Ctrl-C): whoever waits for what was not loaded must not wait for ever."""
+        """After an interrupt (Ctrl-C): releases those who wait for a load that did not finish."""
         with self._changed:
             for name in mine:
                 slot = self._slots[name]
@@ -100,17 +99,19 @@ class AdapterPool(Generic[T]):
                     slot.error = RuntimeError(f"the load of {name} was interrupted: ask again")
             self._changed.notify_all()
 
-    def _await(self, names: list[str]) -> dict[str, T]:
+    def _await(self, names: list[str]) -> tuple[dict[str, T], dict[str, Exception]]:
         values: dict[str, T] = {}
+        errors: dict[str, Exception] = {}
         with self._changed:
             for name in names:
                 slot = self._slots[name]
                 self._changed.wait_for(lambda slot=slot: slot.settled)  # type: ignore[misc]
-                if slot.value is None:
+                if slot.value is not None:
+                    values[name] = slot.value
+                else:
                     assert slot.error is not None
-                    raise slot.error
-                values[name] = slot.value
-        return values
+                    errors[name] = slot.error
+        return values, errors
 
     def _unpin(self, names: list[str]) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Tensors at rest, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
+"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,29 @@ if TYPE_CHECKING:
 
 # torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it is used.
 SUFFIX = ".safetensors"
-CURE = "restore it from a copy; or roll the model back, or delete it and create it again"
+MODEL_CURE = "roll the model back, or update it, which then begins afresh; or restore <data>/adapters from a copy"
+LOWER_CURE = "restore <data>/lowers from a copy, or import an export of the domain"
 _NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class DamagedArtefact(Damaged):
+    """The message names the artefact by its hash, for logs. Whoever knows what it belongs to says that to others."""
+
+    def __init__(self, name: str, what: str, cure: str) -> None:
+        super().__init__(f"artefact {name} {what}: {cure}")
+        self._what, self._cure = what, cure
+
+    def of(self, whose: str) -> Damaged:
+        """The error for those who know no hashes: `whose` artefact it is, as they call it."""
+        return Damaged(f"the artefact of {whose} {self._what}: {self._cure}")
 
 
 class AdapterStore:
     """Content-named files in one folder; several processes may use it. Nothing is ever changed in place."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, cure: str = MODEL_CURE) -> None:
+        """`cure`: what to do about a damaged file, for messages."""
+        self._folder, self._cure = folder, cure
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -50,7 +64,7 @@ class AdapterStore:
     def take_over(self, name: str, data: bytes) -> None:
         """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says), StorageFull."""
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"artefact {name[:64]!r} is not what its name says: copy it again from where it came from")
+            raise Damaged(f"artefact {name[:64]!r} does not match the hash in its name: copy it again from its origin")
         self._write(name, data)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -63,27 +77,27 @@ class AdapterStore:
                 write_bytes(path, data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Load tensors to the CPU after checking their hash. Raises Damaged, Unavailable (the disk refused)."""
+        """Load tensors to the CPU after checking their hash. Raises DamagedArtefact, Unavailable (the disk refused)."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
         try:
             data = self._path(name).read_bytes()
         except FileNotFoundError as error:
-            raise Damaged(f"artefact {name} is missing: {CURE}") from error
+            raise DamagedArtefact(name, "is missing", self._cure) from error
         except OSError as error:
             raise Unavailable(
                 f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, check the disk"
             ) from error
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"artefact {name} fails its checksum: {CURE}")
+            raise DamagedArtefact(name, "fails its checksum", self._cure)
         try:
             return load(data)
         except SafetensorError as error:
-            raise Damaged(f"artefact {name} cannot be read ({error}): {CURE}") from error
+            raise DamagedArtefact(name, f"cannot be read ({error})", self._cure) from error
 
     def about(self, name: str) -> dict[str, str]:
-        """What was stored with the tensors as `meta`, from the file's head alone. Raises Damaged."""
+        """What was stored with the tensors as `meta`, from the file's head alone. Raises DamagedArtefact."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -91,7 +105,7 @@ class AdapterStore:
                 return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
         except (OSError, ValueError, SafetensorError) as error:
             why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
-            raise Damaged(f"artefact {name} cannot be read ({why}): {CURE}") from error
+            raise DamagedArtefact(name, f"cannot be read ({why})", self._cure) from error
 
     def check(self, name: str, whose: str, cure: str) -> None:
         """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""

@@ -1,4 +1,4 @@
-"""Jobs in the registry: one live job for a target, and which changes of state are possible."""
+"""Jobs in the registry: at most one live job for a target, and the allowed changes of state."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def check_job_id(job: str) -> str:
 
 
 def no_job(job: str) -> NotFound:
-    """Also of one that the caller may not see, which must not be told from one that does not exist."""
+    """The error for an unknown job, and for one that the caller may not see: the two must look the same."""
     return NotFound(f"there is no job {job[:80]!r}: check the id")
 
 
 def job_id_at(at: float) -> str:
-    """How the ids begin of jobs that are made at this time (seconds since 1970): ids sort by time."""
+    """The beginning of the ids of jobs made at this time (seconds since 1970), so that ids sort by time."""
     return f"j{int(at * 1000):011x}"
 
 
@@ -63,7 +63,7 @@ def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
     else:
         txn.put(LIVE + record.job, b"")
     txn.put(_of(record.tenant) + record.job, b"")
-    _count(txn, None if old is None else old.state, record.state)
+    _count(table, txn, None if old is None else old.state, record.state)
 
 
 def drop_job(table: Table, txn: Txn, job: str) -> None:
@@ -72,26 +72,22 @@ def drop_job(table: Table, txn: Txn, job: str) -> None:
     if old is not None:
         for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
             txn.delete(key)
-        _count(txn, old.state, None)
+        _count(table, txn, old.state, None)
 
 
 def index_jobs(table: Table, txn: Txn) -> None:
     """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
     if txn.get(JOBS_INDEXED) is not None:
         return
-    states: Counter[str] = Counter()
     for record in table.all(txn, JOB, JobRecord, tolerant=True):
         txn.put(_of(record.tenant) + record.job, b"")
-        states[record.state] += 1
-    for state in get_args(JobState):
-        txn.put(JOB_COUNT + state, str(states[state]).encode())
+    _count_anew(table, txn)
     txn.put(JOBS_INDEXED, b"")
 
 
 def count_jobs(txn: Txn) -> dict[str, int]:
-    """How many jobs there are in each state that any has."""
-    found = {state: int(raw) for state, raw in txn.items(JOB_COUNT)}
-    return {state: count for state, count in found.items() if count}
+    """How many jobs there are in each state. A count that is damaged is left out, until a job changes."""
+    return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
 
 def page_of_jobs(
@@ -122,9 +118,9 @@ def page_of_jobs(
 
 
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
-    """Put a new job; Conflict where another one is at work on the same root, domain or model.
+    """Put a new job.
 
-    Raises QuotaExceeded as `check_quota`.
+    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as `check_quota`.
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
@@ -155,7 +151,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
     if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
         raise QuotaExceeded(
-            f"tenant {tenant} has begun {PER_DAY} jobs within a day, with those that ended or were cancelled: "
+            f"tenant {tenant} has begun {PER_DAY} jobs within a day, ended and cancelled ones included: "
             "wait some hours, or ask the administrator to begin the job",
             limit=PER_DAY,
         )
@@ -244,7 +240,17 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(txn: Txn, old: JobState | None, new: JobState | None) -> None:
-    for state, step in ((old, -1), (new, +1)):
-        if state is not None and old != new:
-            txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
+def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -> None:
+    """Count a job that has changed, after its record."""
+    try:
+        for state, step in ((old, -1), (new, +1)):
+            if state is not None and old != new:
+                txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
+    except Damaged:  # a sum of what is there, which must not keep any job from its end
+        _count_anew(table, txn)
+
+
+def _count_anew(table: Table, txn: Txn) -> None:
+    states = Counter(record.state for record in table.all(txn, JOB, JobRecord, tolerant=True))
+    for state in get_args(JobState):
+        txn.put(JOB_COUNT + state, str(states[state]).encode())

@@ -1,4 +1,4 @@
-"""Access keys in the registry: by the hash for every request, by tenant for lists. The key itself is never stored."""
+"""Access keys in the registry, found by hash (requests) and by tenant (lists). The key itself is never stored."""
 
 from __future__ import annotations
 

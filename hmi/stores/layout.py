@@ -1,4 +1,4 @@
-"""The data folder: what lies where, its format number, locks between processes, and leftovers of crashes."""
+"""The data folder: its paths, its format number, locks between processes, and leftovers of crashes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def misses(self) -> Path:
-        """What look-ups did not find, of domains where that is recorded."""
+        """The misses of domains that record them."""
         return self.data / "misses"
 
     @property
@@ -85,10 +85,10 @@ def open_layout(data: Path) -> Layout:
 
 
 def refuse_bereft(registry: Path) -> None:
-    """Raises Damaged for a data folder with contents and no registry: a new one would name none of them, know no keys,
-    and so let everybody in.
+    """Raises Damaged for a data folder that has contents but no registry: a new registry would name none of them, know
+    no keys, and so let everybody in.
 
-    The registry is looked for again at the end: a process that makes it does so before anything else.
+    The registry is looked for again at the end, since a process that makes a data folder makes the registry first.
     """
     data, layout = registry / "data.mdb", Layout(registry.parent)
     if data.exists() and data.stat().st_size:

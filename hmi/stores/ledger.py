@@ -1,4 +1,4 @@
-"""A small durable table of bytes in LMDB: short transactions, one writer among all processes, readers never wait."""
+"""A small durable key-value table in LMDB: short transactions, one writer in all processes, readers never wait."""
 
 from __future__ import annotations
 
@@ -102,9 +102,8 @@ class Ledger:
     def write(self, body: Callable[[Txn], T]) -> T:
         """Run `body` alone among all processes and commit durably; an exception undoes it.
 
-        It runs again after the map has grown, so what it does elsewhere must be idempotent. It must not call
-        this ledger in another way than by its Txn. Raises Unavailable where another process holds the registry for
-        a minute.
+        `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use this ledger
+        only through its Txn. Raises Unavailable if another process holds the registry for a minute.
         """
         self._check_process()
         with self._alone():  # before `_entered`, so that who waits for another process holds up no reader in this one
@@ -181,7 +180,8 @@ def _too_many() -> Unavailable:
 
 
 def _check_pages(folder: Path) -> None:
-    """Look at every page before LMDB does: it follows what they say, and would die of some, or destroy more.
+    """Check every page before LMDB opens the file: LMDB follows page numbers unchecked, and damage could crash it or
+    make it destroy more.
 
     Raises Damaged, Unavailable (the disk refused).
     """

@@ -3,8 +3,8 @@
     misses/<root.branch>/epoch                           a random word; this folder is there where recording is on
     misses/<root.branch>/<version>.<epoch>.safetensors   the sketch of one PLOT version's misses
 
-To forget is to begin a new epoch: sketches of an older one, also those that a recorder writes late, count for nothing
-and are removed. To switch off is to remove the folder, which a late recorder does not make again.
+Forgetting begins a new epoch: sketches of older epochs, even those that a recorder writes late, are ignored and
+removed. Switching off removes the folder, and a late recorder does not make it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recording misses while a server answers: sketches of what is new lie in memory, and one thread adds them to the files
+"""Recording misses while a server answers: sketches of new misses lie in memory, and one thread adds them to the files
 every few seconds. A look-up never waits for the disk.
 
-Of all processes on a data folder one records: it holds a lock that the kernel frees when it dies. What it had not yet
-written then is lost, at most `FLUSH_S` seconds of misses; a restart goes on with the rest. An orderly stop loses none.
+One of the processes on a data folder records: it holds a lock that the kernel frees when it dies. A death loses the
+misses that were not yet written, at most `FLUSH_S` seconds of them. An orderly stop loses none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.errors import Damaged, HmiError
+from hmi.stores.failures import tell
 from hmi.stores.layout import try_lock
 from hmi.stores.miss_files import Epochs, MissFiles
 from plot_store import Hits, MissSketch, VersionInfo
@@ -29,7 +30,7 @@ log = logging.getLogger("hmi.misses")
 
 @dataclass
 class _Part:
-    """What was missed since the last writing; nothing is added to it once it is taken."""
+    """The misses since the last write. Once taken, nothing is added to it."""
 
     sketch: MissSketch
     taken: bool = False
@@ -66,9 +67,9 @@ class MissRecorder:
                     return False
                 self._epochs = self.files.epochs()
                 self._held = stack.pop_all()
-        except OSError:
+        except OSError as error:
             # Answering is worth more than recording.
-            log.exception("misses cannot be recorded in %s", self.files.folder)
+            tell(log, f"misses cannot be recorded in {self.files.folder}", error)
             return False
         self._stopping = False
         self._wake.clear()
@@ -88,8 +89,8 @@ class MissRecorder:
         with held:
             try:
                 self._write_out()
-            except Exception:
-                log.exception("the last recorded misses could not be written and are lost")
+            except Exception as error:
+                tell(log, "the last recorded misses could not be written and are lost", error)
             with self._lock:
                 self._epochs = {}
                 self._parts.clear()
@@ -138,9 +139,9 @@ class MissRecorder:
                 return
             try:
                 self.flush()
-            except Exception:
+            except Exception as error:
                 # A full disk must not end recording: the next round tries again.
-                log.exception("recorded misses could not be written; recording goes on")
+                tell(log, "recorded misses could not be written; recording goes on", error)
 
     def _write_out(self) -> None:
         """Add what is in memory to the files. What could not be written stays in memory, and holds up no other."""

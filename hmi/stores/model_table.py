@@ -1,4 +1,4 @@
-"""Tenants' models in the registry: publishing once for a job, numbering, which version answers."""
+"""Tenants' models in the registry: publishing once for each job, version numbers, and the version that answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to repeated requests in the registry: kept for a day, each dropped some time after that."""
+"""Answers for repeated requests (Idempotency-Key) in the registry: kept for a day, dropped some time later."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
 def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
     """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
     name, until = _once(key, scope), time.time() + ttl_s
-    with suppress(Damaged):  # another caller's record: `Registry.problems` tells of it
-        _drop_expired(txn)
+    _drop_expired(txn)
     txn.put(ONCE + name, json.dumps({"until": until, "response": response}).encode())
     txn.put(f"{ONCE_UNTIL}{int(until):012d}/{name}", b"")
 
@@ -36,14 +35,16 @@ def _once(key: str, scope: str) -> str:
 def _drop_expired(txn: Txn, at_most: int = 64) -> None:
     now = time.time()
     expired: list[str] = []
-    for entry, _ in txn.items(ONCE_UNTIL):
+    # Other callers' records: of those that are damaged `Registry.problems` tells.
+    for entry, _ in txn.items(ONCE_UNTIL, tolerant=True):
         if len(expired) == at_most or int(entry.partition("/")[0]) >= now:
             break
         expired.append(entry)
     for entry in expired:
         name = entry.partition("/")[2]
-        raw = txn.get(ONCE + name)
-        # The same key may have been stored again with a later end.
-        if raw is not None and json.loads(raw)["until"] <= now:
-            txn.delete(ONCE + name)
+        with suppress(Damaged):
+            raw = txn.get(ONCE + name)
+            # The same key may have been stored again with a later end.
+            if raw is not None and json.loads(raw)["until"] <= now:
+                txn.delete(ONCE + name)
         txn.delete(ONCE_UNTIL + entry)

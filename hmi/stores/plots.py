@@ -1,4 +1,4 @@
-"""PLOTs as the rest of HMI sees them: opening the store, and its errors as ours."""
+"""Opening the PLOT store for the rest of HMI, and translating its errors into HmiErrors."""
 
 from __future__ import annotations
 

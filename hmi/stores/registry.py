@@ -1,4 +1,4 @@
-"""The registry: which roots, tenants, keys, models and jobs exist. Publishing here is the last step of everything.
+"""The registry of roots, tenants, keys, models and jobs. The last step of every change is to publish it here.
 
 One LMDB environment, several processes at once; every change is one durable transaction.
 """
@@ -201,10 +201,11 @@ class Registry:
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """Jobs, the oldest first. Asking for queued or running ones is cheap however many have ended.
+        """Jobs, the oldest first.
 
-        Damaged records are left out, where not all jobs are asked for: whose they are cannot be told, and one must not
-        stop the others. Raises Damaged else.
+        A list of queued or running jobs is cheap however many have ended. If not all jobs are asked for, damaged
+        records are left out: their tenant and state cannot be told, and one must not stop the others. Raises Damaged
+        else.
         """
         read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
         tolerant = (tenant, state) != (None, None)
@@ -219,12 +220,12 @@ class Registry:
         return self._ledger.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
 
     def count_jobs(self) -> dict[str, int]:
-        """How many jobs there are in each state, without reading them."""
+        """How many jobs there are in each state, without reading them; a count that is damaged is left out."""
         return self._ledger.read(job_table.count_jobs)
 
-    def live_jobs(self) -> list[JobRecord]:
-        """Queued and running jobs of one snapshot, the oldest first."""
-        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t))
+    def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
+        """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves it out."""
+        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""

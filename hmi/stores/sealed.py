@@ -1,9 +1,9 @@
-"""Records that tell whether they are what was written, and whether one is missing that was.
+"""Records in which damage and loss are noticed.
 
-A value is the xxh3-64 of key and body, then the body. To every record belongs a mark, a record under "=" and the key
-with the high bit of each byte set, which is written and deleted in the same transaction: where a look-up finds no
-record but its mark, the record was lost. Marks are in the order of their records and lie elsewhere in the tree, so that
-one bad page rarely takes both.
+A value is the xxh3-64 of key and body, then the body. Every record has a mark: a second record under "=" and the key
+with the high bit of each byte set, written and deleted in the same transaction. If a look-up finds a mark without its
+record, the record was lost. Marks lie in another part of the tree than their records, in the same order, so that one
+bad page rarely takes both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Txn:
         return bool(self._raw.delete(key.encode())) or marked
 
     def items(self, prefix: str, after: str | None = None, *, tolerant: bool = False) -> Iterator[tuple[str, bytes]]:
-        """What has the prefix, by ascending key and with the prefix cut off; `after` (cut, too) is left out.
+        """Records whose key has the prefix, ascending; keys come without the prefix. Starts behind `after`.
 
         Raises Damaged where one is damaged or missing; a tolerant call leaves it out instead.
         """
@@ -75,8 +75,8 @@ class Txn:
             raise lost(mark)
 
     def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
-        """The keys with the prefix, cut off, by descending order; only those below `before` (cut, too). One whose
-        record is damaged is left out, and a lost one is not missed."""
+        """Keys with the prefix, descending and without it; only those below `before` (also without it). Leaves out keys
+        of damaged records, and does not notice lost ones."""
         head = prefix.encode()
         # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
         end = head + (b"\xff" if before is None else before.encode())

@@ -1,4 +1,4 @@
-"""Pydantic records in the ledger: where each kind lies, and parsing that is paid once for an unchanged value."""
+"""Pydantic records in the ledger: the key of each kind, and a cache so that an unchanged value is parsed once."""
 
 from __future__ import annotations
 

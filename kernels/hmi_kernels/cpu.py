@@ -1,12 +1,12 @@
 """numba body of the look-up of trigrams with the default back-off.
 
-The meaning is in reference.py; this file only says it fast. The tokens of all texts stand in one row, with a
-gap before and after each text, and pass in chunks through stages: cut and hash, ask the filter, probe trigrams, then
+reference.py defines the result; this file computes it fast. The tokens of all texts stand in one row, with a gap
+before and after each text, and pass in chunks through stages: cut and hash, ask the filter, probe trigrams, then
 bigrams, then unigrams, confirm and collect terms, add up.
 
-A stage is a short loop, so that the processor has many of its cache misses and page walks under way at once, and what
-it reads a stage before has asked for. The sums run some tokens behind and ask for vectors as they go. Between stages
-a token's state is a record in a ring that stays in the first-level cache.
+Each stage is a short loop, so that the processor has many cache misses and page walks under way at once. A stage
+prefetches what the next one reads. The sums run some tokens behind and prefetch their vectors. Between stages a token's
+state is a record in a ring that stays in the first-level cache.
 """
 
 from __future__ import annotations

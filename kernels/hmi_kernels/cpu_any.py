@@ -1,7 +1,7 @@
-"""numba body of the look-up for every window width and back-off: step by step, as reference.py says it.
+"""numba body of the look-up for every window width and back-off: it takes the same steps as reference.py.
 
-A block is a run of whole texts, so that nothing crosses from one text to another. Token q of a block owns the window
-cut around it; a term of a window's position is the address of a vector, its scale and its storage type.
+A block is a run of whole texts, so no n-gram crosses from one text to another. Token q of a block owns the window cut
+around it. A term, which fills a position of a window, is the address of a vector, its scale and its storage type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""numba body that looks at a ragged batch before any kernel follows it."""
+"""numba body that validates a ragged batch before any kernel reads it."""
 
 from __future__ import annotations
 

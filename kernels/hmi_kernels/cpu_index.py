@@ -1,13 +1,13 @@
 """numba bodies of the index: probe and resolve along a chain. Integers and addresses only.
 
 A hash index is uint64 [cap] slots: high 32 bits a fingerprint, low 32 bits a row id, `EMPTY_SLOT` when free.
-Collisions go to the next slot, wrapping round. Where an n-gram is at home depends on the index's salt, which nobody
-knows before the rows are there, and a search ends after `REACH` slots: no text can be written to make it long.
-A direct index (unigrams) has a slot for each token: a row id or
-`EMPTY_SLOT`. A row id is (ordinal of the segment << shift) | row.
-Before an n-gram's nearer levels are probed a filter in memory is asked which of them may have it: `lanes` words stand
-together for `lanes` levels, and an n-gram of a level has set three bits in that level's word.
-Slots come from a file: no value read from one is followed before it has been bounded.
+A collision goes to the next slot, wrapping round. An n-gram's home slot depends on the index's salt, which nobody knows
+before the rows exist, and a search ends after `REACH` slots, so no text can be written to make searches long.
+A direct index (unigrams) has a slot for each token: a row id or `EMPTY_SLOT`. A row id is
+(ordinal of the segment << shift) | row.
+Before the nearer levels of an n-gram are probed, a filter in memory says which of them may have it. It keeps `lanes`
+words together, one for each level; an n-gram of a level sets three bits in that level's word.
+Slots come from a file: each value is bounded before it is followed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hmi_kernels.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
 LOW32 = np.uint64(0xFFFFFFFF)
-LOW8 = np.uint64(0xFF)
 HALF = np.uint64(32)
 EIGHT = np.uint64(8)
 ONE = np.uint64(1)

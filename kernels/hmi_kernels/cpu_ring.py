@@ -1,7 +1,7 @@
 """The ring of records in which `hmi_kernels.cpu` keeps a token between its stages, and the stages that probe.
 
-A record holds what is known of a token so far: its keys and hashes, which levels may have them, what was found, and at
-last the terms of its window.
+A record holds a token's state: its keys and hashes, the levels that may have them, the rows found, and finally the
+terms of its window.
 """
 
 from __future__ import annotations

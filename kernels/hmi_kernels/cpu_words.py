@@ -1,4 +1,4 @@
-"""numba body: from the codes of words to the buckets of their lexical features."""
+"""numba body that hashes words, given as character codes, into the buckets of their lexical features."""
 
 from __future__ import annotations
 

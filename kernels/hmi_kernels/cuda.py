@@ -1,7 +1,7 @@
-"""The look-up on a CUDA device: a level table uploaded once (cuda_upload.py), batches that never leave it.
+"""The look-up on a CUDA device: the level table is uploaded once (cuda_upload.py), and batches stay on the device.
 
-The kernel is lookup.cu. What it runs on is a `Device`: cuda_device.py, or, in the tests, a twin that
-runs the same source on the CPU.
+The kernel is lookup.cu. It runs on a `Device`: cuda_device.py or, in the tests, a twin that runs the same source on
+the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Device(Protocol):
         """An array over the memory of any array on this device. Raises ValueError for one that is not."""
 
     def address(self, array: Array) -> int:
-        """Of its first element, on the device."""
+        """The address of its first element on the device."""
 
     def write(self, host: NDArray[Any], to: Array) -> None:
         """Copy to an array of the same shape and dtype; `host` may change when this returns."""

@@ -1,4 +1,4 @@
-"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one piece."""
+"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one block of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numba, with types that mypy can follow, and the few machine instructions the kernels need."""
+"""numba with types for mypy, and the few machine instructions that the kernels need."""
 
 from __future__ import annotations
 
@@ -194,7 +194,6 @@ store_i64: Any = _store(types.int64, ir.IntType(64))
 store_i16: Any = _store(types.int16, ir.IntType(16))
 store_i8: Any = _store(types.int8, ir.IntType(8))
 store_u8: Any = _store(types.uint8, ir.IntType(8))
-store_f32: Any = _store(types.float32, ir.FloatType())
 # the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it is free
 match8: Any = intrinsic(_match8)
 sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i = word i has all these bits

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used: numba takes a tenth of a second that most commands never need."""
+"""Importing modules at their first use: importing numba takes a tenth of a second, and most commands never need it."""
 
 from __future__ import annotations
 

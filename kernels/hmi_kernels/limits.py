@@ -1,4 +1,4 @@
-"""What this machine can do at best with rows in memory: the limits that benchmarks hold the look-up against."""
+"""The best that this machine can do with rows in memory: the limits that benchmarks compare the look-up with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opt-in: one large look-up on several threads."""
+"""Running one large look-up on several threads; opt-in."""
 
 from __future__ import annotations
 

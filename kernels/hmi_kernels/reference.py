@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of every kernel, in plain Python and numpy: the tests' oracle.
+"""The reference of every kernel, slow and obvious, in plain Python and numpy: the tests' oracle.
 
 A chain here is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, any order per key.
 Steps say how a window is filled: a list of (order, depth), depth None for every version, nearest first.

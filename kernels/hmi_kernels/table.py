@@ -1,4 +1,4 @@
-"""The level table: pointers to all the indexes and rows of a chain, in the order in which they are tried."""
+"""The level table: pointers to all indexes and rows of a chain, in the order of the look-up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class IndexRun:
 
 @dataclass(frozen=True)
 class LevelTable:
-    """What the kernels read of a chain. Keeps what it points at alive; for the columns see cpu_index.py."""
+    """A chain as the kernels read it. Keeps the arrays that it points at alive; for the columns see cpu_index.py."""
 
     n: int
     dim: int

@@ -20,6 +20,7 @@ from tests.tiny import random_texts
 
 QUICK = {"epochs": 3, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
 CORPUS = random_texts(250, seed=5)
+ROOT_TEXT, ROOT_OPTIONS = "\n".join(random_texts(300, seed=1)).encode(), {"steps": 10, "upper_steps": 5}
 
 
 @dataclass
@@ -86,9 +87,7 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     settings = Settings(data=tmp_path_factory.mktemp("home") / "data")
     manager = Manager(settings)
     home = Home(manager, settings, CORPUS[:30])
-    text = "\n".join(random_texts(300, seed=1)).encode()
-    few = {"steps": 10, "upper_steps": 5}
-    home.run(manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": text}, options=few))
+    home.run(manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS))
     corpus = "\n".join(CORPUS).encode()
     home.run(manager.create_domain("tiny/full", corpus, alpha=100))
     home.run(manager.create_domain("tiny/half", corpus, alpha=50))

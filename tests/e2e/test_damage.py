@@ -137,6 +137,54 @@ def test_values_that_are_no_numbers_are_no_answer(home: Home) -> None:
     assert str(home.settings.data) not in caught.value.message
 
 
+async def all_at_once(home: Home, models: list[ModelId]) -> list[object]:
+    engine = home.engine()
+    await engine.start()
+    try:
+        asked = [engine.infer([InferRequest(model, home.covered[0])]) for model in models for _ in range(2)]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+    finally:
+        await engine.stop()
+
+
+def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """Two tenants' models with the same artefact: neither is to read the other's name, nor a hash."""
+    registry, twin = home.manager.registry, ModelId("globex", "twin")
+    live = registry.model(MOOD).live
+    registry.publish_model(twin, live.model_copy(update={"version": 0, "job": "twin"}))
+    path = home.manager.adapters.path(live.artefact)
+    intact = path.read_bytes()
+    path.write_bytes(every_byte(intact, 97))
+    try:
+        *errors, answer, _ = asyncio.run(all_at_once(home, [MOOD, twin, ModelId("globex", "mood")]))
+    finally:
+        path.write_bytes(intact)
+        registry.delete_model(twin)
+    assert isinstance(answer, list), answer
+    for error, mine, other in zip(errors, [MOOD, MOOD, twin, twin], [twin, twin, MOOD, MOOD], strict=True):
+        assert isinstance(error, Damaged), error
+        assert f"the artefact of version 1 of model {mine} fails its checksum: roll the model back" in error.message
+        assert str(other) not in error.message
+        assert live.artefact not in error.message
+        assert str(home.settings.data) not in error.message
+    failed = [record for record in caplog.records if record.name == "hmi.engine.engine"]
+    assert failed
+    assert all(record.exc_info is None for record in failed), "an expected error needs no traceback"
+    assert live.artefact in failed[0].getMessage(), "whoever runs the server must find the file"
+
+
+def test_an_unexpected_error_keeps_its_traceback(
+    home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("hmi.engine.engine.compute", broken)
+    (error, _) = asyncio.run(all_at_once(home, [MOOD]))
+    assert isinstance(error, ZeroDivisionError)
+    assert any(record.exc_info for record in caplog.records)
+
+
 def test_a_checkpoint_of_damaged_bytes_is_not_resumed(home: Home) -> None:
     from hmi.model.files import read_checkpoint, write_checkpoint
 

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, InferResult
+from hmi.engine import Engine, InferRequest, InferResult, pipeline
+from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
 from hmi.engine.preparing import Preparing
@@ -22,6 +25,7 @@ from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text, Tokenizer
+from plot_store import Reader
 from tests.e2e.conftest import Home
 
 MOOD, TAGS, OTHER = ModelId("acme", "mood"), ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -43,6 +47,44 @@ async def test_a_damaged_module_fails_its_own_tenant_only(home: Home) -> None:
     assert all(isinstance(r, Damaged) for r in results[1::2])
     (again,) = await engine.infer([InferRequest(OTHER, home.covered[0])])
     assert again.label, "a repaired module must answer again without a restart"
+    await engine.stop()
+
+
+def spoilt(home: Home, bundle: Bundle, what: str) -> Bundle:
+    """The bundle of globex.mood with something wrong in it."""
+    if what == "rows":
+        return replace(bundle, reader=cast(Reader, SimpleNamespace(lookup=None)))
+    state = {**home.state("globex.mood")}
+    for name in [n for n in state if n.startswith(what)]:
+        state[name] = torch.full_like(state[name], torch.nan)
+    if what == "size":
+        state["head.out.weight"] = state["head.out.weight"][:, :5]
+    artefact = "0" * 64 if what == "file" else home.manager.adapters.put(state)[0]
+    return replace(bundle, version=bundle.version.model_copy(update={"artefact": artefact}))
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("head", Damaged), ("module", Damaged), ("file", Damaged), ("rows", TypeError), ("size", RuntimeError)],
+)
+async def test_what_is_wrong_with_some_texts_of_a_batch_does_not_make_the_others_run_again(
+    home: Home, what: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    run = pipeline.run_classified
+    monkeypatch.setattr(pipeline, "run_classified", lambda *a: (ran.append(len(a[1])), run(*a))[1])
+    engine = home.engine()
+    await engine.start()
+    sound, bad = await items(home, MOOD, home.covered[:6]), await items(home, OTHER, home.covered[6:9])
+    for item in bad:
+        item.bundle = spoilt(home, item.bundle, what)
+    await engine._run([Piece(item, 0) for item in (*sound[:3], *bad, *sound[3:])])
+    assert len(ran) == 1
+    assert all(isinstance(item.future.exception(), error) for item in bad)
+    for item in sound:
+        (alone,) = await engine.infer([item.request])
+        got = item.future.result()
+        assert (got.label, got.score) == (alone.label, pytest.approx(alone.score, abs=1e-5))
     await engine.stop()
 
 

@@ -72,6 +72,7 @@ def with_row(row: str) -> bytes:
 def files() -> Iterator[File]:
     yield from _encodings()
     yield from _tables()
+    yield from _quotes()
     yield from _json()
     yield from _labels()
     yield from _others()
@@ -124,6 +125,32 @@ def _tables() -> Iterator[File]:
     yield File("header.csv", "a header alone", b"text,label\n", c, "no rows: give at least 4")
     yield File("lists.csv", "tags in a cell", b'tokens,tags\n"[""a""]","[""O""]"\n' * 5, "tagging",
                "a cell holds no list")  # fmt: skip
+
+
+def _quotes() -> Iterator[File]:
+    c: Task = "classification"
+    lone = table("\t").replace("Gern", '"Gern')
+    yield File("glue.tsv", "tabs, a lone double quote in a text", lone.encode(), c, "double quotes as they stand")
+    swallowed = lone.replace("Très bien", 'Très bien"')
+    yield File("glue-two.tsv", "the same, with another one lines below", swallowed.encode(), c,
+               "6 rows of the task classification, 2 labels; CSV with tabs, double quotes as they stand")  # fmt: skip
+    excel = table("\t").replace("Gern wieder", '"Gern\n""wieder"""')
+    yield File("excel-quotes.tsv", "Excel: quotes, and a text of two lines", excel.encode(), c,
+               "6 rows of the task classification, 2 labels; CSV with tabs, UTF-8")  # fmt: skip
+    mixed = lone.replace("Zu spät", '"Zu ""spät"""')
+    yield File("quotes-mixed.tsv", "a lone quote, and cells quoted as CSV does", mixed.encode(), c,
+               "It cannot be taken as it stands, since line 6 quotes a cell as CSV does")  # fmt: skip
+    wide = lone.replace("Zu spät", "Zu\tspät")
+    yield File("quotes-tabs.tsv", "a lone quote, and a tab in a text", wide.encode(), c,
+               "since line 6 has 3 cells when split at each tab")  # fmt: skip
+    both = [(str(i), t, t[::-1], f"{i}.5") for i, t in enumerate(TEXTS)]
+    stsb = table("\t", "index,sentence1,sentence2,score", both).replace("Gern", '"Gern')
+    yield File("stsb.tsv", "STS-B, with no task given", stsb.encode(), None,
+               "rows of the task regression; CSV with tabs, double quotes as they stand")  # fmt: skip
+    yield File("stsb-pairs.tsv", "the same, as pairs with labels", stsb.encode(), "pair", "Give --task regression")
+    three = table("\t", "sentence,sentence1,sentence2,score", both)
+    yield File("three-texts.tsv", "columns sentence, sentence1, sentence2, score", three.encode(), "regression",
+               "2 columns could be the `text` (`sentence1`, `sentence`)")  # fmt: skip
 
 
 def _json() -> Iterator[File]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -28,13 +30,22 @@ class Loader:
         return [name], 10
 
 
+@contextmanager
+def leased(pool: AdapterPool[list[str]], names: Sequence[str]) -> Iterator[list[list[str]]]:
+    """All of `names` or the first error."""
+    with pool.lease(names) as (values, errors):
+        for error in errors.values():
+            raise error
+        yield [values[name] for name in names]
+
+
 def test_a_lease_gives_objects_in_order_and_shares_repeats() -> None:
     load = Loader()
     pool = AdapterPool(100, load)
-    with pool.lease(["b", "a", "b"]) as got:
+    with leased(pool, ["b", "a", "b"]) as got:
         assert got == [["b"], ["a"], ["b"]]
         assert got[0] is got[2]
-    with pool.lease(["a"]):
+    with leased(pool, ["a"]):
         pass
     assert load.loads == ["b", "a"]
     assert (pool.hits, pool.misses, pool.evictions, pool.bytes) == (1, 2, 0, 20)
@@ -43,7 +54,7 @@ def test_a_lease_gives_objects_in_order_and_shares_repeats() -> None:
 def test_the_least_recently_used_goes_first() -> None:
     pool = AdapterPool(30, Loader())
     for name in ("a", "b", "c", "a", "d"):
-        with pool.lease([name]):
+        with leased(pool, [name]):
             pass
     assert pool.resident() == ["c", "a", "d"]
     assert (pool.evictions, pool.bytes) == (1, 30)
@@ -51,8 +62,8 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_what_is_leased_stays_and_the_excess_goes_after() -> None:
     pool = AdapterPool(20, Loader())
-    with pool.lease(["a", "b"]) as held:
-        with pool.lease(["c", "d"]):
+    with leased(pool, ["a", "b"]) as held:
+        with leased(pool, ["c", "d"]):
             assert pool.bytes == 40
             assert pool.evictions == 0
         assert pool.resident() == ["a", "b"]
@@ -62,7 +73,7 @@ def test_what_is_leased_stays_and_the_excess_goes_after() -> None:
 
 def test_a_budget_of_nothing_still_serves() -> None:
     pool = AdapterPool(0, Loader())
-    with pool.lease(["a", "b"]) as got:
+    with leased(pool, ["a", "b"]) as got:
         assert got == [["a"], ["b"]]
     assert (pool.resident(), pool.bytes, pool.evictions) == ([], 0, 2)
 
@@ -73,7 +84,7 @@ def test_many_at_once_load_once() -> None:
     got: list[object] = []
 
     def ask() -> None:
-        with pool.lease(["a", "b"]) as values:
+        with leased(pool, ["a", "b"]) as values:
             got.append(values[0])
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
@@ -94,7 +105,7 @@ def test_a_failed_load_reaches_all_who_wait_and_is_tried_again() -> None:
 
     def ask() -> None:
         try:
-            with pool.lease(["a", "x"]):
+            with leased(pool, ["a", "x"]):
                 pass
         except Damaged as error:
             errors.append(error)
@@ -108,9 +119,21 @@ def test_a_failed_load_reaches_all_who_wait_and_is_tried_again() -> None:
     assert load.loads.count("x") == 1
     assert pool.resident() == ["a"]
     load.broken = set()
-    with pool.lease(["x"]) as got:
+    with leased(pool, ["x"]) as got:
         assert got == [["x"]]
     assert pool.bytes == 20
+
+
+def test_what_cannot_be_loaded_takes_nothing_from_the_others() -> None:
+    load = Loader()
+    load.broken = {"x"}
+    pool = AdapterPool(100, load)
+    for _ in range(2):
+        with pool.lease(["x", "a", "x"]) as (values, errors):
+            assert values == {"a": ["a"]}
+            assert [(name, type(error)) for name, error in errors.items()] == [("x", Damaged)]
+    assert load.loads == ["x", "a", "x"], "only what failed is tried again"
+    assert pool.resident() == ["a"]
 
 
 def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
@@ -128,7 +151,7 @@ def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
             time.sleep(0.001)
         threading.Timer(0.05, waiting.set).start()
         try:
-            with pool.lease(["b"]):
+            with leased(pool, ["b"]):
                 pass
         except RuntimeError as error:
             errors.append(str(error))
@@ -136,13 +159,13 @@ def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
     thread = threading.Thread(target=wait_for_b)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        with pool.lease(["a", "b"]):
+        with leased(pool, ["a", "b"]):
             pass
     thread.join(5)
     assert errors == ["the load of b was interrupted: ask again"]
     assert pool.resident() == []
     pool._load = Loader()  # the next attempt, as after a handled Ctrl-C
-    with pool.lease(["a", "b"]) as got:
+    with leased(pool, ["a", "b"]) as got:
         assert got == [["a"], ["b"]]
 
 
@@ -160,7 +183,7 @@ def test_under_a_crowd_nothing_leased_is_evicted_and_the_count_of_bytes_is_right
         rng = random.Random(seed)
         for _ in range(60):
             names = rng.choices([f"n{i}" for i in range(20)], k=rng.randint(1, 5))
-            with pool.lease(names) as got:
+            with leased(pool, names) as got:
                 with guard:
                     for value in got:
                         live[id(value)] = live.get(id(value), 0) + 1

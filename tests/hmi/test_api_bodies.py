@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from aiohttp import FormData
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,6 +127,34 @@ async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeyp
         assert (await world.call("POST", "/manage/tenants", data=b" " * (MIB + 1), headers=JSON))[0] == 413
 
 
+async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: Path) -> None:
+    twice = b'{"inputs": ["' + b"a: " * MIB + b'", {"text": "b", "text": "c"}]}'
+    cases = [
+        ("/infer/acme.m", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/infer/acme.m", b'{"inputs": ' + b'{"text": ' * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/manage/tenants", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
+        ("/infer/acme.m", rb'{"inputs": ["\ud800"]}', 400, "inputs[0]", "half of a surrogate pair"),
+        ("/manage/tenants", b'\xef\xbb\xbf{"tenant": "acme"}', 400, "body", "byte-order mark"),
+        ("/manage/tenants", b'{"tenant": "acme", "tenant": "zeta"}', 422, "tenant", "given 2 times"),
+        ("/infer/acme.m", twice, 422, "inputs[1].text", "given 2 times"),
+    ]
+    async with running(tmp_path) as world:
+        for path, data, status, field, message in cases:
+            got, body, _ = await world.call("POST", path, data=data, headers=JSON)
+            error = body["error"]
+            assert (got, error["details"]["field"], message in error["message"]) == (status, field, True), error
+        _, body, _ = await world.call("GET", "/manage/tenants")
+        assert body["tenants"] == []
+        got, body, _ = await world.call("GET", "/manage/jobs?limit=1&limit=2")
+        assert (got, body["error"]["details"]["field"]) == (422, "limit")
+        half = {"model": "acme.m", "domain": "tiny", "task": "classification"}
+        form = FormData()
+        form.add_field("spec", json.dumps(half)[:-1] + ', "task": "pair"}', content_type="application/json")
+        form.add_field("data", b"{}", filename="data")
+        got, body, _ = await world.call("POST", "/manage/models", data=form)
+        assert (got, body["error"]["details"]["field"]) == (422, "task")
+
+
 def size_of(value: Any) -> tuple[int, int]:
     """(values, members), counted the long way."""
     if isinstance(value, dict):
@@ -137,7 +166,12 @@ def size_of(value: Any) -> tuple[int, int]:
     return 1, 0
 
 
-TEXT = st.text(alphabet='\\",:[{}a\né', max_size=12)
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+TEXT = st.text(alphabet='\\",:[]{}a\né', max_size=12)
 VALUE = st.recursive(TEXT | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=20)
 
 
@@ -150,6 +184,7 @@ def test_the_census_is_no_less_than_what_is_parsed(value: Any, step: int) -> Non
     containers = json.dumps(value).count("[") + json.dumps(value).count("{")
     assert (found.members, found.values >= values) == (members, True)
     assert found.values <= values + containers, "nor much more"
+    assert found.depth == depth_of(value)
 
 
 def test_shares_leave_room_for_others() -> None:

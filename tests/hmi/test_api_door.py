@@ -157,6 +157,23 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
         assert (await ask(port, head("/manage/tenants", None, method="GET")))[0] == 200
 
 
+async def test_guests_that_say_nothing_do_not_close_the_door(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_connections=2, head_s=3600) as (services, door, port):
+        services.places = Shares(100, "requests")
+        engine = Held(services)
+        at_work = [asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)]
+        await engine.has(2)
+        # All at once, while the event loop does nothing else: none of those let in has said anything yet.
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        async with asyncio.timeout(60):
+            assert (await ask(port))[0] == 200, "though nobody leaves by itself"
+        assert door._count() <= 2 + door_module.GUESTS
+        engine.go_on.set()
+        await asyncio.gather(*at_work)
+        for client in silent:
+            client.close()
+
+
 async def test_an_address_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "_address", lambda host: host)
     async with serving(tmp_path, max_connections=8, max_address_connections=3) as (_, door, port):
@@ -203,6 +220,58 @@ async def test_a_failing_accept_is_said_once_and_tried_again(
         door._listener = listener
     said = [r for r in caplog.records if "cannot accept" in r.getMessage()]
     assert (failures < 0, len(said), "Traceback" in caplog.text) == (True, 1, False)
+
+
+FULL = """
+import asyncio, os, resource, signal, sys
+from pathlib import Path
+from tests.hmi.test_api_door import serving
+
+async def main():
+    async with serving(Path(sys.argv[1])) as (_, door, port):
+        taken = []
+        def take():
+            try:
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError as error:
+                print(error.strerror, flush=True)
+        def free():
+            while taken:
+                os.close(taken.pop())
+        def wait(error, was=door._wait):
+            was(error)
+            print("pause", flush=True)
+        door._wait = wait
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, free)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, take)
+        print(port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+asyncio.run(main())
+"""
+
+
+async def test_descriptors_freed_elsewhere_open_the_door_again(tmp_path: Path) -> None:
+    """No connection leaves, and none can: what held the descriptors was something else."""
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FULL, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    async with asyncio.timeout(120):
+        port = int(await server.stdout.readline())
+        assert (await ask(port))[0] == 200
+        for _ in range(2):
+            server.send_signal(signal.SIGUSR2)
+            await server.stdout.readuntil(os.strerror(errno.EMFILE).encode())
+            waiting = asyncio.create_task(ask(port))
+            await server.stdout.readuntil(b"pause\n")
+            server.send_signal(signal.SIGUSR1)
+            assert (await waiting)[0] == 200
+        server.stdin.close()
+        assert await server.wait() == 0
 
 
 async def test_what_is_no_request_has_the_native_shape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,7 +44,7 @@ async def many_errors(world: World) -> None:
     cases: list[tuple[str, str, dict[str, Any], int, str, str | None]] = [
         ("GET", "/nowhere", {}, 404, "not_found", None),
         ("DELETE", "/infer", {}, 405, "method_not_allowed", None),
-        ("POST", "/infer/acme.m", {"data": b"{", "headers": js}, 400, "malformed", None),
+        ("POST", "/infer/acme.m", {"data": b"{", "headers": js}, 400, "malformed", "body"),
         ("POST", "/infer/acme.m", {"data": b"{}", "headers": text}, 415, "unsupported_media_type", None),
         ("POST", "/infer/acme.m", inputs(["a", {"text": ""}]), 422, "invalid_input", "inputs[1].text"),
         ("POST", "/infer/acme.m", inputs(["a", " "]), 422, "invalid_input", "inputs[1]"),

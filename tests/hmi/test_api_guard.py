@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,23 @@ async def test_metrics_name_tenants_to_administrators_only(tmp_path: Path) -> No
             assert "hmi_tenant_compute_seconds_total 1.5" in text
             assert "hmi_request_seconds_bucket{" in text
         assert isinstance(world.services.metrics, Metrics)
+
+
+async def test_metrics_answer_beside_a_damaged_count_of_jobs(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        key = b"jobcount/queued"
+        with (world.services.settings.data / "registry" / "data.mdb").open("r+b") as file:
+            raw = file.read()
+            for found in re.finditer(key, raw):
+                file.seek(found.end())  # the first byte of its checksum
+                file.write(bytes([raw[found.end()] ^ 1]))
+        async with world.client.get("/metrics") as response:
+            text = await response.text()
+            assert response.status == 200
+        assert "hmi_jobs_unread 1.0" in text
+        assert 'hmi_jobs{state="running"} 0.0' in text
+        assert 'hmi_jobs{state="queued"}' not in text
+        assert "hmi_batch_inputs_count" in text
 
 
 async def test_huge_inputs_do_not_hold_up_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from hmi.api import quotas
 from hmi.api.handlers import jobs
-from hmi.core import JobRecord, ModelId, now
-from hmi.jobs.folders import new_job_id
+from hmi.api.views import job_view
+from hmi.core import JobRecord, ModelId, Progress, now
+from hmi.jobs.folders import JobFolder, new_job_id
 from hmi.stores import job_table
 from tests.hmi.api_world import World, rows, running
 from tests.hmi.manager_lab import add_root
@@ -136,6 +137,27 @@ async def test_a_stream_ends_with_its_key(tmp_path: Path, monkeypatch: pytest.Mo
             assert [event for event, _ in found] == ["progress", "error"]
             assert found[-1][1]["error"]["kind"] == "unauthorised"
             assert found[-1][1]["error"]["request_id"]
+
+
+async def test_only_a_job_that_runs_has_a_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped_early = Progress(phase="fine-tuning", step=4, total=12, rate=2.0, eta_ms=4000)
+    async with running(tmp_path, job_workers=0) as world:
+        acme = await tenant(world)
+        with fast(monkeypatch):
+            for state in ("queued", "succeeded", "failed", "cancelled"):
+                job = add_job(world, "acme", state)
+                folder = JobFolder(tmp_path / "jobs", job)
+                folder.path.mkdir(parents=True)
+                folder.write_progress(stopped_early)
+                _, view, _ = await world.call("GET", f"/manage/jobs/{job}")
+                _, listed, _ = await world.call("GET", f"/manage/jobs?state={state}")
+                assert view["progress"] == {**stopped_early.model_dump(), "eta_ms": None}, state
+                assert listed["jobs"] == [view]
+                if state != "queued":
+                    ((event, told),) = await events_of(world, job, acme, lambda: None)
+                    assert (event, told) == ("end", view)
+    record = JobRecord(job="j", kind="fine_tune", state="running", created=now())
+    assert job_view(record, stopped_early).progress == stopped_early
 
 
 async def test_an_error_in_a_stream_is_an_event_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 import pytest
+from multidict import MultiDict
 
+from hmi.api import json_text
 from hmi.api.body import parse, parse_query
 from hmi.api.errors import STATUS, Malformed, known, status_of
 from hmi.api.route import Route
@@ -144,12 +146,89 @@ def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
         (b'{"inputs": "a\nb"}', "line break"),
         (b"[" * 1000, "nested too deeply"),
         (b"nothing", "none of JSON"),
+        (b'{"inputs": "\\q"}', "a backslash begins no sign .*: write a backslash as two"),
+        (b'{"inputs": 01}', "a number is not written as JSON has it"),
+        (b'{"inputs": "a\xff"}', "not UTF-8"),
+        (b'{"inputs": "\\ud800', "ends within a text"),
+        (b'{"inputs": "\\ud800\\u', "ends within a text"),
+        (b"\0", "none of JSON"),
+        (b'\xef\xbb\xbf{"inputs": "a"}', "begins with a byte-order mark: leave out its first three bytes"),
+        *(('{"inputs": "a"}'.encode(wide), "is UTF-16 or UTF-32: send UTF-8")
+          for wide in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be")),
     ],
-)
+)  # fmt: skip
 def test_says_why_a_body_is_no_json(body: bytes, said: str) -> None:
     with pytest.raises(Malformed, match=said) as caught:
         parse(InferBody, body)
     assert not FOREIGN.search(caught.value.message)
+    assert caught.value.details == {"field": "body"}
+
+
+HALF = "half of a surrogate pair stands alone .line 1, column [0-9]+.: write both halves, or the character itself$"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (rb'{"inputs": "\ud800"}', "inputs"),
+        (rb'{"inputs": "\udc00"}', "inputs"),
+        (rb'{"inputs": ["a", {"text": "\ud83d\ude00 \ud83d", "text_pair": "\udc00"}]}', "inputs[1].text"),
+        (rb'{"inputs": "a", "parameters": {"x": "\ud800\ud800"}}', "parameters.x"),
+        (rb'{"\ud800": "a"}', "body"),
+        (rb'"\ud800"', "body"),
+        (b'["\\ud800", ' + b"[" * 5000, "body"),
+        (b'{"inputs": "\\ud800", "\xff": 1}', "body"),
+        (b'["\\ud800", ' + b"[" * 900 + b"]" * 900 + b"]", "[0]"),
+    ],
+)
+def test_half_a_surrogate_pair_is_called_so(body: bytes, field: str) -> None:
+    with pytest.raises(Malformed, match=HALF) as caught:
+        parse(InferBody, body)
+    assert caught.value.details == {"field": field}
+    caught.value.message.encode()
+    assert parse(InferBody, rb'{"inputs": "\ud83d\ude00"}').inputs == "😀"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        (InferBody, b'{"inputs": "a", "inputs": "b"}', "inputs"),
+        (InferBody, rb'{"inputs": "a", "in\u0070uts": "a"}', "inputs"),
+        (InferBody, b'{"inputs": ["a", {"text": "a", "text": "a"}]}', "inputs[1].text"),
+        (InferBody, b'{"inputs": [{"tokens": ["a"], "tokens": ["a"]}]}', "inputs[0].tokens"),
+        (InferBody, b'{"inputs": "a", "parameters": {"return": [], "exact": true, "return": []}}', "parameters.return"),
+        (MixedBody, b'[{"inputs": "a", "model": "a.b", "model": "a.c"}]', "[0].model"),
+        (CreateModel, b'{"model": "a.b", "domain": "a", "task": "pair", "options": {"module": {"rank": 2, "rank": 3}}}',
+         "options.module.rank"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("small", [True, False])
+def test_a_member_is_not_given_twice(
+    model: Any, body: bytes, field: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_text, "SMALL_BYTES", 1 << 16 if small else 0)
+    with pytest.raises(InvalidInput, match="is given 2 times: give it once") as caught:
+        parse(model, body)
+    assert caught.value.details["field"] == caught.value.details["fields"][0]["field"] == field
+
+
+def test_a_large_body_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "SMALL_BYTES", 0)
+    monkeypatch.setattr(json_text, "json", None)
+    rng = random.Random(7)
+    for _ in range(300):
+        one = draw({"$ref": "#/components/schemas/InferBody"}, rng, 0)
+        several = [{**draw({"$ref": "#/components/schemas/InferBody"}, rng, 0), "model": "a.b"} for _ in range(3)]
+        for model, value in ((InferBody, one), (MixedBody, several)):
+            text = json.dumps(value).replace("tiny", rng.choice(["tiny", 'a: \\"b\\":', "::"]))
+            parse(model, text.encode())
+
+
+def test_a_query_names_a_thing_once() -> None:
+    (route,) = (r for r in ROUTES if r.query is ModelQuery)
+    with pytest.raises(InvalidInput, match="limit is given more than once") as caught:
+        parse_query(route, MultiDict([("limit", "1"), ("after", "a.b"), ("limit", "2")]))
+    assert caught.value.details["field"] == "limit"
 
 
 @pytest.mark.parametrize(("query", "said"), [

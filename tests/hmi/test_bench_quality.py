@@ -103,7 +103,7 @@ def test_a_column_has_the_services_module_for_the_task_or_the_named_ones(tmp_pat
 
 def test_tenants_of_pairs_are_refused(tmp_path: Path) -> None:
     plan, models = TenantsPlan(tmp_path, tmp_path, ("sst2", "sick")), SimpleNamespace()
-    with pytest.raises(InvalidInput, match="tenants of pairs"):
+    with pytest.raises(InvalidInput, match="tasks of pairs"):
         next(tenants.run(plan, hbert(ModuleSpec()), 1e-3, {}, models, lambda *_: None))  # type: ignore[arg-type]
 
 

@@ -91,7 +91,7 @@ def test_a_build_keeps_to_its_budget_and_says_its_alpha(manager: Manager, pretra
     assert (shown.alpha, shown.budget_bytes) == (result["alpha"], budget)
     fails(manager, manager.create_domain("tiny/no", corpus, options={"budget_bytes": 9}), "hold no n-gram")
     spent = {"budget_bytes": version.bytes}
-    fails(manager, manager.update_domain(name, corpus, options=spent), "already: give at least")
+    fails(manager, manager.update_domain(name, corpus, options=spent), "bytes: give at least")
 
 
 def hit_share(manager: Manager, version: VersionInfo, corpus: bytes) -> float:

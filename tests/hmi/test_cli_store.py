@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hmi.cli import main
+from hmi.cli.output import size
 from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.model.root import Root, save_root
@@ -49,6 +51,14 @@ def extend(manager: Manager, domain: str, number: int) -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     return json.loads(hmi(capsys, *arguments, "--json"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a command that succeeds says on standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().err
 
 
 def test_info_lists_tags_pins_and_leases(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +99,8 @@ def test_verify_reads_roots_and_modules(data: Path, capsys: pytest.CaptureFixtur
         intact = path.read_bytes()
         path.write_bytes(intact[:-5] + bytes([intact[-5] ^ 4]) + intact[-4:])
         told = " ".join(hmi(capsys, "store", "verify", "--data", data, code=1).split())
-        assert f"{path.name} of {whose} fails its checksum: restore" in told
+        cure = "import the root again" if whose == "root tiny" else "roll the model back"
+        assert f"{path.name} of {whose} fails its checksum: {cure}" in told
         path.write_bytes(intact)
     assert shown(capsys, "store", "verify", "--data", data)["problems"] == []
 
@@ -142,8 +153,16 @@ def test_diff_counts_by_order(data: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_export_and_import(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = shown(capsys, "store", "export", "tiny/news", tmp_path / "x.plot", "--data", data)
     assert made["bytes"] == (tmp_path / "x.plot").stat().st_size
+    manager = Manager(Settings(data=data, job_workers=0))
+    (root,) = [{"domain": v.ref, "version": v.id, "bytes": v.bytes} for v in manager.plots.chain("tiny/news")[1:]]
+    own = manager.plots.version("tiny/news").bytes
+    manager.close()
+    assert (made["own_bytes"], made["builds_on"]) == (own, [root])
     found = shown(capsys, "store", "import", tmp_path / "x.plot", "--as", "tiny/copy", "--data", data)
-    assert found["domain"] == "tiny/copy"
+    assert (found["domain"], found["own_bytes"], found["builds_on"]) == ("tiny/copy", own, [root])
+    said = told(capsys, "store", "export", "tiny/news", tmp_path / "x.plot", "--data", data)
+    assert f"its own {size(own)}, and what it builds on: tiny {size(root['bytes'])}" in said
+    assert "it builds on nothing" in told(capsys, "store", "export", "tiny", tmp_path / "r.plot", "--data", data)
     (tmp_path / "x.plot").write_bytes(b"nonsense" * 9)
     assert "not an export" in hmi(capsys, "store", "import", tmp_path / "x.plot", "--data", data, code=1)
 
@@ -255,7 +274,7 @@ def test_a_build_goes_before_a_compaction(data: Path, tmp_path: Path) -> None:
 
     manager = Manager(Settings(data=data, job_workers=0, compact_segments=1))
     build = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
-    with pytest.raises(Conflict, match="compact it after"):
+    with pytest.raises(Conflict, match="when the job has ended"):
         manager.care.compact("tiny/news")
     manager.care.housekeeping()
     assert [job.kind for job in manager.jobs()] == ["build_plot"]

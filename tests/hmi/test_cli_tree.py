@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hmi.cli import cli
+from hmi.cli import cli, main
 from hmi.cli.settings import markdown, settings
 from hmi.config import Settings
 from hmi.manager import Manager
@@ -44,8 +45,11 @@ COMMANDS = {
 }  # fmt: skip
 """How each is called. FILE, ROWS and ADAPTER are there, OUT is not."""
 NO_JSON = {"serve": "it answers by HTTP"}
+COMMON = ("--data", "--url", "--key")
 NO_SERVER = {"check"}
 """Reads a file and nothing else; HMI_URL may be set beside it."""
+NO_DATA = {*NO_SERVER, "job watch"}
+"""`job watch` wants a server."""
 BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES),
@@ -133,6 +137,41 @@ def test_a_url_is_used_or_refused(called: dict[str, list[str]], url: str, capsys
         assert ("the server was asked" in told) == (name not in NO_URL), (name, told)
 
 
+def offered(command: click.Command, name: str) -> list[click.Option]:
+    """The options that a command's help shows."""
+    context = click.Context(command, info_name=name)
+    options = [p for p in command.get_params(context) if isinstance(p, click.Option) and p.get_help_record(context)]
+    page = command.get_help(context)
+    assert all(option.opts[-1] in page for option in options)
+    return options
+
+
+def test_help_offers_what_is_not_refused(
+    called: dict[str, list[str]], url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each flag, each choice, --url and --data, with the command as it is called otherwise."""
+    refusal = re.compile("leave --[a-z-]+ out|add --url|No such option")
+    for name, command in leaves(cli):
+        given = {option.opts[0]: option for option in offered(command, name)}
+        assert ("--url" in given) == ("--key" in given) == (name not in {*NO_URL, *NO_SERVER}), name
+        assert ("--data" in given) == (name not in NO_DATA), name
+        for option, about in given.items():
+            if option == "--help" or name.startswith("bench"):
+                continue
+            value = {"--url": [url], "--data": [str(tmp_path / "typo")]}.get(option)
+            if value is None and (about.is_flag or isinstance(about.type, click.Choice)):
+                value = [] if about.is_flag else [about.type.choices[-1]]
+            if value is None:
+                continue
+            place = () if option in COMMON else ("--url", url) if "--url" in given else ("--data", tmp_path / "typo")
+            if name in ELSEWHERE and "--url" not in place and option != "--url":
+                continue
+            with pytest.raises(SystemExit):
+                main([str(a) for a in (*called[name], option, *value, *place)])
+            out, err = capsys.readouterr()
+            assert not refusal.search(out + err), (name, option, err)
+
+
 def test_nothing_makes_a_data_folder_that_it_only_looks_into(
     called: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +253,26 @@ def test_a_deletion_asks_or_says_how_not_to(
     assert [t["tenant"] for t in json.loads(hmi(capsys, "tenant", "list", "--json", *data))] == ["acme"]
     delete("y\n", 0)
     assert json.loads(hmi(capsys, "tenant", "list", "--json", *data)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("model delete", "acme.none"), ("domain delete", "tiny/none"), ("root delete", "none"), ("tenant delete", "none")],
+)
+def test_what_is_not_there_is_not_asked_about(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ("--data", tmp_path / "d")
+    hmi(capsys, "tenant", "create", "acme", *data)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    told = hmi(capsys, *command.split(), name, *data, code=1)
+    assert "Delete" not in told
+    assert re.search(r"error: .*(there is no|does not exist)", told), told
+
+
+def test_every_command_that_asks_looks_first() -> None:
+    asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
+    assert asking == {"model delete", "domain delete", "root delete", "tenant delete"}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import zstandard
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData, TooLarge
 from hmi.jobs.corpus import check_corpus, read_documents
-from hmi.jobs.rows import labels_of, read_rows
+from hmi.jobs.rows import read_rows
+from hmi.model.golds import checked_labels
 from hmi.model.tasks import learn_task
 
 
@@ -107,16 +108,16 @@ def test_deeply_nested_json_is_refused_not_crashed(tmp_path: Path) -> None:
 def test_one_class_only_and_ten_thousand_classes(tmp_path: Path) -> None:
     same = read_rows(put(tmp_path, jsonl(*[{"text": "t", "label": "x"}] * 9)), "classification")
     with pytest.raises(InvalidData, match="at least two classes"):
-        labels_of(same)
+        checked_labels((row.label for row in same), "data")
     many = read_rows(put(tmp_path, jsonl(*({"text": "t", "label": i} for i in range(10_000)))), "classification")
     with pytest.raises(InvalidData, match="10000 different labels"):
-        labels_of(many)
+        checked_labels((row.label for row in many), "data")
 
 
 def test_csv_rows_are_read(tmp_path: Path) -> None:
     rows = read_rows(put(tmp_path, 'text,label\n"a, b",x\nc,y\nd,x\ne,y\n'), "classification")
     assert [(r.text, r.label) for r in rows][:2] == [("a, b", "x"), ("c", "y")]
-    assert labels_of(rows) == ("x", "y")
+    assert checked_labels((row.label for row in rows), "data") == {"x": 2, "y": 2}
 
 
 def test_pairs_and_tags_are_read(tmp_path: Path) -> None:

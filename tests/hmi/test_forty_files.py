@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.jobs.checks import check_file
-from hmi.jobs.rows import given_rows, read_rows
+from hmi.jobs.rows import Row, given_rows, read_rows, read_texts
 from tests.hmi.forty_files import File, files, page, told
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
@@ -89,6 +89,20 @@ def test_what_excel_writes_above_the_header_is_no_header() -> None:
     rows = "".join(f"one {i};{'ab'[i % 2]}\n" for i in range(4))
     for head in ("sep=;\ntext;label\n", "sep=;\n\ntext;label\n", "\nsep=;\n\n\ntext;label\n"):
         assert [row.label for row in read_rows((head + rows).encode(), "classification")] == ["a", "b", "a", "b"]
+
+
+def test_lone_quotes_in_a_table_with_tabs_are_a_part_of_the_text() -> None:
+    by_name = {file.name: file.data for file in files()}
+    assert [row.text for row in read_rows(by_name["glue-two.tsv"], "classification")][3:] == [
+        '"Gern wieder', "Zu spät", 'Très bien"',
+    ]  # fmt: skip
+    assert read_rows(by_name["excel-quotes.tsv"], "classification")[3].text == 'Gern\n"wieder"'
+    assert read_rows(by_name["stsb.tsv"], "regression")[3] == Row(('"Gern wieder', "redeiw nreG"), 3.5)
+    text = "text\tlabel\n" + "".join(f'"{i} it is\t{"ab"[i % 2]}\n' for i in range(90_000))
+    begun = given_rows(text.encode(), "classification", first=1 << 16)
+    assert (begun.whole, begun.rows[0].text) == (False, '"0 it is')
+    unlabelled = b'sentence1\tsentence2\n"a b\tc\nd\te\n'
+    assert read_texts(unlabelled, "regression", paired=True)[0].text == ('"a b', "c")
 
 
 def test_a_carriage_return_within_a_line_is_named() -> None:

@@ -101,7 +101,7 @@ def test_what_is_missing_is_named(manager: Manager, tmp_path: Path) -> None:
     (tmp_path / "data" / "roots" / "tiny" / "r1").rmdir()
     problems = manager.verify()
     assert [p.partition(":")[0] for p in problems] == [
-        "the files of root tiny are missing",
+        "root tiny has lost its files",
         "version 1 of model acme.lost has lost its artefact",
         "version 1 of model acme.lost has lost its PLOT version",
         "version 1 of model acme.mood has lost its artefact",

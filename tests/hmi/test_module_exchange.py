@@ -83,6 +83,11 @@ def test_a_model_with_a_twin_for_its_head_comes_back_as_it_went(
     far = moved(data, "acme.tags", "acme.more")
     assert far["module"] < 1e-4
     assert far["head"] < 8e-3, "the head's rate is 1e-3 at least; a fresh one is drawn with a deviation of 0.02"
+    file = AdapterStore(data / "adapters").path(one[0].artefact)
+    file.write_bytes(file.read_bytes()[:-9])
+    told = hmi(capsys, "model", "export-module", "acme.tags", tmp_path / "never", *at, code=1)
+    assert "the artefact of version 1 of model acme.tags fails its checksum: roll the model back" in told
+    assert one[0].artefact not in told
 
 
 def moved(data: Path, one: str, two: str) -> dict[str, float]:

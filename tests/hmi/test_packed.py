@@ -119,6 +119,34 @@ def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Ro
     assert not torch.equal(one[:4], two[:4])
 
 
+@pytest.mark.parametrize("reordered", [True, False])
+@pytest.mark.parametrize("spoil", ["rows", "module"])
+def test_what_is_no_number_never_reaches_another_text(
+    tiny_root: Root, spoil: str, reordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upper = served(tiny_root, monkeypatch, reordered=reordered)
+    modules = [trained(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])]
+    offsets, heads = [0, 4, 9, 12, 19], tiny_root.info.shape.heads
+    x = torch.randn(19, tiny_root.dim, generator=torch.Generator().manual_seed(5))
+    for run in (lambda *a: run_packed(*a), lambda *a: run_classified(*a)[1], lambda *a: run_classified(*a)[0]):
+        sound = run(upper, x, offsets, modules, heads)
+        for bad in range(4):
+            for number in (torch.nan, torch.inf):
+                rows, others = x.clone(), list(modules)
+                if spoil == "rows":
+                    rows[offsets[bad] : offsets[bad + 1]] = number
+                else:
+                    others[bad] = copy.deepcopy(modules[bad])
+                    for parameter in others[bad].parameters():
+                        parameter.fill_(number)
+                got = run(upper, rows, offsets, others, heads)
+                bounds = range(5) if len(got) == 4 else offsets
+                for i in range(4):
+                    a, b = bounds[i], bounds[i + 1]
+                    assert torch.equal(got[a:b], sound[a:b]) == (i != bad)
+                    assert torch.isfinite(got[a:b]).all() == (i != bad)
+
+
 def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
     x = torch.randn(6, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)

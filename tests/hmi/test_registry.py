@@ -225,7 +225,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
     for again in range(2):
         everything = registry.jobs()[::-1]
         assert len(everything) > 20
-        assert registry.count_jobs() == Counter(record.state for record in everything)
+        assert Counter(registry.count_jobs()) == Counter(record.state for record in everything)
         for tenant, state, kind in product((None, *owners[:2]), (None, *states), (None, *kinds)):
             want = [r.job for r in everything if tenant in (None, r.tenant) and state in (None, r.state)
                     and kind in (None, r.kind)]  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_page_of_jobs_reads_a_bounded_number_of_records(registry: Registry, mo
         registry.page_of_jobs(*given)  # type: ignore[arg-type]
         assert len(read) <= most
     read.clear()
-    assert registry.count_jobs() == {"failed": 100}
+    assert Counter(registry.count_jobs()) == Counter({"failed": 100})
     assert read == []
     assert pages(registry, None, "succeeded", None, 5) == []
     assert len(pages(registry, None, None, None, 7)) == 100

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
 
 import lmdb
 import pytest
 
 from hmi.config import Settings
-from hmi.core import JobRecord, ModelId, TenantRecord, now
+from hmi.core import JobRecord, JobState, ModelId, TenantRecord, now
 from hmi.errors import Damaged, HmiError, NotFound
 from hmi.manager import Manager
 from hmi.manager.tenants import new_key
+from hmi.metrics import Metrics
+from hmi.stores import once_table
+from hmi.stores.job_table import asked_to_stop
 from hmi.stores.ledger import Ledger
 from hmi.stores.registry import Registry
 from hmi.stores.sealed import mark_of
 from tests.hmi.runner_bodies import version_by
+from tests.hmi.runner_lab import Lab
 
 TENANTS = 60
 PAGE = 4096
@@ -224,6 +235,107 @@ def test_a_damaged_job_holds_up_no_other(folder: Path) -> None:
     assert manager.job("j1").state == "queued", "its process has gone"
     assert [job.job for job in manager.registry.page_of_jobs(names()[1], None, None, None, 9)[0]] == ["j1"]
     manager.close()
+
+
+def running_jobs(folder: Path, count: int) -> None:
+    registry = Registry.open(folder)
+    for i in range(count):
+        spec = {"model": f"t{i:02d}.m", "note": f"note {i}"}
+        registry.put_job(JobRecord(job=f"j{i}", kind="fine_tune", state="running", created=now(), spec=spec))
+    registry.close()
+
+
+def test_a_damaged_count_costs_its_own_line_and_is_counted_anew(folder: Path) -> None:
+    running_jobs(folder, 3)
+    value = raw_records(folder)[b"jobcount/running"]
+    damaged(folder, value, value[:-1] + b"7")
+    registry, metrics = Registry.open(folder), Metrics()
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState))
+    assert "running" not in registry.count_jobs()
+    text = metrics.render().decode()
+    assert 'hmi_jobs{state="queued"} 0.0' in text
+    assert "hmi_jobs_unread 1.0" in text
+    assert "hmi_tenant_requests" in text
+    registry.update_job("j0", lambda job: job.model_copy(update={"state": "failed"}))
+    assert Counter(registry.count_jobs()) == Counter(running=2, failed=1)
+    assert "hmi_jobs_unread 0.0" in metrics.render().decode()
+    assert registry.problems() == []
+    registry.close()
+    metrics = Metrics()
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState))  # closed: nothing of it can be read
+    assert "hmi_jobs_unread 5.0" in metrics.render().decode()
+
+
+def test_the_reaper_goes_on_with_other_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two real processes run when one's record is damaged, and both die."""
+    lab = Lab(tmp_path / "data")
+    runner = lab.runner(workers=2)
+    runner._housekeeping = lambda: None
+    jobs = [lab.submit(runner, "count", steps=1000, note=f"note {i}") for i in range(2)]
+    runner._start_queued()
+    pids = [lab.counting(job) for job in jobs]
+    lab.registry.update_job(jobs[1], asked_to_stop)
+    data = lab.layout.registry / "data.mdb"
+    with data.open("r+b") as file:  # in place: the map of this process shows it at once
+        raw = file.read()
+        for at in (m.start() for m in re.finditer(b"note 0", raw)):
+            file.seek(at)
+            file.write(b"note 9")
+    with pytest.raises(Damaged):
+        lab.registry.job(jobs[0])
+    runner._reap()
+    assert jobs[1] in runner._cancelled_at, "it is waited for, whatever comes before it"
+    assert jobs[0] not in runner._cancelled_at, "nobody knows that it was cancelled"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 40
+    while runner._children and time.monotonic() < deadline:
+        runner._reap()
+    assert lab.registry.job(jobs[1]).state == "cancelled"
+    runner._clean()
+    told = [record for record in caplog.records if jobs[0] in record.getMessage()]
+    assert told
+    assert all(record.exc_info is None for record in caplog.records)
+    runner.stop()
+    lab.registry.close()
+
+
+def test_housekeeping_goes_on_past_what_is_damaged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not the collection of garbage, while it is unknown what is garbage."""
+    running_jobs(folder, 2)
+    damaged(folder, b"note 0", b"note 9")
+    manager = Manager(Settings(data=folder.parent, job_workers=0))
+    cared: list[str] = []
+    manager.care.housekeeping = lambda: cared.append("for")  # type: ignore[method-assign]
+    for name in ("j0", "j9"):
+        path = manager._parts.layout.jobs / name / "input"
+        path.mkdir(parents=True)
+        os.utime(path.parent, (0, 0))
+    manager.runner._clean()
+    assert (folder.parent / "jobs" / "j0").exists(), "nobody knows whether it is at an end"
+    assert not (folder.parent / "jobs" / "j9").exists(), "nobody's"
+    assert cared
+    told = [record.getMessage() for record in caplog.records]
+    assert any("collecting failed; the rest goes on: damaged:" in line for line in told)
+    assert all(record.exc_info is None for record in caplog.records)
+    manager.close()
+
+
+def test_a_kept_answer_that_is_damaged_keeps_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry.open(folder)
+    registry.store("k1", "s", {"note": "answer 1"}, ttl_s=50)
+    registry.store("k2", "s", {"note": "answer 2"}, ttl_s=60)
+    held = [key for key in raw_records_of(registry) if key.startswith(b"once")]
+    registry.close()
+    damaged(folder, b"answer 1", b"answer 9")
+    registry = Registry.open(folder)
+    later = time.time() + 100
+    monkeypatch.setattr(once_table, "time", SimpleNamespace(time=lambda: later))
+    registry.store("k3", "s", {"note": "answer 3"})
+    left = [key for key in raw_records_of(registry) if key.startswith(b"once")]
+    assert sum(key in held for key in left) == 1, "the damaged one alone, of which `problems` tells"
+    assert any("once/" in problem for problem in registry.problems())
+    registry.close()
 
 
 def test_marks_go_with_their_records(opened: Registry, folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_class_weights_make_rare_labels_heavier_within_bounds() -> None:
     assert KINDS["classification"].weights([[0]] * 1000 + [[1]], 2)[1] == 10
     assert KINDS["tagging"].weights([[0, IGNORE, 0], [1]], 2).tolist() == pytest.approx([0.75, 1.5])
     assert KINDS["multilabel"].weights([[1.0, 0.0]] * 3 + [[0.0, 1.0]], 2).tolist() == [1.0, 3.0]
-    with pytest.raises(InvalidInput, match="regression has not"):
+    with pytest.raises(InvalidInput, match="regression has none"):
         KINDS["regression"].weights([[0.5]], 1)
 
 

@@ -131,12 +131,13 @@ def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root,
     ctx: Any = SimpleNamespace(folder=tmp_path, checkpointed=lambda: None)
     trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
     next(trainer.epochs(quiet))
-    fine_tune._checkpoint(ctx, trainer, 1, trainer.state(), {"epoch": 1})
+    kept = {"epoch": 1, "best": {"epoch": 1}, "afresh": "why"}
+    fine_tune._checkpoint(ctx, trainer, trainer.state(), kept)
     fresh = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
-    epoch, best, about = fine_tune._restore(ctx, fresh)
-    assert (epoch, about) == (1, {"epoch": 1})
+    epoch, best, about, afresh = fine_tune._restore(ctx, fresh)
+    assert (epoch, about, afresh) == (1, {"epoch": 1}, "why")
     assert all(torch.equal(value, best[name]) for name, value in trainer.state().items())
     path = tmp_path / "checkpoint.safetensors"
     state = {name: value for name, value in read_tensors(path).items() if name != lacking}
     write_tensors(path, state, {"about": json.dumps({"epoch": 1, "best": {"epoch": 1}})})
-    assert fine_tune._restore(ctx, fresh) == (0, {}, {})
+    assert fine_tune._restore(ctx, fresh) == (0, {}, {}, None)

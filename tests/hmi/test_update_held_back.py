@@ -8,16 +8,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+import torch
 
+from hmi.cli import main
+from hmi.cli.endings import lines
+from hmi.cli.progress import tell
 from hmi.core import ModelId
-from hmi.errors import InvalidInput
+from hmi.errors import Damaged, InvalidInput
 from hmi.jobs import fine_tune
 from hmi.jobs.comparing import tolerance
 from hmi.jobs.rows import Row
 from hmi.jobs.splitting import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
 from hmi.manager import Manager
+from hmi.model.golds import Gold
+from hmi.model.tasks.multilabel import MultiLabel
+from hmi.model.tasks.regression import Regression
+from hmi.model.tasks.sequence import Classification
+from hmi.model.tasks.words import Tagging
 from hmi.stores.model_table import KEPT_VERSIONS
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
@@ -85,6 +95,63 @@ def test_who_asks_for_it_decides_otherwise(manager: Manager) -> None:
         manager.update_model("acme.m", data=rows(200), publish="maybe")
 
 
+def test_the_command_tells_both_scores_and_that_it_held_back(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, data = manager.model("acme.m").current, ("--data", str(manager.settings.data))
+    (tmp_path / "noise").write_bytes(noise())
+    (tmp_path / "dev").write_bytes(rows(60))
+    worse = ("--dev", str(tmp_path / "dev"), "--option", "epochs=4", "--option", "lr=2e-2")
+    with pytest.raises(SystemExit) as ended:
+        main(["model", "update", "acme.m", str(tmp_path / "noise"), *worse, *data])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 3, err
+    assert "is held back: it scores" in err
+    view = json.loads(hmi(capsys, "job", "list", "--json", *data))[0]
+    live = view["result"]["metrics"]["live"]
+    assert (live["version"], live["metric"], live["near_chance"]) == (before, "accuracy", False)
+    both = f"accuracy {live['score']:.4g} (new), {live['live_score']:.4g} (version {before}, live before it)"
+    assert f"compared: {both}, on the same {live['rows']} held-out rows" in out
+    assert both in hmi(capsys, "model", "report", "acme.m", "--version", view["result"]["version"], *data)
+    assert "exit code 3" in hmi(capsys, "model", "update", "--help").casefold()
+
+
+def test_holding_back_what_was_asked_to_be_is_no_failure(manager: Manager) -> None:
+    job = manager.update_model("acme.m", data=noise(), publish="never", options={"epochs": 1})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    view = {"job": "j", "state": "succeeded", "kind": "fine_tune", "target": "acme.m", "result": made}
+    tell(view, as_json=False)
+    with pytest.raises(click.exceptions.Exit) as ended:
+        tell({**view, "result": {**made, "publish": "if-better"}}, as_json=True)
+    assert ended.value.exit_code == 3
+
+
+def test_scores_near_chance_are_called_so(manager: Manager) -> None:
+    job = manager.create_model("acme.chance", domain="tiny", task="classification", data=noise(), options=OPTIONS)
+    assert attempt(manager, job, fine_tune.run)
+    job = manager.update_model("acme.chance", data=noise(), options={"epochs": 1})
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    live = made["metrics"]["live"]
+    assert (0.4 < live["chance"] < 0.7, live["near_chance"]) == (True, True), live
+    told = "\n".join(lines({"job": "j", "kind": "fine_tune", "target": "acme.chance", "result": made}))
+    assert f"both are near chance ({live['chance']:.4g}, by one answer for every row)" in told
+    manager.delete_model("acme.chance")
+
+
+def test_chance_is_the_best_answer_that_is_the_same_for_every_row() -> None:
+    assert Classification(("a", "b")).chance(["a", "a", "b"]) == pytest.approx(2 / 3)
+    assert Regression().chance([1.0, 2.0]) == 0
+    assert Tagging(("B-X", "O")).chance([("O", "B-X", "O")]) == 0
+    assert Tagging(("DET", "NOUN")).chance([("DET", "NOUN", "NOUN", "NOUN")]) == 0.75
+    golds: list[Gold] = [("a",), ("a", "b"), ("c",), ()]
+    sets = MultiLabel(("a", "b", "c"))
+    constant = [torch.tensor(at).float() * 9 - 4 for at in ([1, 0, 0], [1, 1, 0], [1, 1, 1])]
+    best = max(sets.score(golds, [answer] * 4)["micro_f1"] for answer in constant)
+    assert sets.chance(golds) == pytest.approx(best, abs=1e-4)
+
+
 def test_an_update_that_is_no_worse_answers(manager: Manager) -> None:
     made = update(manager, rows(240))
     assert made["published"] is True
@@ -124,6 +191,49 @@ def test_an_update_of_another_form_is_held_back_and_a_lost_live_version_is_repla
     made = attempt(manager, job, fine_tune.run)
     assert made is not None
     assert (made["published"], manager.model("acme.v").current) == (True, 3)
+
+
+def changed(path: Path) -> None:
+    """Every 97th byte of the file's second half."""
+    raw = bytearray(path.read_bytes())
+    for at in range(len(raw) // 2, len(raw), 97):
+        raw[at] ^= 0x15
+    path.write_bytes(raw)
+
+
+def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: Manager) -> None:
+    """Also where it is interrupted, and with fewer rows, of which the new version knows no others."""
+    few = {**OPTIONS, "epochs": 2}
+    job = manager.create_model("acme.d", domain="tiny", task="classification", data=rows(120), options=few)
+    assert attempt(manager, job, fine_tune.run)
+    first = manager.model("acme.d").live
+    changed(manager.adapters.path(first.artefact))
+    start = {**few, "module": None, "start": "acme.d"}
+    job = manager.create_model("acme.e", domain="tiny", task="classification", data=rows(60), options=start)
+    with pytest.raises(
+        Damaged, match=r"version 1 of acme\.d, which options\.start names, fails its checksum"
+    ) as caught:
+        attempt(manager, job, fine_tune.run)
+    assert first.artefact not in caught.value.message
+    manager.cancel_job(job.job)
+    job = manager.update_model("acme.d", data=rows(60), options={"epochs": 3})
+    assert attempt(manager, job, fine_tune.run, calls=4) is None, "it was to be stopped after its first epoch"
+    assert (manager.settings.data / "jobs" / job.job / "checkpoint.safetensors").exists()
+    made = attempt(manager, job, fine_tune.run)
+    assert made is not None
+    assert made["published"] is True
+    told = " ".join(made["metrics"]["warnings"])
+    assert "the live version 1 is damaged: this one began afresh" in told
+    assert "was not compared" in told
+    assert "live" not in made["metrics"]
+    live = manager.model("acme.d").live
+    assert live.version == 2
+    known = keys_from_text(manager.adapters.about(live.artefact)["rows"])
+    assert 0 < len(known) <= 60
+    made = attempt(manager, manager.update_model("acme.d", data=rows(60), options={"epochs": 1}), fine_tune.run)
+    assert made is not None
+    assert made["metrics"]["live"]["version"] == 2, "an intact live version is gone on from, and compared with"
+    assert not any("afresh" in note for note in made["metrics"]["warnings"])
 
 
 def numbered(start: int, stop: int) -> list[Row]:

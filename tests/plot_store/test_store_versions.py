@@ -98,7 +98,7 @@ def test_refs_that_fall_back_on_each_other_can_be_deleted(store: Store, refs: li
     around(store, refs)
     assert store.children(refs[1]) == [refs[0]]
     lab.put(store, "leaf", {}, parent="x")
-    with pytest.raises(InUse, match="ground of leaf"):
+    with pytest.raises(InUse, match="parent of leaf"):
         store.delete("x")  # of those around, none holds another; a ref outside does
     store.delete("leaf")
     kept = store.version(refs[-1])
@@ -236,8 +236,8 @@ def test_a_dry_run_gives_every_reason(store: Store) -> None:
     with store.reader("r/a"):
         kept = store.gc(dry_run=True, keep_versions=1, keep=[old]).kept
         assert kept[leaf] == ("current of r/a", "one of the newest 1 of r/a", "a reader of this process")
-        assert kept[root] == (f"the ground of {leaf}",)
-        assert kept[old] == ("named by the caller", "the ground of build slow")
+        assert kept[root] == (f"the parent of {leaf}",)
+        assert kept[old] == ("named by the caller", "the base of build slow")
 
 
 def test_versions_of_format_1_are_walked_and_collected_too(store: Store) -> None:

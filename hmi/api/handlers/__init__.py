@@ -1,1 +1,1 @@
-"""The calls, one file for each noun. A handler reads as: who may, ask the manager, show the answer."""
+"""The handlers, one file for each noun. A handler checks the caller, asks the manager and shapes the answer."""

@@ -1,4 +1,4 @@
-"""What operators ask: alive, ready, figures, and the contract itself."""
+"""Calls for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 

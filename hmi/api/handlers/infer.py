@@ -182,7 +182,7 @@ def _output(result: InferResult) -> Output:
 
 
 def _timing(results: Sequence[InferResult]) -> dict[str, float]:
-    """By stage, the longest among the inputs: they run side by side."""
+    """For each stage the longest time among the inputs, since these run side by side."""
     names = sorted({name for r in results for name in r.timing})
     return {name: round(max(r.timing.get(name, 0.0) for r in results), 3) for name in names}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from typing import Any
 
 from hmi.api import quotas
 from hmi.api.loop import OFF_LOOP_ROWS
@@ -33,13 +34,18 @@ async def create_model(call: Call) -> Reply:
         body.model,
         domain=str(DomainId.parse(body.domain)),
         task=body.task,
-        data=call.files.get("data"),
-        dev=call.files.get("dev"),
-        unlabelled=call.files.get("unlabelled"),
-        options=body.options.model_dump(mode="json", exclude_unset=True),
-        job_limit=_job_limit(call),
+        **_given(call, body),
     )
     return accepted(job)
+
+
+def _given(call: Call, body: CreateModel | UpdateModel) -> dict[str, Any]:
+    """What a version is made with, the first or another."""
+    return {
+        **{part: call.files.get(part) for part in ("data", "dev", "unlabelled")},
+        "options": body.options.model_dump(mode="json", exclude_unset=True),
+        "job_limit": _job_limit(call),
+    }
 
 
 async def list_models(call: Call) -> Reply:
@@ -58,11 +64,7 @@ async def update_model(call: Call) -> Reply:
         call.services.manager.update_model,
         str(call.model()),
         publish=body.publish,
-        data=call.files.get("data"),
-        dev=call.files.get("dev"),
-        unlabelled=call.files.get("unlabelled"),
-        options=body.options.model_dump(mode="json", exclude_unset=True),
-        job_limit=_job_limit(call),
+        **_given(call, body),
     )
     return accepted(job)
 

@@ -1,4 +1,4 @@
-"""Resources by tier."""
+"""What is stored and held in memory, by tier."""
 
 from __future__ import annotations
 

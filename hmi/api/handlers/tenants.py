@@ -1,4 +1,4 @@
-"""Tenants, their keys and what they used."""
+"""Tenants, their keys and their usage."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
         stored, key = await asyncio.to_thread(_replace_key, call, kept)
     except NotFound as error:
         raise Conflict(
-            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new one"
+            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new Idempotency-Key"
         ) from error
     return _created(kept["tenant"], stored.key_id, key)
 
 
 async def list_tenants(call: Call) -> Reply:
-    """Those that the caller reaches: all, or its own."""
+    """The tenants that the caller reaches: all, or its own."""
     registry, own = call.services.manager.registry, call.caller.tenant
 
     def tenants() -> TenantList:
@@ -110,7 +110,7 @@ async def revoke_key(call: Call) -> Reply:
 
 
 async def usage(call: Call) -> Reply:
-    """What a tenant used since this server started, and what it keeps."""
+    """What a tenant used since this server started, and what it stores."""
     tenant = call.tenant()
 
     def stored() -> tuple[int, int]:
@@ -139,7 +139,7 @@ def _check_scopes(call: Call, scopes: tuple[Scope, ...]) -> None:
         raise Forbidden("a tenant's key cannot have the scope 'admin': see 'hmi key create --admin'")
     beyond = [s for s in scopes if s not in call.caller.scopes]
     if beyond:
-        raise Forbidden(f"this key may not issue keys with a scope it has not: {', '.join(beyond)}")
+        raise Forbidden(f"this key may not issue keys with scopes that it lacks: {', '.join(beyond)}")
 
 
 def _replace_key(call: Call, kept: dict[str, Any]) -> tuple[KeyRecord, str]:

@@ -1,6 +1,6 @@
-"""`python -m hmi.bench.floods.clients NAME PORT` with the key on standard input: one flood, until it is killed.
+"""`python -m hmi.bench.floods.clients NAME PORT` with the key on standard input: runs one flood until it is killed.
 
-In a process of its own and at the lowest priority: what is measured is what the server does, not what sending costs.
+It is a process of its own at the lowest priority, so that the cost of sending does not distort the measurement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The floods: what each client of one sends, over and over."""
+"""The kinds of flood: the requests that each flooding client repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each flood in turn: the quiet tenant alone, then under it; of two checkouts, one after the other in each turn."""
+"""Runs each flood in turn: the quiet tenant is measured alone, then under the flood. Two checkouts alternate."""
 
 from __future__ import annotations
 

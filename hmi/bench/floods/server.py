@@ -1,4 +1,4 @@
-"""A real server of this or of another checkout, with two tenants that have a model each."""
+"""A real server, of this checkout or another, with two tenants that have one model each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the quiet tenant and whoever watches the server see meanwhile: latencies, health, memory."""
+"""Measuring during a flood: the quiet tenant's latencies, the health calls, the server's memory."""
 
 from __future__ import annotations
 

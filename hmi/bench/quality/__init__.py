@@ -1,1 +1,1 @@
-"""What a tenant's model is worth beside a model of its own, on labelled data that a user names."""
+"""Comparing tenants' models with dedicated copies, on labelled data that the user gives."""

@@ -1,4 +1,4 @@
-"""The columns of the tables: what each trains, on which features, over which learning rates."""
+"""The arms, which are the columns of the tables: what each trains, on which features, with which learning rates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Arm:
     unlabelled: bool = False
     """Whether a teacher labels the task's unlabelled texts, to be learnt beside the rows."""
     variants: int = 0
-    """So many changed copies of each row that a teacher labels, too."""
+    """How many changed copies of each row the teacher also labels."""
 
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
@@ -83,19 +83,19 @@ def hbert_plain(module: ModuleSpec) -> Arm:
 
 
 def taught(module: ModuleSpec) -> Arm:
-    """The same with a teacher and unlabelled texts."""
+    """The served arm with a teacher and unlabelled texts."""
     return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", unlabelled=True)
 
 
 def varied(module: ModuleSpec) -> Arm:
-    """The same with a teacher and changed copies of the rows."""
+    """The served arm with a teacher and changed copies of the rows."""
     return replace(
         hbert(module), name="varied", says="the same, taught on changed copies of its rows", variants=VARIANTS
     )
 
 
 def taught_varied(module: ModuleSpec) -> Arm:
-    """The same with a teacher, unlabelled texts and changed copies."""
+    """The served arm with a teacher, unlabelled texts and changed copies."""
     return replace(
         taught(module),
         name="taught_varied",

@@ -1,5 +1,5 @@
-"""One cell of a table: one task and one arm. The learning rate is chosen on dev with the first seed, then every seed is
-trained with it, and test is looked at once for each seed.
+"""One cell of a table: one task and one arm. The first seed chooses the learning rate on dev; every seed is
+trained with that rate and scored on test once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was run: one JSON line for each finished run, so that an interrupted whole goes on where it was."""
+"""The record of finished runs, one JSON line each, so that an interrupted benchmark can continue."""
 
 from __future__ import annotations
 

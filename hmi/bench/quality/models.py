@@ -1,4 +1,4 @@
-"""The source model, the root made of it, and the features that upper layers read of the tasks' texts."""
+"""The source model, the root made from it, and the features of the tasks' texts that the upper layers read."""
 
 from __future__ import annotations
 

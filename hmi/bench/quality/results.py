@@ -1,4 +1,4 @@
-"""What the runs have shown, written for reading: a table, JSON and a plot."""
+"""Writing the results of the runs: a table, JSON and a plot."""
 
 from __future__ import annotations
 

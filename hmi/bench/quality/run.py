@@ -1,4 +1,4 @@
-"""All cells of a table, one after another; what an earlier run kept is not done again."""
+"""Runs all cells of a table one after another, except those that an earlier run finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data folder of the quality runs: a root and a domain for each corpus, made by the jobs that a server runs."""
+"""The data folder of the quality runs: a root, and a domain for each corpus, made by the server's jobs."""
 
 from __future__ import annotations
 

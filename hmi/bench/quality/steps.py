@@ -1,4 +1,4 @@
-"""What each step costs: importing a root, building a PLOT, training a tenant; by the jobs' own accounts."""
+"""The cost of each step (importing a root, building a PLOT, training a tenant), as the jobs report it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _as_row(row: Row, task: QualityTask) -> dict[str, Any]:
 
 
 def _first(lines: Iterable[bytes], wanted: float) -> Iterator[bytes]:
-    """Whole lines up to so many bytes."""
+    """Whole lines, in all at most this many bytes."""
     taken = 0
     for line in lines:
         if taken >= wanted:

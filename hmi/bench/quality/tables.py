@@ -1,4 +1,4 @@
-"""From runs to the main table: mean and standard error over seeds, and the ratio to a dedicated copy."""
+"""Building the main table from runs: mean and standard error over seeds, and the ratio to a dedicated copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A task's unlabelled texts, or changed copies of its rows, with a teacher's answers, as the service's training job
-makes them."""
+"""A teacher's labels for a task's unlabelled texts or for changed copies of its rows, made as the service's training
+job makes them."""
 
 from __future__ import annotations
 

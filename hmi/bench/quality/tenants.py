@@ -1,8 +1,8 @@
 """Many tenants, each with few rows of its own, trained one after another over features that are computed once
 (HMI section 7.1 and figure 14).
 
-Tenant i has a random subset of the rows of task i modulo the number of tasks; a fifth of it chooses the epoch. All
-tenants of a task are scored on the same test rows.
+Tenant i has a random subset of the rows of task number (i modulo the number of tasks). A fifth of the subset chooses
+the epoch. All tenants of a task are scored on the same test rows.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def run(
     Raises HmiError.
     """
     if arm.unlabelled or arm.variants:
-        raise InvalidInput("tenants of few rows are not taught here: use hbert", field="arm")
+        raise InvalidInput("this table has no arm with a teacher: use hbert", field="arm")
     # One column has one module, and pairs have another.
     tasks = [task for task in named(plan.tasks) if task.kind != "pair"]
     if plan.tasks and len(tasks) < len(plan.tasks):
-        raise InvalidInput("tenants of pairs are not trained here: name other tasks", field="task")
+        raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
     ledger = Ledger(plan.runs)

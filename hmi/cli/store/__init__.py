@@ -1,4 +1,4 @@
-"""`hmi store`: what lies on the disk, whether it is sound, and how it is kept small."""
+"""`hmi store`: shows what is on the disk, checks it, and keeps it small."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""`hmi store export` and `import`: one file with a domain's PLOT and all it builds on."""
+"""`hmi store export` and `import`: one file with a domain's PLOT and all its ancestors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import plot_store
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.options import FILE, check_target
-from hmi.cli.output import notes, print_json, size
+from hmi.cli.output import notes, print_done, size
 from hmi.cli.session import Session
 from hmi.cli.store.arguments import opened, version_of
 from hmi.cli.store.bars import byte_bar
@@ -22,46 +22,64 @@ from hmi.stores.plots import plot_errors
 
 if TYPE_CHECKING:
     from hmi.manager import Manager
+    from plot_store import VersionInfo
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.argument("domain", metavar="ROOT/BRANCH[@TAG]")
 @click.argument("archive", type=click.Path(dir_okay=False, path_type=Path))
 @as_json
 @pass_session
 def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
-    """Write a domain's PLOT and all it builds on to one file, which is replaced if it is there."""
+    """Write a domain's PLOT to one file, which is replaced if it is there.
+
+    The PLOTs that it builds on, up to the root's, go into the file, too, and so do lower layers that were pretrained.
+    The root itself does not: import it where the file is imported.
+    """
     check_target(archive)
     with opened(session) as local:
         manager = local.services.manager
         version = version_of(manager, domain)
         with byte_bar(f"exporting {domain}") as show:
             manager.export_domain(version, archive, show)
-    written = archive.stat().st_size
-    if as_json:
-        print_json({"domain": domain, "archive": str(archive), "bytes": written})
-    else:
-        notes.print(f"{domain} is in {archive} ({size(written)})")
+        own, *ancestors = manager.plots.archived(archive)
+    found = {"domain": domain, "archive": str(archive), "bytes": archive.stat().st_size, **_told(own, ancestors)}
+    text = f"{domain} is in {archive} ({size(found['bytes'])}, packed): {_listed(own, ancestors)}"
+    print_done(found, text, as_json)
 
 
-@click.command("import", cls=Command)
+@click.command("import", cls=FolderCommand)
 @click.argument("archive", type=FILE)
 @click.option("--as", "name", help="Another name for the domain.")
 @as_json
 @pass_session
 def import_(session: Session, archive: Path, name: str | None, as_json: bool) -> None:
-    """Take over an exported PLOT."""
+    """Take over an exported PLOT, and those that it builds on where they are not here yet."""
     with opened(session) as local, plot_errors():
         manager = local.services.manager
         name = None if name is None else str(DomainId.parse(name))
         _check_roots(manager, archive, name)
         with byte_bar(f"importing {archive.name}") as show, _hinted():
             version, lacking = manager.import_domain(archive, name, show)
-    found = {"domain": version.ref, "version": version.id}
-    print_json(found) if as_json else notes.print(f"{version.ref} is at version {version.id}")
+        _, *ancestors = manager.plots.archived(archive)
+    text = f"{version.ref} is at version {version.id}: {_listed(version, ancestors)}"
+    print_done({"domain": version.ref, "version": version.id, **_told(version, ancestors)}, text, as_json)
     if lacking:
         notes.print(f"the lower layers of {', '.join(lacking)} did not come along: an earlier release exported it. "
                     "Look-ups answer; exact answers, updates and growth need an export by this release")  # fmt: skip
+
+
+def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
+    """What a file carries, for scripts. `own_bytes`: of the domain's own entries; `builds_on`: the nearest first."""
+    return {
+        "own_bytes": own.bytes,
+        "builds_on": [{"domain": each.ref, "version": each.id, "bytes": each.bytes} for each in ancestors],
+    }
+
+
+def _listed(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> str:
+    below = ", ".join(f"{each.ref} {size(each.bytes)}" for each in ancestors)
+    return f"its own {size(own.bytes)}, and {f'what it builds on: {below}' if below else 'it builds on nothing'}"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""What the store commands are given: the data folder, domains and versions by name, files, numbers.
+"""The arguments of the store commands: the data folder, domains and versions by name, files, numbers.
 
-A store's own errors tell what to call in Python; what is checked here tells what to type.
+The store's own errors name a Python call as the cure; the checks here name a command.
 """
 
 from __future__ import annotations

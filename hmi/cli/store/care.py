@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.options import Bytes, Number, Whole
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, tell
@@ -48,7 +48,7 @@ def _marks(manager: Manager) -> dict[str, Any]:
         return {"tags": plots.tags(), "pins": pins, "leases": leases}
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @as_json
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def verify(session: Session, as_json: bool) -> None:
     _tell(report, problems, as_json, "and all roots, lower layers and adapters are sound")
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
 @click.option(
     "--rate", type=Bytes(), metavar="SIZE",
@@ -104,7 +104,7 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
     notes.print(f"{report.versions} PLOT versions in {report.segments} segments {good}")
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
 @click.option(
     "--keep-versions",
@@ -136,7 +136,7 @@ def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: fl
         notes.print("freed: " + ", ".join(f"{kind} {size(count)}" for kind, count in freed.items()))
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
 @click.option("--all", "every", is_flag=True, help="Every domain that has more small segments than allowed.")
 @as_json

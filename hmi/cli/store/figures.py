@@ -13,7 +13,7 @@ import click
 from rich.console import Group as Lines
 from rich.live import Live
 
-from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.client import Client
 from hmi.cli.options import Number
 from hmi.cli.output import notes, print_json, print_table, size, table_of
@@ -31,7 +31,7 @@ COLUMNS = {
 Row = dict[str, Any]
 
 
-@click.command(cls=Command)
+@click.command(cls=FolderCommand)
 @click.argument("old")
 @click.argument("new")
 @as_json

@@ -1,5 +1,5 @@
-"""The upper layers over the packed tokens of many tenants: no padding is computed, and nobody's row depends on a
-neighbour's. The padded form in `hmi.model.encoder` is its reference.
+"""The upper layers over the packed tokens of many tenants: no padding is computed, and no text's rows depend on
+another text's. The padded form in `hmi.model.encoder` is its reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task is, in one place: the job, the engine and the benchmarks ask here and nowhere else."""
+"""The tasks, implemented in one place for the job, the engine and the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of task answers for: what the head reads and gives, targets, loss, answers, metrics."""
+"""The interface of a task: the head's input and output, targets, loss, answers, metrics."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class TaskKind(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the head gives."""
+        """The size of the head's output."""
 
     @abstractmethod
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        """What is learnt of one row: a list for each of its windows."""
+        """One row's training targets: a list for each of its windows."""
 
     @classmethod
     @abstractmethod
@@ -82,7 +82,8 @@ class TaskKind(ABC):
         Raises InvalidInput where the task has no classes.
         """
         raise InvalidInput(
-            f"class_weights are for labels, which {cls.name} has not: leave them off", field="options.class_weights"
+            f"class_weights apply to labels, and {cls.name} has none: leave class_weights out",
+            field="options.class_weights",
         )
 
     @abstractmethod
@@ -96,6 +97,10 @@ class TaskKind(ABC):
     @abstractmethod
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         """Held-out metrics, with those that a report draws."""
+
+    @abstractmethod
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """The headline score, on these rows, of the best answer that is the same for every row."""
 
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Self:
         """This task with what is chosen on held-out rows."""

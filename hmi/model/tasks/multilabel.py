@@ -1,10 +1,11 @@
-"""Any number of labels for a text: one yes or no for each."""
+"""Any number of labels for a text: yes or no for each label."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from hmi.model.tasks.base import HEAVIEST, Answer, TaskKind, mean_output
 
 THRESHOLDS = tuple(t / 100 for t in range(20, 81, 5))
 MIN_ROWS_TO_CHOOSE = 50
-"""On fewer held-out rows the best threshold is chance: then it stays at .5."""
+"""With fewer held-out rows the threshold stays at .5, since the best one would be chance."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class MultiLabel(TaskKind):
         counts = Counter(label for gold in golds for label in labels_in(gold))
         if not any(0 < count < len(golds) for count in counts.values()):
             raise InvalidData(
-                f"no label of {field} is on some rows and not on others ({_listed(counts)}): "
+                f"every row of {field} has the same labels ({_listed(counts)}): "
                 "a model needs rows with and rows without a label",
                 field=field,
             )
@@ -56,7 +57,7 @@ class MultiLabel(TaskKind):
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
-        """Of each label: rows without it ÷ rows with it, between 1 and HEAVIEST."""
+        """Each label's weight: rows without it ÷ rows with it, between 1 and HEAVIEST."""
         has = torch.tensor(targets).sum(0)
         return ((len(targets) - has) / has.clamp(min=1)).clamp(1.0, HEAVIEST)
 
@@ -79,12 +80,19 @@ class MultiLabel(TaskKind):
         }
 
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Self:
-        """With the threshold of the best micro F1; of equal ones that nearest to .5."""
+        """The task with the threshold of the best micro F1; among equals, the one nearest to .5."""
         if len(golds) < MIN_ROWS_TO_CHOOSE:
             return self
         gold, sure = self._table(golds, merged)
         best = max(THRESHOLDS, key=lambda t: (score_sets(gold, sure >= t, self.labels)["micro_f1"], -abs(t - 0.5)))
         return replace(self, rules=self.rules.model_copy(update={"threshold": best}))
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """Micro F1 of answering some of the commonest labels on every row: as many of them as score best."""
+        counts = Counter(label for gold in golds for label in labels_in(gold) if label in self.labels)
+        most = list(accumulate(n for _, n in counts.most_common()))
+        scores = (2 * hits / (k * len(golds) + counts.total()) for k, hits in enumerate(most, 1))
+        return max(scores, default=0.0)
 
     def unknown(self, gold: Gold) -> set[str]:
         return set(labels_in(gold)) - set(self.labels)

@@ -54,6 +54,10 @@ class Regression(TaskKind):
         got = [float(m[0]) * self.rules.spread + self.rules.centre for m in merged]
         return score_values([number(g) for g in golds], got, self.rules.centre)
 
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """0: a constant correlates with nothing."""
+        return 0.0
+
 
 def number(gold: Gold) -> float:
     assert isinstance(gold, float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -69,13 +70,17 @@ class Classification(TaskKind):
             "calibration": calibration([a.score or 0.0 for a in answers], right),
         }
 
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """The commonest label's share of the rows."""
+        return max(Counter(map(str, golds)).values(), default=0) / max(1, len(golds))
+
     def unknown(self, gold: Gold) -> set[str]:
         return {str(gold)} - set(self.labels)
 
 
 @dataclass(frozen=True)
 class Pair(Classification):
-    """The same for two texts."""
+    """One label for a pair of texts."""
 
     name: ClassVar[Task] = "pair"
 

@@ -1,7 +1,8 @@
-"""One tag for each word of a text that is split already."""
+"""One tag for each word of a text that is already split into words."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from hmi.core import Task, TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.golds import Gold, checked_labels
 from hmi.model.heads import outside_tag
-from hmi.model.scoring import calibration, score_tags
+from hmi.model.scoring import calibration, is_bio, score_tags
 from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, scheme_of, to_bio
 from hmi.model.tasks.base import IGNORE, Answer, TaskKind, balanced
 from hmi.model.windows import central_pieces, first_pieces
@@ -110,6 +111,11 @@ class Tagging(TaskKind):
         sure = [s for a in answers for s in a.tag_scores or []]
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the words."""
+        counts = Counter(tag for gold in golds for tag in tags_in(gold))
+        return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
+
     def unknown(self, gold: Gold) -> set[str]:
         return set(self._told(gold)) - set(self.labels)
 
@@ -118,7 +124,7 @@ class Tagging(TaskKind):
 
     @property
     def _moves(self) -> Floats | None:
-        """What may follow what, and how likely it is; None where neither is known."""
+        """Which tags may follow which, and their learnt scores; None if neither is known."""
         legal = rules(self.labels, self.rules.scheme)
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal

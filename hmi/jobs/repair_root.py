@@ -1,0 +1,146 @@
+"""A root whose files are damaged, made sound by importing its source again: file by file, each by a rename, so that who
+has mapped the old one keeps what it had. Its PLOTs and the models on it stay as they are, and so the files must become
+what they were: their hashes tell.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hmi.core import RootRecord
+from hmi.errors import Conflict, Damaged
+from hmi.jobs.context import JobContext
+from hmi.model.checked import file_sha256
+from hmi.model.files import sync_folder, write_json
+from hmi.model.root import FILES, NewerRoot, RootInfo, read_root_info, verify_root, write_root_info
+from hmi.model.shape import read_shape
+from hmi.model.source import Source, read_pooling
+from hmi.stores.layout import read_json
+
+TOKENIZER = "tokenizer.json"
+"""A copy of the source's: to have it again, nothing needs to be learnt."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What is known of a root's files: `info` where root.json can be read, else its bytes; and the hashes of today."""
+
+    info: RootInfo | None
+    raw: bytes
+    found: Mapping[str, str | None]
+
+    def had(self, name: str, sha256: str | None) -> bool | None:
+        """Whether the file had this content; None: nothing tells."""
+        if self.info is not None and name in self.info.files:
+            return sha256 == self.info.files[name]
+        # A hash that is still to be read in a damaged root.json was written there.
+        return True if sha256 is not None and sha256.encode() in self.raw else None
+
+    @property
+    def bad(self) -> list[str]:
+        """The files that are not known to be sound."""
+        return [name for name in FILES if not self.had(name, self.found[name])]
+
+
+def run(ctx: JobContext, source: Source, about: dict[str, str], make: Callable[[Path], None]) -> dict[str, Any]:
+    """Repair the root that the job's spec names. `make` imports `source` into a folder; `about` it a root says this.
+
+    Raises Conflict where the import gives another root, Damaged where the disk does not keep what is written.
+    """
+    record = ctx.registry.root(ctx.job.spec["name"])
+    if (record.version, record.source.get("sha256")) != (ctx.job.spec["repairs"], source.sha256):
+        raise Conflict(f"root {record.name} is another one than this import was to repair", field="source")
+    folder = ctx.settings.data / "roots" / record.name / record.version
+    before = _look(folder)
+    told, made = ctx.folder / "repaired.json", folder.parent / ctx.job.job
+    if before.bad or before.info is None:
+        pieces = _pieces(record, before, source, made, make)
+        names = [*pieces, *([] if before.info is not None else ["root.json"])]
+        write_json(told, {"repaired": sorted({*_told(told), *names})})  # who resumes the job finds less to do
+        folder.mkdir(exist_ok=True)
+        for name, piece in pieces.items():
+            piece.replace(folder / name)
+        sync_folder(folder)
+        _write_info(folder, record, before.info, source, about)
+    problems = verify_root(folder)
+    if problems:
+        raise Damaged(f"root {record.name} was repaired and is damaged again: check the disk ({problems[0]})")
+    shutil.rmtree(made, ignore_errors=True)
+    fidelity = read_root_info(folder).fidelity
+    return {"root": record.name, "version": record.version, "fidelity": fidelity, "repaired": _told(told)}
+
+
+def _look(folder: Path) -> Before:
+    info, raw = None, b""
+    try:
+        info = read_root_info(folder)
+    except NewerRoot:
+        raise
+    except Damaged:
+        if (folder / "root.json").exists():
+            raw = (folder / "root.json").read_bytes()
+    return Before(info, raw, {name: _sha256(folder / name) for name in FILES})
+
+
+def _pieces(
+    record: RootRecord, before: Before, source: Source, made: Path, make: Callable[[Path], None]
+) -> dict[str, Path]:
+    """The files that take the place of bad ones, in a folder beside. Raises Conflict."""
+    bad = before.bad
+    if set(bad) <= {TOKENIZER} and (not bad or before.had(TOKENIZER, file_sha256(source.folder / TOKENIZER))):
+        made.mkdir(exist_ok=True)
+        for name in bad:
+            shutil.copyfile(source.folder / name, made / name)
+    else:
+        if not all((made / name).exists() for name in (*bad, "root.json")):  # some are there if the job is resumed
+            shutil.rmtree(made, ignore_errors=True)
+            make(made)
+        _check_same(record, before, made)
+    return {name: made / name for name in bad}
+
+
+def _check_same(record: RootRecord, before: Before, made: Path) -> None:
+    """Raise Conflict where what was made is not the root that was there."""
+    new = {**before.found, **{name: file_sha256(made / name) for name in FILES if (made / name).exists()}}
+    sound = [name for name in FILES if name not in before.bad]
+    # Where no hash is left, what is left must be the same: the other files, and how far the root is from its source.
+    alike = all(new[name] == before.found[name] for name in sound) and (
+        read_root_info(made).fidelity == record.fidelity
+    )
+    for name in before.bad:
+        had = before.had(name, new[name])
+        if not (alike if had is None else had):
+            raise Conflict(
+                f"the import gives another {name} than root {record.name} had: give the files, options and texts of "
+                "its first import, or restore <data>/roots from a copy",
+                field="source",
+            )
+
+
+def _write_info(folder: Path, record: RootRecord, info: RootInfo | None, source: Source, about: dict[str, str]) -> None:
+    """Write root.json anew where it is damaged, or lacks a hash (earlier releases wrote none)."""
+    files = {name: file_sha256(folder / name) for name in FILES}
+    if info is not None:
+        if info.files != files:
+            write_root_info(folder, replace(info, files=files))
+        return
+    pooling, normalise = read_pooling(source.folder)
+    info = RootInfo(
+        name=record.name, version=record.version, source=about, shape=read_shape(source.folder), split=record.split,
+        created=record.created, n=record.n, fidelity=record.fidelity, fidelity_by_kind=record.fidelity_by_kind,
+        pooling=pooling, normalise=normalise, files=files,
+    )  # fmt: skip
+    write_root_info(folder, info)
+
+
+def _told(path: Path) -> list[str]:
+    found = read_json(path)
+    return list(found["repaired"]) if isinstance(found, dict) else []
+
+
+def _sha256(path: Path) -> str | None:
+    return file_sha256(path) if path.exists() else None
