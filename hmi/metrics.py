@@ -133,6 +133,12 @@ class Metrics:
         self._plot = Counter(
             "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
         )
+        self._execution = Counter(
+            "hmi_execution_stage_inputs",
+            "Texts that ran with an execution stage on, by its setting.",
+            ["stage", "setting"],
+            registry=self.registry,
+        )
         self._queue = Gauge("hmi_queue_tokens", "Tokens waiting for a batch.", registry=self.registry)
         self.registry.register(_UsageCollector(self.usage))
 
@@ -148,6 +154,10 @@ class Metrics:
     def batch(self, inputs: int, tokens: int) -> None:
         self._batch_inputs.observe(inputs)
         self._batch_tokens.observe(tokens)
+
+    def execution_stage(self, stage: str, setting: str, inputs: int) -> None:
+        """So many texts ran in a batch with this stage on."""
+        self._execution.labels(stage, setting).inc(inputs)
 
     def plot_hits(self, domain: str, hits: Mapping[str, int]) -> None:
         """A text's look-ups by order: trigram, bigram, unigram, and whatever else answered."""

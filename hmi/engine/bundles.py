@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
+from hmi.execution.base import Executor
+from hmi.execution.choose import executor_for
 from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
-from hmi.model.packed import pack_upper
-from hmi.model.prepacked import described
 from hmi.model.root import Root, load_root, lower_from
-from hmi.model.tasks import TaskKind, task_of_version
+from hmi.model.tasks import TaskKind
 from hmi.stores.adapter_store import AdapterStore, DamagedArtefact
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
-log = logging.getLogger("hmi.engine")
 IDLE_S = 600.0
+V = TypeVar("V")
+Key = tuple[str, ...]
+"""Names a part: its kind, then what it is called there."""
 
 
 @dataclass(frozen=True)
@@ -37,47 +40,76 @@ class TaskPart:
 
 
 @dataclass(frozen=True)
+class Upper:
+    """A root in memory, and what runs its upper layers."""
+
+    root: Root
+    executor: Executor
+
+
+@dataclass(frozen=True)
 class Bundle:
-    """Everything that a request pins. The module and head are leased from the pool when its batch runs."""
+    """Everything that a request pins. The module and head are held when its batch runs."""
 
     model: ModelId
     version: ModelVersion
     root: Root
+    executor: Executor
     reader: Reader
     task: TaskKind
+    lower: LocalLower | None = None
+    """The lower layers behind the PLOT, where the request is for the exact reference."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[V]):
+    """Something that bundles share and that takes long to load."""
+
+    key: Key
+    cache: IdleCache[Key, V]
+    make: Callable[[], V]
+
+    def now(self) -> V | None:
+        """Where it is in memory."""
+        return self.cache.peek(self.key)
+
+    def load(self) -> V:
+        """Make it, and keep it in memory while it is used. Raises what making it raises."""
+        return self.cache.put(self.key, self.make())
 
 
 class Bundles:
-    """Resolves models to bundles. Owns the loaded roots and the open PLOT readers; thread-safe."""
+    """What bundles are made of: the loaded roots and the open PLOT readers. Thread-safe.
+
+    Loading a part takes as long as it takes, and is the caller's to do on a thread of its own, once for all who wait
+    for it (`hmi.engine.pins`). Loads raise NotFound, Damaged, Unavailable, and plot_store's errors.
+    """
 
     def __init__(self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore):
         self._data, self._registry, self._plots = data, registry, plots
         self._adapters, self._lowers = adapters, lowers
-        self._roots: IdleCache[tuple[str, str], Root] = IdleCache(16, IDLE_S)
+        self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
-        self._readers: IdleCache[str, Reader] = IdleCache(1024, IDLE_S)
-        self._exact: IdleCache[tuple[str, str, str | None], LocalLower] = IdleCache(2, IDLE_S)
+        self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
+        self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
 
-    def resolve(self, model: ModelId) -> Bundle:
-        """Pin the live version of `model`; raises NotFound."""
-        version = self._registry.model(model).live
-        root, reader = self.root(version.root, version.root_version), self.reader(version.plot_version)
-        return Bundle(model, version, root, reader, task_of_version(version))
+    def live(self, model: ModelId) -> ModelVersion:
+        """The version that answers; raises NotFound, Damaged."""
+        return self._registry.model(model).live
 
-    def root(self, name: str, version: str) -> Root:
-        return self._roots.get((name, version), lambda: self._load_root(name, version))
+    def upper(self, version: ModelVersion) -> Part[Upper]:
+        key = "root", version.root, version.root_version
+        return Part(key, self._uppers, lambda: self._load_upper(version))
 
-    def reader(self, plot_version: str) -> Reader:
-        return self._readers.get(plot_version, lambda: self._plots.reader(plot_version))
+    def reader(self, version: ModelVersion) -> Part[Reader]:
+        key = "plot", version.plot_version
+        return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
 
-    def lower(self, bundle: Bundle) -> LocalLower:
-        """The lower layers behind a bundle's PLOT: only the `exact` reference computes them."""
-        name: str | None = bundle.reader.version.meta.get("lower")
-        key = (bundle.version.root, bundle.version.root_version, name)
-        try:
-            return self._exact.get(key, lambda: self._load_lower(bundle.root, name))
-        except DamagedArtefact as error:
-            raise error.of(f"domain {bundle.reader.version.ref}'s lower layers") from error
+    def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
+        """The lower layers behind a PLOT: only the exact reference computes them."""
+        name: str | None = reader.version.meta.get("lower")  # of a branch that was pretrained further
+        key = "lower", version.root, version.root_version, name or ""
+        return Part(key, self._exact, lambda: self._load_lower(version, upper.root, reader, name))
 
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
@@ -90,21 +122,25 @@ class Bundles:
 
     def close(self) -> None:
         self._readers.clear()
-        self._roots.clear()
+        self._uppers.clear()
         self._exact.clear()
 
-    def _load_root(self, name: str, version: str) -> Root:
-        root = load_root(self._data / "roots" / name / version)
-        pack_upper(root.upper)
-        log.info("root %s: reordered linear maps against plain ones on this machine: %s", name, described())
-        return root
+    def _load_upper(self, version: ModelVersion) -> Upper:
+        root = load_root(self._folder(version))
+        return Upper(root, executor_for(root))
 
-    def _load_lower(self, root: Root, name: str | None) -> LocalLower:
-        if name is not None:
+    def _load_lower(self, version: ModelVersion, root: Root, reader: Reader, name: str | None) -> LocalLower:
+        if name is None:
+            lower = load_root(self._folder(version), with_lower=True).lower
+            assert lower is not None
+            return lower
+        try:
             return lower_from(self._lowers.get(name), root.info, root.tokenizer.cls_id)
-        lower = load_root(self._data / "roots" / root.info.name / root.info.version, with_lower=True).lower
-        assert lower is not None
-        return lower
+        except DamagedArtefact as error:
+            raise error.of(f"domain {reader.version.ref}'s lower layers") from error
+
+    def _folder(self, version: ModelVersion) -> Path:
+        return self._data / "roots" / version.root / version.root_version
 
 
 def _part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:

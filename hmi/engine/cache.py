@@ -1,11 +1,10 @@
-"""A small cache that drops entries that were not used for a while."""
+"""A small cache of costly things that lets go of what was not used for a while."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -13,7 +12,7 @@ V = TypeVar("V")
 
 
 class IdleCache(Generic[K, V]):
-    """Keeps at most `most` values, each until `idle_s` after its last use. Thread-safe.
+    """Keeps at most `most` values, each until `idle_s` after its last use. Thread-safe, and nobody waits.
 
     A dropped value lives on with whoever holds it, and is freed with its last holder: nothing is closed under a
     request in flight.
@@ -24,11 +23,18 @@ class IdleCache(Generic[K, V]):
         self._values: OrderedDict[K, tuple[V, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`, made if it is not there. Two threads never make one value twice."""
+    def peek(self, key: K) -> V | None:
+        """The value of `key`, which counts as a use; None where it is not there."""
         with self._lock:
             found = self._values.pop(key, None)
-            value = make() if found is None else found[0]
+            if found is not None:
+                self._values[key] = (found[0], time.monotonic())
+            self._drop()
+            return None if found is None else found[0]
+
+    def put(self, key: K, value: V) -> V:
+        with self._lock:
+            self._values.pop(key, None)
             self._values[key] = (value, time.monotonic())
             self._drop()
             return value

@@ -1,80 +1,75 @@
-"""The engine's loop: receive, cut a batch, retrieve, run, reply."""
+"""The engine's loop: candidates, plan, cut, hold, run, reply."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from hmi.config import Settings
-from hmi.core import ModelId
+from hmi.engine.accounts import Accounts
+from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.guests import Host, Hosts
+from hmi.engine.in_flight import InFlight
+from hmi.engine.isolate import by_model, fail
+from hmi.engine.item import Item, Piece, work_in
 from hmi.engine.lines import Lines
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.pipeline import Failed, Retrieved, compute, retrieve
-from hmi.engine.preparing import Preparing
-from hmi.engine.queue import BatchQueue, Item, Piece, work_in
+from hmi.engine.pins import Pins
+from hmi.engine.queue import BatchQueue, Cut
 from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.running import Held, Ran, Runner
+from hmi.engine.sink import Waiting
+from hmi.engine.supervisor import Supervisor
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
-from hmi.model.packed import nothing
 from hmi.model.tagging import best_path, marginals
+from hmi.stages import Measured, Plan, Planner, RoundRobin
+from hmi.stages.planner import share_left
 from hmi.stores.adapter_pool import AdapterPool
-from hmi.stores.adapter_store import DamagedArtefact
-from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A batch that ran, the answers that it completed, and the seconds of its two stages."""
-
-    batch: Retrieved
-    answers: list[tuple[Item, InferResult]]
-    failed: Failed
-    begun: float
-    """By `time.monotonic()`."""
-    retrieve_s: float
-    compute_s: float
-    cpu_s: float
-    """Of the stream's one thread, in both; as `compute_s` without what guests took."""
+Where = Callable[[Callable[[], Ran]], Awaitable[Ran]]
+"""Takes a batch's work to a thread."""
 
 
 class Engine:
-    """Answers requests of all tenants: texts are tokenised in turns (`Preparing`), wait in the batch queue, and run in
+    """Answers requests of all tenants: texts are admitted (`Admission`), wait in the batch queue, and run in
     `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not before, so that
     who comes in between waits for one batch at most; of one tenant's batch only for the layer that runs, where its own
     work is shorter (`hmi.engine.guests`).
     """
 
     def __init__(
-        self, bundles: Bundles, settings: Settings, metrics: Metrics, misses: MissRecorder | None = None
+        self,
+        bundles: Bundles,
+        settings: Settings,
+        metrics: Metrics,
+        misses: MissRecorder | None = None,
+        planner: Planner | None = None,
     ) -> None:
-        self._bundles, self._settings, self._metrics = bundles, settings, metrics
-        self._misses = misses
+        self._settings, self._misses = settings, misses
+        self._planner: Planner = RoundRobin() if planner is None else planner
+        self._accounts = Accounts(metrics)
         self._pace = Pace()
-        self._queue = BatchQueue(settings.queue_tokens, self._pace, settings.batch_ms / 1e3)
-        self._preparing = Preparing(bundles)
-        self._pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
-        metrics.watch_pool(self._pool)
+        self._queue = BatchQueue(settings.queue_tokens, self._pace)
+        pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
+        metrics.watch_pool(pool)
+        self._pins = Pins(bundles, pool)
+        self._admission = Admission(self._pins)
+        self._runner = Runner(self._planner.stages, misses)
         self._threads = ThreadPoolExecutor(settings.streams, thread_name_prefix="hmi-engine")
-        self._lines = Lines()
-        self._hosts = Hosts(settings.streams)
+        self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._visits: set[asyncio.Task[None]] = set()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._running = 0
+        self._calls = InFlight()
         self._accepting = False
         self._ended: Unavailable | None = None
         """What all hear that have not been answered."""
@@ -85,180 +80,158 @@ class Engine:
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
         await asyncio.to_thread(_compile)
-        self._preparing.start()
-        self._tasks = [asyncio.create_task(self._stream()) for _ in range(self._settings.streams)]
+        self._loops.keep("admission", self._admission.run)
+        for i in range(self._settings.streams):
+            self._loops.keep(f"stream {i + 1}", self._stream)
         self._accepting = True
 
     def ready(self) -> bool:
-        return self._accepting
+        return self._accepting and self._loops.trouble is None
+
+    def trouble(self) -> str | None:
+        """Why it is not ready though it was started; None where nothing is wrong."""
+        return self._loops.trouble
 
     async def stop(self, drain: bool = True) -> None:
         """Accept nothing more; with `drain` answer what was accepted, else fail it with Unavailable."""
         self._accepting = False
         if not drain:
             self._ended = stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
-            self._preparing.fail_all(stopping)
+            self._admission.fail_all(stopping)
             self._queue.fail_all(stopping)
-        while self._running:
-            await asyncio.sleep(0.01)
-        tasks = [*self._tasks, *self._visits]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._preparing.stop()
+        await self._calls.none()
+        await self._loops.stop()
+        for visit in self._visits:
+            visit.cancel()
+        await asyncio.gather(*self._visits, return_exceptions=True)
+        await self._admission.close()
         self._threads.shutdown()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        self._bundles.close()
+        self._pins.close()
 
     async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
         """Answer all requests, in their order. Cancelling the call drops what has not begun.
 
-        Raises NotFound, InvalidInput (field `inputs[i]…`), Unavailable, DeadlineExceeded.
+        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable, DeadlineExceeded, Damaged.
         """
         if not self._accepting:
             raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
-        self._running += 1
         deadline = min((r.deadline for r in requests if r.deadline is not None), default=None)
-        try:
-            # The loop's clock is time.monotonic(), as the deadline's is.
-            async with asyncio.timeout_at(deadline), self._lines.through(requests):
-                return await self._answer(requests)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed; the work was dropped") from error
-        finally:
-            self._running -= 1
+        with self._calls:
+            try:
+                # The loop's clock is time.monotonic(), as the deadline's is.
+                async with asyncio.timeout_at(deadline), self._lines.through(requests):
+                    results = await self._answer(requests)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed; the work was dropped") from error
+        self._accounts.answered(requests)
+        return results
 
     async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
         if self._ended is not None:  # while it stood in line
             raise self._ended
         # Before anything is done for a call that must be refused then: each text has three tokens at least.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
-        prepared = await self._preparing.prepare(requests)
-        loop = asyncio.get_running_loop()
-        items = [Item(r, b, w, loop.create_future()) for r, (b, w) in zip(requests, prepared, strict=True)]
-        self._queue.put(items)
+        admitted = await self._admission.admit(requests)
+        sinks = [Waiting() for _ in requests]
+        self._queue.put([Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)])
         self._invite()
         try:
-            return list(await asyncio.gather(*(i.future for i in items)))
+            return list(await asyncio.gather(*(sink.answer for sink in sinks)))
         finally:
-            for item in items:
-                item.future.cancel()
+            for sink in sinks:
+                sink.drop()
 
     async def _stream(self) -> None:
+        """For ever: the candidates, a plan, a batch, its modules, the run."""
         while True:
-            pieces = await self._queue.take(self._settings.max_batch_tokens)
-            self._metrics.queue_tokens(self._queue.tokens)
-            alone = len({piece.item.request.model.tenant for piece in pieces}) == 1
+            await self._queue.wait()
+            plan = self._planner.plan(self._queue.candidates(), time.monotonic())
+            pieces = self._queue.cut(plan.candidate, self._most(plan, self._settings.batch_ms / 1e3))
+            self._accounts.waiting(self._queue.tokens)
+            if not pieces:
+                continue
+            alone = len({piece.item.tenant for piece in pieces}) == 1
             with self._hosts.running(self._expected_s(pieces) if alone else 0.0) as host:
-                await self._served(pieces, self._in_thread(pieces, host))
+                await self._serve(pieces, plan, self._in_thread, host)
 
     def _invite(self) -> None:
         """Where a batch of one tenant runs, let a small one of who should not wait for all of it in between.
 
         A batch of several is not interrupted: where many send a little each, batches are to be large.
         """
-        host = self._hosts.roomiest()
-        pieces = [] if host is None else self._queue.take_guest(self._settings.max_batch_tokens, host.room_s)
-        if host is None or not pieces:
+        host, candidates = self._hosts.roomiest(), self._queue.guests()
+        if host is None or not candidates:
             return
-        ran = host.receive(lambda: self._batch(pieces, None), self._expected_s(pieces), self._threads)
-        visit = asyncio.create_task(self._visit(pieces, ran))
-        self._visits.add(visit)
-        visit.add_done_callback(self._visits.discard)
+        plan = self._planner.plan(candidates, time.monotonic())
+        pieces = self._queue.cut(plan.candidate, self._most(plan, host.room_s, guest=True))
+        if pieces:
+            expected_s = self._expected_s(pieces)
+            host.expect(expected_s)
+            visit = asyncio.create_task(self._visit(pieces, plan, host))
+            self._visits.add(visit)
+            visit.add_done_callback(self._visits.discard)
 
-    async def _visit(self, pieces: list[Piece], ran: Awaitable[Ran]) -> None:
-        await self._served(pieces, ran)
+    async def _visit(self, pieces: list[Piece], plan: Plan, host: Host) -> None:
+        try:
+            await self._serve(pieces, plan, lambda work: host.receive(work, self._threads))
+        finally:
+            host.guest = False
         self._invite()
 
-    async def _served(self, pieces: list[Piece], ran: Awaitable[Ran]) -> None:
-        """Reply with what a batch gave, or where it failed as a whole, with what its parts give."""
+    async def _serve(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
+        """Run a batch and reply; where it fails as a whole, its parts. Nobody of it is left without an answer."""
         try:
-            self._reply(await ran)
-        except Exception as error:
-            await self._one_by_one(pieces, error)
+            try:
+                await self._run(pieces, plan, where, host)
+            except Exception as error:
+                parts = by_model(pieces)
+                for part in parts:
+                    try:
+                        if len(parts) == 1:
+                            raise error
+                        await self._run(part, plan, self._in_thread)
+                    except Exception as alone:
+                        fail([(piece.item, alone) for piece in part])
+        except BaseException:
+            ended = self._ended or Unavailable("the work ended before its time; try again shortly", retry_after_s=1)
+            fail([(piece.item, ended) for piece in pieces])
+            raise
 
-    async def _run(self, pieces: list[Piece]) -> None:
-        """A batch that takes no guests."""
-        self._reply(await self._in_thread(pieces, None))
+    async def _run(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
+        artefacts = [piece.bundle.version.artefact for piece in pieces]
+        parts, broken = await self._pins.hold(artefacts)
+        try:
+            sound = [piece for piece in pieces if piece.bundle.version.artefact in parts]
+            failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
+            ran = await where(lambda: self._runner.run(Held(sound, parts, failed), plan, host))
+        finally:
+            self._pins.let_go(artefacts)
+        self._reply(ran, plan)
 
-    def _in_thread(self, pieces: list[Piece], host: Host | None) -> Awaitable[Ran]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, self._batch, pieces, host)
+    def _reply(self, ran: Ran, plan: Plan) -> None:
+        pieces, cpu_s = ran.batch.pieces, ran.cpu_s
+        if pieces:
+            key, share = plan.candidate.key, self._share(plan)
+            self._pace.ran(key, work_in(pieces) * share, cpu_s)
+            self._planner.learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
+            self._accounts.ran(ran, plan)
+            for item, answer in ran.answers:
+                item.sink.done(self._accounts.timed(item, answer))
+        fail(ran.failed)
+
+    def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _expected_s(self, pieces: list[Piece]) -> float:
-        return self._pace.seconds(pieces[0].item.group, work_in(pieces) + BATCH_WORK)
+        return self._pace.seconds(pieces[0].item.key, work_in(pieces) + BATCH_WORK)
 
-    async def _one_by_one(self, pieces: list[Piece], error: Exception) -> None:
-        """After a batch that failed as a whole: run each model's pieces alone, so that only those fail that must."""
-        # By model, though several may share an artefact: an error names the model, and is for its tenant alone.
-        groups: dict[tuple[ModelId, int], list[Piece]] = {}
-        for piece in pieces:
-            groups.setdefault((piece.item.request.model, piece.bundle.version.version), []).append(piece)
-        for group in groups.values():
-            try:
-                if len(groups) == 1:
-                    raise error
-                await self._run(group)
-            except Exception as alone:
-                _fail([(piece.item, alone) for piece in group])
+    def _most(self, plan: Plan, seconds: float, *, guest: bool = False) -> Cut:
+        return Cut(seconds, self._settings.max_batch_tokens, self._share(plan), guest)
 
-    def _batch(self, pieces: list[Piece], host: Host | None) -> Ran:
-        begun, cpu = time.monotonic(), time.thread_time()
-        watch = self._misses.record if self._misses is not None and self._misses.on else None
-        with self._pool.lease([p.bundle.version.artefact for p in pieces]) as (parts, broken):
-            sound = [p for p in pieces if p.bundle.version.artefact in parts]
-            failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
-            leased = time.monotonic()
-            batch = retrieve(self._bundles, sound, watch)
-            retrieved = time.monotonic()
-            between = nothing if host is None else host.let_in
-            answers, bad = compute(batch, parts, between) if batch.pieces else ([], [])
-        retrieve_s = retrieved - leased
-        compute_s, cpu_s = time.monotonic() - begun - retrieve_s, time.thread_time() - cpu
-        if host is not None:
-            compute_s, cpu_s = compute_s - host.away_s, cpu_s - host.away_cpu_s
-        return Ran(batch, answers, failed + batch.failed + bad, begun, retrieve_s, compute_s, cpu_s)
-
-    def _reply(self, ran: Ran) -> None:
-        if ran.batch.pieces:
-            self._answer_all(ran)
-        _fail(ran.failed)
-
-    def _answer_all(self, ran: Ran) -> None:
-        pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
-        self._pace.ran(pieces[0].item.group, work_in(pieces), ran.cpu_s)
-        self._metrics.stage("retrieve", ran.retrieve_s)
-        self._metrics.stage("compute", ran.compute_s)
-        self._metrics.batch(len(pieces), tokens)
-        for piece, hits in zip(pieces, ran.batch.hits, strict=True):
-            self._metrics.plot_hits(piece.bundle.version.domain, hits)
-            mine = len(piece.window)
-            share = mine * ran.compute_s * 1e3 / tokens
-            self._metrics.usage.add(piece.item.request.model.tenant, tokens=mine, compute_ms=share)
-        for item in {id(piece.item): piece.item for piece in pieces}.values():
-            if "queue_ms" not in item.timing:
-                item.timing["queue_ms"] = ran.begun - item.queued
-                self._metrics.stage("queue", ran.begun - item.queued)
-            item.timing["retrieve_ms"] += ran.retrieve_s
-            item.timing["compute_ms"] += ran.compute_s
-        for item, answer in ran.answers:
-            self._metrics.usage.add(item.request.model.tenant, inputs=1)
-            if not item.future.done():
-                timing = {name: round(seconds * 1e3, 3) for name, seconds in item.timing.items()}
-                item.future.set_result(replace(answer, timing=timing))
-
-
-def _fail(failed: Failed) -> None:
-    """Tell who waits, by the names that they know; and the log once for each version of a model: which artefact, or
-    where in the code, where nobody foresaw it."""
-    said: dict[str, Exception] = {}
-    for item, error in failed:
-        if not item.future.done():
-            version = f"version {item.bundle.version.version} of model {item.request.model}"
-            item.future.set_exception(error.of(version) if isinstance(error, DamagedArtefact) else error)
-            said.setdefault(version, error)
-    for version, error in said.items():
-        tell(log, f"texts for {version} failed", error)
+    def _share(self, plan: Plan) -> float:
+        return share_left(plan, self._planner.stages)
 
 
 def _compile() -> None:

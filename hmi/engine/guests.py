@@ -20,7 +20,7 @@ SHORTER = 2
 class Host:
     """A batch that runs. Its guests together take as long as itself at most, so it is never more than doubled.
 
-    Of the event loop's thread, but for `let_in` and what it counts, which are the compute thread's.
+    Of the event loop's thread, but for `pause` and what it counts, which are the compute thread's.
     """
 
     def __init__(self, expected_s: float) -> None:
@@ -36,7 +36,11 @@ class Host:
         """What a guest that comes now may take."""
         return 0.0 if self.guest else min(self._most_s, self._left_s)
 
-    def receive(self, work: Callable[[], T], expected_s: float, threads: ThreadPoolExecutor) -> asyncio.Future[T]:
+    def expect(self, expected_s: float) -> None:
+        """A guest comes that is expected to take so long. `guest` is its caller's to reset."""
+        self.guest, self._left_s = True, self._left_s - expected_s
+
+    def receive(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:
         """The result of `work`, which runs between two layers of this batch, or in a thread that is free before."""
         done: Future[T] = Future()
 
@@ -50,26 +54,24 @@ class Host:
             else:
                 done.set_result(result)
 
-        self.guest, self._left_s = True, self._left_s - expected_s
         self._waiting.append(visit)
-        threads.submit(self.let_in)
-        result = asyncio.wrap_future(done)
-        result.add_done_callback(self._left)
-        return result
+        threads.submit(self._let_in)
+        return asyncio.wrap_future(done)
 
-    def _left(self, _: object) -> None:
-        self.guest = False
+    def pause(self) -> None:
+        """Between two layers: run the guest that waits, if any, on the host's own thread."""
+        begun, cpu = time.monotonic(), time.thread_time()
+        if self._let_in():
+            self.away_s += time.monotonic() - begun
+            self.away_cpu_s += time.thread_time() - cpu
 
-    def let_in(self) -> None:
-        """Run the guest that waits, if any."""
+    def _let_in(self) -> bool:
         try:
             visit = self._waiting.popleft()
         except IndexError:
-            return
-        begun, cpu = time.monotonic(), time.thread_time()
+            return False
         visit()
-        self.away_s += time.monotonic() - begun
-        self.away_cpu_s += time.thread_time() - cpu
+        return True
 
 
 class Hosts:

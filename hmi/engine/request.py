@@ -24,6 +24,10 @@ class InferRequest:
     scores: bool = False
     provenance: bool = False
     deadline: float | None = None
+    place: str = "inputs"
+    """How the caller names this text: the `field` of errors about it."""
+    model_place: str | None = None
+    """The field that names the model; None where no field does."""
     ask: int = 0
     """Which of a call's requests the text belongs to; usage counts requests by it."""
 

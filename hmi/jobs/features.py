@@ -21,10 +21,7 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     ids = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     rows, _ = reader.lookup(ids, offsets)
-    positions = torch.cat([torch.arange(len(t)) for t in texts])
-    types = torch.tensor([t for text in texts for t in text.types])
-    packed = torch.from_numpy(rows) + root.bias(positions, types)
-    return list(packed.split([len(t) for t in texts]))
+    return list(root.add_bias(torch.from_numpy(rows), texts).split([len(t) for t in texts]))
 
 
 def examples_of(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -82,12 +82,17 @@ class Lexical(nn.Module):
 
     def forward(self, logits: Tensor, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
         """Adds the scores of B windows' bags to the head's outputs [B, labels], for tagging [B, T, labels]."""
-        scores = self.scores(bags, dropout)
         if logits.dim() == 2:
-            return logits + scores
-        length = logits.shape[1]
-        at = torch.cat([bag.rows + i * length for i, bag in enumerate(bags)])
-        return logits.flatten(0, 1).index_add(0, at, scores).view_as(logits)
+            return logits + self.scores(bags, dropout)
+        size, length = logits.shape[:2]
+        return self.add_packed(logits.flatten(0, 1), bags, [length] * size, dropout).view_as(logits)
+
+    def add_packed(self, logits: Tensor, bags: Sequence[Bags], lengths: Sequence[int], dropout: float = 0.0) -> Tensor:
+        """Adds the scores of windows' bags to the outputs [outputs, labels] of a head, of which window i has
+        lengths[i]."""
+        starts = [0, *accumulate(lengths)]
+        at = torch.cat([bag.rows + start for bag, start in zip(bags, starts, strict=False)])
+        return logits.index_add(0, at, self.scores(bags, dropout))
 
 
 def lexical_buckets(task: Task, wanted: bool | None) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hmi.errors import Damaged, Unavailable, UnsupportedModel
+from hmi.model.batching import Encoded
 from hmi.model.checked import ROOT_CURE, check_file, file_sha256
 from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
@@ -72,6 +74,14 @@ class Root:
     @property
     def max_length(self) -> int:
         return self.info.shape.positions
+
+    def add_bias(self, rows: Tensor, texts: Sequence[Encoded]) -> Tensor:
+        """What the upper layers receive: the rows of texts [tokens, dim], packed, as a PLOT or the lower layers give
+        them, plus the bias of each token's position and type. In place; returns them."""
+        positions = torch.cat([torch.arange(len(text)) for text in texts])
+        types = torch.tensor([t for text in texts for t in text.types])
+        rows += self.bias(positions, types)
+        return rows
 
 
 def split_encoder(encoder: Encoder, split: int, cls_id: int, n: int = 3) -> tuple[LocalLower, nn.ModuleList, InputBias]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Setting, Stage
+from hmi.stages.base import OFF, Setting, Shape, Stage
 
 
 @dataclass(frozen=True, order=True)
@@ -20,8 +20,8 @@ class Candidate:
     """`time.monotonic()` since when the tenant's first text waits."""
     tenant: str
     key: BatchKey
-    tokens: int
-    """Of all tenants, of this key."""
+    layers: int
+    """Upper layers of the key's root."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,15 @@ class Measured:
     tokens: int
     cpu_s: float
     """Of the one thread that ran it."""
+
+
+def share_left(plan: Plan, stages: Sequence[Stage]) -> float:
+    """Of the layers' work, what the stages that are on leave, as far as each expects it."""
+    shape, share = Shape(plan.candidate.key, plan.candidate.layers), 1.0
+    for stage in stages:
+        setting = plan.on.get(stage.name)
+        share *= 1.0 if setting is None else stage.effect(setting, shape).work
+    return share
 
 
 class Planner(Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,10 +26,10 @@ class _Slot(Generic[T]):
 
 
 class AdapterPool(Generic[T]):
-    """Least recently used goes first; what is leased never goes. Each name is loaded once however many ask at once.
+    """Least recently used goes first; what is held never goes. Each name is loaded once however many ask at once.
 
-    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load, and the
-    next lease tries again. Leased objects may exceed the budget; the excess goes as soon as they are given back.
+    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load, and who
+    comes next tries again. Held objects may exceed the budget; the excess goes as soon as they are given back.
     """
 
     def __init__(self, budget_bytes: int, load: Callable[[str], tuple[T, int]]) -> None:
@@ -39,19 +38,43 @@ class AdapterPool(Generic[T]):
         self._changed = threading.Condition()
         self.hits = self.misses = self.evictions = self.bytes = 0
 
-    @contextmanager
-    def lease(self, names: Iterable[str]) -> Iterator[tuple[dict[str, T], dict[str, Exception]]]:
-        """The objects of `names` that could be loaded, kept in memory for the block, and why others could not."""
+    def has(self, name: str) -> bool:
+        """Whether it is in memory."""
+        with self._changed:
+            slot = self._slots.get(name)
+            return slot is not None and slot.value is not None
+
+    def take(self, names: Iterable[str]) -> dict[str, T] | None:
+        """The objects of `names`, where all are in memory: they stay there until `give_back`. Never waits."""
+        unique = list(dict.fromkeys(names))
+        with self._changed:
+            found = {name: slot.value for name in unique if (slot := self._slots.get(name)) and slot.value is not None}
+            if len(found) < len(unique):
+                return None
+            for name in unique:
+                self._slots[name].pins += 1
+                self._slots.move_to_end(name)
+            self.hits += len(unique)
+            return found
+
+    def load(self, names: Iterable[str]) -> tuple[dict[str, T], dict[str, Exception]]:
+        """The objects of `names` that could be loaded, and why others could not; those that can be stay in memory until
+        all of `names` are given back."""
         unique = list(dict.fromkeys(names))
         mine = self._pin(unique)
         try:
-            # All of one's own loads come before any waiting, so two leases cannot wait for each other.
+            # All of one's own loads come before any waiting, so two callers cannot wait for each other.
             for name in mine:
                 self._fill(name)
-            yield self._await(unique)
-        finally:
+            return self._await(unique)
+        except BaseException:
             self._abandon(mine)
             self._unpin(unique)
+            raise
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """What `take` or `load` was asked for is no longer needed."""
+        self._unpin(list(dict.fromkeys(names)))
 
     def resident(self) -> list[str]:
         """Names in memory, the least recently used first."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -16,6 +17,7 @@ from hmi.engine import Engine
 from hmi.engine.bundles import Bundles
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.stages import Planner
 from tests.tiny import random_texts
 
 QUICK = {"epochs": 3, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
@@ -31,10 +33,13 @@ class Home:
     settings: Settings
     covered: list[str]
 
-    def engine(self) -> Engine:
+    def bundles(self) -> Bundles:
         m = self.manager
-        bundles = Bundles(self.settings.data, m.registry, m.plots, m.adapters, m.lowers)
-        return Engine(bundles, self.settings, Metrics())
+        return Bundles(self.settings.data, m.registry, m.plots, m.adapters, m.lowers)
+
+    def engine(self, metrics: Metrics | None = None, planner: Planner | None = None, **settings: Any) -> Engine:
+        changed = replace(self.settings, **settings)
+        return Engine(self.bundles(), changed, Metrics() if metrics is None else metrics, None, planner)
 
     @staticmethod
     def model(name: str) -> ModelId:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +14,13 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, InferRequest, InferResult
 from hmi.engine.guests import Hosts
+from hmi.engine.item import Item
 from hmi.engine.pace import Pace
-from hmi.engine.queue import BatchQueue, Item
+from hmi.engine.queue import BatchQueue
 from hmi.errors import Damaged
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
+from tests.e2e.hall import items, take, take_guest
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -30,8 +31,8 @@ LONG = 64
 class Held:
     """An engine whose first long batch waits in its first layer until it is let go, and what came of each call."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self.engine, self.metrics = engine, metrics
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.guest_s = 0.0
         """So long every other batch takes, at least."""
@@ -67,8 +68,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def held(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
-    engine = Engine(home.engine()._bundles, replace(home.settings, batch_ms=1 << 20), Metrics())
-    lab, put = Held(engine), engine._queue.put
+    metrics = Metrics()
+    engine = home.engine(metrics, batch_ms=1 << 20)
+    lab, put = Held(engine, metrics), engine._queue.put
 
     def counted(items: list[Item]) -> None:
         put(items)
@@ -77,7 +79,8 @@ async def held(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hel
     monkeypatch.setattr(engine._queue, "put", counted)
     monkeypatch.setattr(engine._pace, "ran", lambda *_: None)
     await engine.start()
-    hook = engine._bundles.resolve(MOOD).root.upper[0].register_forward_pre_hook(lab.layer)
+    bundle = await engine._pins.pin(MOOD, exact=False)
+    hook = bundle.root.upper[0].register_forward_pre_hook(lab.layer)
     try:
         yield lab
     finally:
@@ -106,7 +109,7 @@ async def test_a_small_batch_runs_within_a_long_one_and_changes_nothing(
             lab.go_on.set()
             await asyncio.gather(host, guest)
             assert lab.ended == [guest, host]
-            assert lab.engine._metrics.usage.of("globex").tokens < LONG
+            assert lab.metrics.usage.of("globex").tokens < LONG
             again = await lab.engine.infer(long_call(home))
             assert answers(again) == answers(host.result()), "interrupted or not: the same, to the last bit"
             assert answers(await lab.engine.infer([guest_request])) == answers(guest.result())
@@ -170,24 +173,16 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
 
 async def test_guests_together_take_no_longer_than_their_host(home: Home) -> None:
     """And a tenant is a guest until it was given more than the host's tenant had, which is soon."""
-    bundles = home.engine()._bundles
-    loop = asyncio.get_running_loop()
-
-    def item(model: ModelId, text: str) -> Item:
-        bundle = bundles.resolve(model)
-        (encoded,) = bundle.root.tokenizer.encode([text], 64)
-        return Item(InferRequest(model, text), bundle, [encoded], loop.create_future())
-
-    queue = BatchQueue(1_000_000, Pace(), 1e9)
-    queue.put([item(MOOD, t) for t in home.covered * 2])
-    await queue.take(200)
-    assert queue.take_guest(10_000, 1e9) == [], "who was just given a batch"
-    first, second = item(OTHER, home.covered[0]), item(OTHER, home.covered[1])
+    queue = BatchQueue(1_000_000, Pace())
+    queue.put(await items(home, MOOD, home.covered * 2))
+    take(queue, 200)
+    assert take_guest(queue, 10_000) == [], "who was just given a batch"
+    first, second = await items(home, OTHER, home.covered[:2])
     queue.put([first])
-    assert [p.item for p in queue.take_guest(10_000, 1e9)] == [first]
+    assert [p.item for p in take_guest(queue, 10_000)] == [first]
     queue.put([second])
-    assert queue.take_guest(10_000, 1e9) == []
-    assert second in [p.item for p in await queue.take(200)], "it still goes before the loud one"
+    assert take_guest(queue, 10_000) == []
+    assert second in [p.item for p in take(queue, 200)], "it still goes before the loud one"
     with Hosts(1).running(1.0) as host:
         assert host.room_s == 0.5
     hosts = Hosts(2)

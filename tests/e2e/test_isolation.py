@@ -9,24 +9,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, InferResult, pipeline
+from hmi.engine import InferRequest, InferResult
 from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
+from hmi.engine.item import Piece, work_in
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
-from hmi.engine.preparing import Preparing
-from hmi.engine.queue import BatchQueue, Item, Piece, work_in
+from hmi.engine.queue import BatchQueue
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, Unavailable
-from hmi.metrics import Metrics
+from hmi.execution.packed import PackedExecutor
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.stages import Candidate, Plan
 from plot_store import Reader
 from tests.e2e.conftest import Home
+from tests.e2e.hall import Kept, admitting, items, pins_of, take
 
 MOOD, TAGS, OTHER = ModelId("acme", "mood"), ModelId("globex", "tags"), ModelId("globex", "mood")
 
@@ -71,19 +73,28 @@ async def test_what_is_wrong_with_some_texts_of_a_batch_does_not_make_the_others
     home: Home, what: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
-    run = pipeline.run_classified
-    monkeypatch.setattr(pipeline, "run_classified", lambda *a: (ran.append(len(a[1])), run(*a))[1])
+    run = PackedExecutor.run
+
+    def counted(self: PackedExecutor, *given: Any) -> Any:
+        ran.append(1)
+        return run(self, *given)
+
+    monkeypatch.setattr(PackedExecutor, "run", counted)
     engine = home.engine()
     await engine.start()
     sound, bad = await items(home, MOOD, home.covered[:6]), await items(home, OTHER, home.covered[6:9])
     for item in bad:
         item.bundle = spoilt(home, item.bundle, what)
-    await engine._run([Piece(item, 0) for item in (*sound[:3], *bad, *sound[3:])])
+    pieces = [Piece(item, 0) for item in (*sound[:3], *bad, *sound[3:])]
+    plan = Plan(Candidate(0.0, 0.0, "acme", sound[0].key, 1))
+    await engine._serve(pieces, plan, engine._in_thread)
     assert len(ran) == 1
-    assert all(isinstance(item.future.exception(), error) for item in bad)
+    errors = [cast(Kept, item.sink).errors for item in bad]
+    assert all(isinstance(mine, error) for (mine,) in errors)
+    assert len({id(mine) for (mine,) in errors}) == len(bad), "an object of its own for each"
     for item in sound:
         (alone,) = await engine.infer([item.request])
-        got = item.future.result()
+        (got,) = cast(Kept, item.sink).results
         assert (got.label, got.score) == (alone.label, pytest.approx(alone.score, abs=1e-5))
     await engine.stop()
 
@@ -101,21 +112,9 @@ async def test_a_deadline_ends_the_wait(home: Home) -> None:
     await engine.stop()
 
 
-async def items(home: Home, model: ModelId, texts: list[str], exact: bool = False) -> list[Item]:
-    """Queue items as the engine makes them."""
-    bundles = home.engine()._bundles
-    bundle = bundles.resolve(model)
-    loop = asyncio.get_running_loop()
-    encoded = bundle.root.tokenizer.encode(texts, 64)
-    return [
-        Item(InferRequest(model, t, exact=exact), bundle, [e], loop.create_future())
-        for t, e in zip(texts, encoded, strict=True)
-    ]
-
-
 def queue_of(capacity: int) -> BatchQueue:
     """A queue whose batches are bounded by their tokens alone."""
-    return BatchQueue(capacity, Pace(), 1e9)
+    return BatchQueue(capacity, Pace())
 
 
 async def test_tenants_and_groups_take_turns(home: Home) -> None:
@@ -123,9 +122,9 @@ async def test_tenants_and_groups_take_turns(home: Home) -> None:
     late = await items(home, OTHER, home.covered[:2])
     queue = queue_of(1_000_000)
     queue.put(flood)
-    await queue.take(200)
+    take(queue, 200)
     queue.put(late)
-    batch = await queue.take(200)
+    batch = take(queue, 200)
     assert [p.item for p in batch] == late, "who was given nothing goes first, and with it its group"
     queue = queue_of(1_000_000)
     flood = await items(home, MOOD, home.covered * 10)
@@ -133,7 +132,7 @@ async def test_tenants_and_groups_take_turns(home: Home) -> None:
     queue.put(await items(home, OTHER, home.covered * 10))
     given: Counter[str] = Counter()
     for _ in range(10):
-        for piece in await queue.take(200):
+        for piece in take(queue, 200):
             given[piece.item.request.model.tenant] += len(piece.window)
     assert abs(given["acme"] - given["globex"]) < 200, "two that want all get as much"
 
@@ -141,13 +140,13 @@ async def test_tenants_and_groups_take_turns(home: Home) -> None:
 async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: Home) -> None:
     queue = queue_of(1_000_000)
     queue.put(await items(home, MOOD, home.covered * 10))
-    await queue.take(200)
+    take(queue, 200)
     late = await items(home, OTHER, home.covered[:1])
     third = [replace(late[0], request=replace(late[0].request, model=ModelId("third", "mood")))]
     queue.put(late)
     queue.put(third)
-    assert [p.item for p in await queue.take(10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
-    assert len(await queue.take(200)) > 5
+    assert [p.item for p in take(queue, 10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
+    assert len(take(queue, 200)) > 5
 
 
 async def test_batches_are_short_while_somebody_may_come_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,19 +157,19 @@ async def test_batches_are_short_while_somebody_may_come_back(home: Home, monkey
     for item in (*loud, *quiet):
         item.queued = 0.0
     pace = Pace()
-    one = pace.seconds(loud[0].group, work_in([Piece(loud[0], 0)]))
-    fixed = pace.seconds(loud[0].group, BATCH_WORK)
-    queue = BatchQueue(1_000_000, pace, fixed + 12.5 * one)
+    one = pace.seconds(loud[0].key, work_in([Piece(loud[0], 0)]))
+    fixed = pace.seconds(loud[0].key, BATCH_WORK)
+    queue, turn_s = BatchQueue(1_000_000, pace), fixed + 12.5 * one
     queue.put(loud)
-    assert len(await queue.take(1 << 20)) == 12, "alone: as long as a batch may be"
+    assert len(take(queue, 1 << 20, turn_s)) == 12, "alone: as long as a batch may be"
     queue.put(quiet)
-    batch = await queue.take(1 << 20)
+    batch = take(queue, 1 << 20, turn_s)
     assert Counter(piece.item.request.model.tenant for piece in batch)["globex"] == 1
     part = (fixed + 12.5 * one) / 4 / one
-    assert len(await queue.take(1 << 20)) == int(part), "the other one is between two texts"
+    assert len(take(queue, 1 << 20, turn_s)) == int(part), "the other one is between two texts"
     at[0] += 2.0
     queue.put((await items(home, MOOD, texts[:1]))[:1])
-    assert len(await queue.take(1 << 20)) == 12, "it has gone"
+    assert len(take(queue, 1 << 20, turn_s)) == 12, "it has gone"
 
 
 async def test_a_batch_is_a_short_turn(home: Home) -> None:
@@ -179,10 +178,10 @@ async def test_a_batch_is_a_short_turn(home: Home) -> None:
     for a_token in (0.001, 0.1):
         pace = Pace()
         for _ in range(30):
-            pace.ran(flood[0].group, 500.0, 500 * a_token)
-        queue = BatchQueue(1_000_000, pace, 100 * a_token)
+            pace.ran(flood[0].key, 500.0, 500 * a_token)
+        queue = BatchQueue(1_000_000, pace)
         queue.put(await items(home, MOOD, home.covered * 10))
-        sizes = [work_in(await queue.take(100_000)) for _ in range(4)]
+        sizes = [work_in(take(queue, 100_000, 100 * a_token)) for _ in range(4)]
         assert all(40 < size <= 100 for size in sizes), sizes
     assert work_of(512, 64) > 2 * work_of(256, 64), "attention is of each to each"
 
@@ -192,20 +191,19 @@ async def test_a_long_text_is_as_many_turns_as_windows(home: Home) -> None:
     long.windows *= 8
     queue = queue_of(1_000_000)
     queue.put([long])
-    (first,) = await queue.take(10)
+    (first,) = take(queue, 10)
     late = await items(home, OTHER, home.covered[:1])
     queue.put(late)
-    (second,) = await queue.take(10)
+    (second,) = take(queue, 10)
     assert (first.item, second.item) == (long, late[0])
-    long.future.cancel()
+    cast(Kept, long.sink).wanted = False
     queue.put(await items(home, OTHER, home.covered[1:2]))
-    assert [p.item.request.model.tenant for p in await queue.take(1000)] == ["globex"], "whose client has gone goes"
+    assert [p.item.request.model.tenant for p in take(queue, 1000)] == ["globex"], "whose client has gone goes"
     assert queue.tokens == 0
 
 
 async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.preparing.SLICE_S", 0.0)
-    bundles = home.engine()._bundles
+    monkeypatch.setattr("hmi.engine.admission.SLICE_S", 0.0)
     read: list[str] = []
     encode = Tokenizer.encode
 
@@ -214,50 +212,50 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
         return encode(self, texts, max_length)
 
     monkeypatch.setattr(Tokenizer, "encode", counted)
-    preparing = Preparing(bundles)
-    preparing.start()
-    flood = asyncio.create_task(preparing.prepare([InferRequest(MOOD, t) for t in home.covered * 30]))
-    while not read:
-        await asyncio.sleep(0.001)
-    before = len(read)
-    ((_, windows),) = await preparing.prepare([InferRequest(OTHER, "a quiet text")])
-    assert len(windows[0]) == 5
-    assert read.index("a quiet text") <= before + 1, "one text of the flood that was begun, and no more"
-    flood.cancel()
-    await asyncio.gather(flood, return_exceptions=True)
-    await preparing.prepare([InferRequest(OTHER, "the last")])
-    assert len(read) < len(home.covered * 30), "a call whose client has gone is dropped"
-    with pytest.raises(InvalidInput, match=r"inputs\[1\]"):
-        await preparing.prepare([InferRequest(OTHER, "good"), InferRequest(OTHER, " ")])
-    await preparing.stop()
+    async with admitting(pins_of(home)) as admission:
+        for model in (MOOD, OTHER):
+            await admission.admit([InferRequest(model, "warm")])
+        flood = asyncio.create_task(admission.admit([InferRequest(MOOD, t) for t in home.covered * 30]))
+        while len(read) < 3:
+            await asyncio.sleep(0.001)
+        before = len(read)
+        ((_, windows),) = await admission.admit([InferRequest(OTHER, "a quiet text")])
+        assert len(windows[0]) == 5
+        assert read.index("a quiet text") <= before + 1, "one text of the flood that was begun, and no more"
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+        await admission.admit([InferRequest(OTHER, "the last")])
+        assert len(read) < len(home.covered * 30), "a call whose client has gone is dropped"
+        with pytest.raises(InvalidInput, match=r"give a text in \[1\]\.inputs") as error:
+            await admission.admit([InferRequest(OTHER, "good"), InferRequest(OTHER, ["bad"], place="[1].inputs")])
+        assert error.value.details["field"] == "[1].inputs"
 
 
 async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
-    bundles = home.engine()._bundles
+    begin, ended = asyncio.Event(), list[str]()
+    pins = pins_of(home)
     for model in (MOOD, OTHER):
-        bundles.resolve(model)  # else the first turn would be a long one
-    preparing = Preparing(bundles)
-    ended: list[str] = []
+        await pins.pin(model, exact=False)
+    async with admitting(pins, later=begin) as admission:
 
-    async def call(model: ModelId, *texts: str) -> None:
-        with suppress(InvalidInput):
-            await preparing.prepare([InferRequest(model, text) for text in texts])
-        ended.append(model.tenant)
+        async def call(model: ModelId, *texts: Text) -> None:
+            with suppress(InvalidInput):
+                await admission.admit([InferRequest(model, text) for text in texts])
+            ended.append(model.tenant)
 
-    calls = [asyncio.create_task(call(MOOD, "fine", " ")) for _ in range(20)]
-    await asyncio.sleep(0)
-    calls.append(asyncio.create_task(call(OTHER, "a quiet text")))
-    await asyncio.sleep(0)
-    preparing.start()
-    await asyncio.gather(*calls)
+        calls = [asyncio.create_task(call(MOOD, "fine", ["not so"])) for _ in range(20)]
+        await asyncio.sleep(0)
+        calls.append(asyncio.create_task(call(OTHER, "a quiet text")))
+        await asyncio.sleep(0)
+        begin.set()
+        await asyncio.gather(*calls)
     assert ended.index(OTHER.tenant) <= 2, ended
-    await preparing.stop()
 
 
 async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is tokenised only to hear that the queue is full, and who has a small one or is another does not wait."""
     monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
-    engine = Engine(home.engine()._bundles, replace(home.settings, queue_tokens=4 * 1500), Metrics())
+    engine = home.engine(queue_tokens=4 * 1500)
     read: list[str] = []
     encode = Tokenizer.encode
 
@@ -290,7 +288,7 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
 
 
 async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.preparing.SLICE_S", 0.0)
+    monkeypatch.setattr("hmi.engine.admission.SLICE_S", 0.0)
     encode = Tokenizer.encode
 
     def slow(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:
@@ -298,13 +296,14 @@ async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: 
         return encode(self, texts, max_length)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
-    preparing = Preparing(home.engine()._bundles)
-    preparing.start()
-    await preparing.prepare([InferRequest(OTHER, "a quiet text")])
-    begun = time.monotonic()
-    await preparing.prepare([InferRequest(MOOD, t) for t in home.covered[:10]])
-    assert time.monotonic() - begun >= 10 * 0.005 + 9 * 0.015, "a quarter of the time: nine rests between ten turns"
-    await preparing.stop()
+    pins = pins_of(home)
+    await pins.pin(MOOD, exact=False)
+    async with admitting(pins) as admission:
+        await admission.admit([InferRequest(OTHER, "a quiet text")])
+        begun = time.monotonic()
+        await admission.admit([InferRequest(MOOD, t) for t in home.covered[:10]])
+        took = time.monotonic() - begun
+    assert took >= 10 * 0.005 + 9 * 0.015, "a quarter of the time: nine rests between ten turns"
 
 
 async def test_an_end_without_draining_tokenises_nothing_more(home: Home) -> None:
@@ -320,7 +319,7 @@ async def test_a_text_in_several_batches_answers_as_in_one(home: Home) -> None:
     words = " ".join(home.covered * 3).split()
     answers = []
     for batch_ms in (1, 10_000):
-        engine = Engine(home.engine()._bundles, replace(home.settings, batch_ms=batch_ms, streams=2), Metrics())
+        engine = home.engine(batch_ms=batch_ms, streams=2)
         await engine.start()
         engine._pace.ran = lambda *_: None  # type: ignore[method-assign]
         answers.append(await engine.infer([InferRequest(TAGS, words[i:]) for i in range(4)]))
@@ -340,7 +339,7 @@ async def test_one_tenants_flood_leaves_room_for_others(home: Home) -> None:
     before = queue.tokens
     drained = 0
     while drained < before:
-        drained += sum(len(p.window) for p in await queue.take(500))
+        drained += sum(len(p.window) for p in take(queue, 500))
     assert queue.tokens == 0
 
 
@@ -349,7 +348,11 @@ def test_an_idle_cache_drops_the_old_and_the_surplus() -> None:
     cache: IdleCache[int, int] = IdleCache(2, 0.05)
 
     def get(key: int) -> int:
-        return cache.get(key, lambda: made.append(key) or key)
+        found = cache.peek(key)
+        if found is None:
+            made.append(key)
+            return cache.put(key, key)
+        return found
 
     assert [get(k) for k in (1, 2, 1)] == [1, 2, 1]
     assert made == [1, 2]

@@ -33,10 +33,13 @@ class Loader:
 @contextmanager
 def leased(pool: AdapterPool[list[str]], names: Sequence[str]) -> Iterator[list[list[str]]]:
     """All of `names` or the first error."""
-    with pool.lease(names) as (values, errors):
+    values, errors = pool.load(names)
+    try:
         for error in errors.values():
             raise error
         yield [values[name] for name in names]
+    finally:
+        pool.give_back(names)
 
 
 def test_a_lease_gives_objects_in_order_and_shares_repeats() -> None:
@@ -129,11 +132,26 @@ def test_what_cannot_be_loaded_takes_nothing_from_the_others() -> None:
     load.broken = {"x"}
     pool = AdapterPool(100, load)
     for _ in range(2):
-        with pool.lease(["x", "a", "x"]) as (values, errors):
-            assert values == {"a": ["a"]}
-            assert [(name, type(error)) for name, error in errors.items()] == [("x", Damaged)]
+        values, errors = pool.load(["x", "a", "x"])
+        assert values == {"a": ["a"]}
+        assert [(name, type(error)) for name, error in errors.items()] == [("x", Damaged)]
+        pool.give_back(["x", "a", "x"])
     assert load.loads == ["x", "a", "x"], "only what failed is tried again"
     assert pool.resident() == ["a"]
+
+
+def test_who_does_not_wait_takes_all_or_nothing() -> None:
+    pool = AdapterPool(20, Loader())
+    assert pool.take(["a"]) is None
+    assert not pool.has("a")
+    with leased(pool, ["a", "b"]):
+        assert pool.take(["a", "x"]) is None
+        assert pool.take(["a", "a"]) == {"a": ["a"]}
+    with leased(pool, ["c", "d"]):
+        assert pool.has("a"), "held"
+        assert not pool.has("b")
+    pool.give_back(["a", "a"])
+    assert pool.resident() == ["c", "d"]
 
 
 def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
+from hmi.execution import BatchKey, Rows
 from hmi.execution.packed import PackedExecutor, pack_upper, run_classified, run_rows
 from hmi.execution.packed.segments import segments_of
 from hmi.model import prepacked
@@ -31,6 +32,15 @@ def trained(root: Root, kind: str, rank: int, seed: int) -> TenantModule:
         for p in module.parameters():
             p.copy_(torch.randn(p.shape, generator=g) * 0.2)
     return module.requires_grad_(False)
+
+
+def before_the_last(
+    executor: PackedExecutor, x: Tensor, offsets: list[int], modules: list[TenantModule | None]
+) -> Tensor:
+    """The rows that enter the last layer [tokens, dim]."""
+    key = BatchKey(("", ""), "cls", exact=False)
+    (left,) = executor.run(key, Rows.packed(x, offsets), modules)
+    return left.before
 
 
 def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) -> Tensor:
@@ -126,10 +136,10 @@ def test_what_is_no_number_never_reaches_another_text(
 ) -> None:
     upper = served(tiny_root, monkeypatch, reordered=reordered)
     modules = [trained(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])]
-    offsets, heads = [0, 4, 9, 12, 19], tiny_root.info.shape.heads
+    offsets, executor = [0, 4, 9, 12, 19], PackedExecutor(upper, tiny_root.info.shape)
     x = torch.randn(19, tiny_root.dim, generator=torch.Generator().manual_seed(5))
-    for run in (lambda *a: run_packed(*a), lambda *a: run_classified(*a)[1], lambda *a: run_classified(*a)[0]):
-        sound = run(upper, x, offsets, modules, heads)
+    for run in (run_rows, before_the_last, run_classified):
+        sound = run(executor, x, offsets, modules)
         for bad in range(4):
             for number in (torch.nan, torch.inf):
                 rows, others = x.clone(), list(modules)
@@ -139,7 +149,7 @@ def test_what_is_no_number_never_reaches_another_text(
                     others[bad] = copy.deepcopy(modules[bad])
                     for parameter in others[bad].parameters():
                         parameter.fill_(number)
-                got = run(upper, rows, offsets, others, heads)
+                got = run(executor, rows, offsets, others)
                 bounds = range(5) if len(got) == 4 else offsets
                 for i in range(4):
                     a, b = bounds[i], bounds[i + 1]

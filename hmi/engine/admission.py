@@ -1,5 +1,5 @@
-"""Texts on their way into the batch queue: checked and tokenised on one thread, in short turns that are fair among
-tenants.
+"""Texts on their way into the batch queue: their models are pinned, and they are checked and tokenised in short turns
+that are fair among tenants.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hmi.core import ModelId
-from hmi.engine.bundles import Bundle, Bundles
+from hmi.engine.bundles import Bundle
+from hmi.engine.pins import Pins
 from hmi.engine.recent import Recent
 from hmi.engine.request import InferRequest
 from hmi.engine.room import Room
 from hmi.engine.turns import Turns
-from hmi.errors import InvalidInput
+from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
@@ -34,8 +35,10 @@ LEAST_S, MOST_S = 0.001, 0.02
 MOST_CHARACTERS = 32 << 20
 """Text that may wait to be tokenised, of all tenants."""
 
-Prepared = tuple[Bundle, list[Encoded]]
+Admitted = tuple[Bundle, list[Encoded]]
 """What answers a text, and the text's windows."""
+Wanted = tuple[ModelId, bool]
+"""A model, and whether its lower layers are wanted too, for the exact reference."""
 
 
 @dataclass
@@ -44,23 +47,37 @@ class Share:
 
     tenant: str
     texts: list[tuple[int, InferRequest]]
-    future: asyncio.Future[list[Prepared]]
-    done: list[Prepared] = field(default_factory=list)
-    pinned: dict[ModelId, Bundle] = field(default_factory=dict)
+    future: asyncio.Future[list[Admitted]]
+    done: list[Admitted] = field(default_factory=list)
+    pinned: dict[Wanted, Bundle] = field(default_factory=dict)
+    cold: Wanted | None = None
+    """What has to be loaded before the next text."""
     error: Exception | None = None
     """What is wrong with one of the texts."""
 
-    def go_on(self, bundles: Bundles) -> float:
-        """Prepare texts for SLICE_S (one at least), to the first that is wrong; the seconds it took."""
+    @property
+    def next(self) -> InferRequest:
+        """The text that is to be tokenised next."""
+        return self.texts[len(self.done)][1]
+
+    def go_on(self, pins: Pins) -> float:
+        """Tokenise texts for SLICE_S (one at least), to the first that is wrong or cold; the seconds it took. Never
+        waits for the disk.
+        """
         begun = time.monotonic()
         try:
-            while len(self.done) < len(self.texts):
-                self._prepare(bundles, *self.texts[len(self.done)])
+            while len(self.done) < len(self.texts) and self._admit(pins):
                 if time.monotonic() - begun > SLICE_S:
                     break
         except Exception as error:  # no less of a turn: who sends such calls only must not have all turns
-            self.error = error
+            self.fail(error)
         return time.monotonic() - begun
+
+    def fail(self, error: Exception) -> None:
+        """What is wrong with the next text, or its model."""
+        if isinstance(error, NotFound) and self.next.model_place is not None:
+            error.details["field"] = self.next.model_place
+        self.error = error
 
     def settle(self) -> None:
         """Tell who waits, where there is something to tell."""
@@ -71,52 +88,57 @@ class Share:
         elif len(self.done) == len(self.texts):
             self.future.set_result(self.done)
 
-    def _prepare(self, bundles: Bundles, place: int, request: InferRequest) -> None:
-        bundle = self.pinned.get(request.model) or bundles.resolve(request.model)
-        self.pinned[request.model] = bundle
-        check_text(request.text, bundle, f"inputs[{place}]")
+    def _admit(self, pins: Pins) -> bool:
+        """The next text; whether its model was at hand."""
+        request = self.next
+        wanted = request.model, request.exact
+        bundle = self.pinned.get(wanted) or pins.found(request.model, exact=request.exact)
+        if bundle is None:
+            self.cold = wanted
+            return False
+        self.pinned[wanted] = bundle
+        check_form(request, bundle)
         self.done.append((bundle, _windows(request.text, bundle)))
+        return True
 
 
-class Preparing:
+class Admission:
     """Owns the texts that are not tokenised yet, and the thread that does it.
 
-    That thread is not one of those that batches run on: these must not wait for it.
+    That thread is not one of those that batches run on: these must not wait for it. Nor does it wait for what is cold:
+    such texts stand aside until their model is in memory.
     """
 
-    def __init__(self, bundles: Bundles) -> None:
-        self._bundles = bundles
+    def __init__(self, pins: Pins) -> None:
+        self._pins = pins
         self._room = Room(MOST_CHARACTERS, "characters")
         self._turns = Turns()
         self._recent = Recent()
         self._resting: dict[str, float] = {}
         """Until when, by `time.monotonic()`."""
         self._waiting: dict[str, deque[Share]] = {}
+        self._aside: dict[asyncio.Task[None], Share] = {}
+        """Those whose models are being loaded."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
-        self._work: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._work = asyncio.create_task(self._forever())
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything that waits with `error` (shutdown)."""
-        for shares in self._waiting.values():
-            for share in shares:
-                share.error = error
-                share.settle()
+        for share in (*(share for shares in self._waiting.values() for share in shares), *self._aside.values()):
+            share.error = copy_of(error)
+            share.settle()
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Nothing may wait any more."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        for task in self._aside:
+            task.cancel()
+        await asyncio.gather(*self._aside, return_exceptions=True)
         self._thread.shutdown()
 
-    async def prepare(self, requests: Sequence[InferRequest]) -> list[Prepared]:
+    async def admit(self, requests: Sequence[InferRequest]) -> list[Admitted]:
         """Bundles and windows of a call's texts, in their order. A call that is cancelled is dropped.
 
-        Raises NotFound, InvalidInput (field `inputs[i]…`), Unavailable where too much text waits.
+        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable where too much text waits, Damaged.
         """
         characters: Counter[str] = Counter()
         by_tenant: dict[str, list[tuple[int, InferRequest]]] = {}
@@ -128,9 +150,8 @@ class Preparing:
         loop = asyncio.get_running_loop()
         shares = [Share(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
         for share in shares:
-            self._waiting.setdefault(share.tenant, deque()).append(share)
             self._recent.sent(share.tenant)
-        self._arrived.set()
+            self._line_up(share)
         try:
             await asyncio.gather(*(share.future for share in shares))
         finally:
@@ -141,17 +162,47 @@ class Preparing:
         found = {place: done for s in shares for (place, _), done in zip(s.texts, s.done, strict=True)}
         return [found[i] for i in range(len(requests))]
 
-    async def _forever(self) -> None:
+    async def run(self) -> None:
+        """Give turns, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             share = await self._next()
             self._turns.begin(share.tenant)
-            took = await loop.run_in_executor(self._thread, share.go_on, self._bundles)
+            try:
+                took = await loop.run_in_executor(self._thread, share.go_on, self._pins)
+            except BaseException:
+                share.error = HmiError("tokenising ended unexpectedly; send the request again")
+                share.settle()
+                raise
             self._turns.charge(share.tenant, took)
             if took > LEAST_S and self._recent.other_than((share.tenant,)):
-                # Longer only where a root was loaded, which is not the tenant's work.
                 self._resting[share.tenant] = time.monotonic() + RESTS * min(took, MOST_S)
+            if share.cold is not None:
+                self._stand_aside(share)
             share.settle()
+
+    def _line_up(self, share: Share) -> None:
+        self._waiting.setdefault(share.tenant, deque()).append(share)
+        self._arrived.set()
+
+    def _stand_aside(self, share: Share) -> None:
+        """Until what is cold is loaded: others of the tenant have their turns meanwhile."""
+        self._waiting[share.tenant].remove(share)
+        task = asyncio.create_task(self._warm(share))
+        self._aside[task] = share
+        task.add_done_callback(self._aside.pop)
+
+    async def _warm(self, share: Share) -> None:
+        assert share.cold is not None
+        model, exact = share.cold
+        try:
+            share.pinned[share.cold] = await self._pins.pin(model, exact=exact)
+        except Exception as error:
+            share.fail(copy_of(error))  # several may wait for the same load
+            share.settle()
+        else:
+            share.cold = None
+            self._line_up(share)
 
     async def _next(self) -> Share:
         """The share whose turn it is; those that are done, failed or cancelled go."""
@@ -173,16 +224,13 @@ class Preparing:
                     await self._arrived.wait()
 
 
-def check_text(text: Text, bundle: Bundle, field: str) -> None:
-    """Raise InvalidInput where the input's kind does not fit the model's task or the text is empty."""
+def check_form(request: InferRequest, bundle: Bundle) -> None:
+    """Raise InvalidInput where the input's kind does not fit the model's task."""
     wanted, called = bundle.task.form
-    if not isinstance(text, wanted):
-        task = bundle.version.task
+    if not isinstance(request.text, wanted):
+        task, field = bundle.version.task, request.place
         article = "an" if task == "embedding" else "a"
         raise InvalidInput(f"{bundle.model} is {article} {task} model: give {called} in {field}", field=field)
-    parts = [text] if isinstance(text, str) else list(text)
-    if not parts or not all(p.strip() for p in parts):
-        raise InvalidInput(f"{field} is empty: give some text", field=field)
 
 
 def _windows(text: Text, bundle: Bundle) -> list[Encoded]:

@@ -1,0 +1,85 @@
+"""Heads over a batch: what texts that are through give, the texts of one model together.
+
+Each tenant has a head of its own, so texts are grouped by head. Heads of equal shape could be stacked into one product
+over tenants, but on a CPU gathering their weights (some 100 KB each) costs more than the products: see
+docs/design/0007-rooms.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from hmi.engine.bundles import TaskPart
+from hmi.engine.item import Piece
+from hmi.errors import Damaged
+from hmi.execution.batch import Left
+from hmi.model.heads import Reads, read_rows
+from hmi.model.lexical import bags_of
+
+Output = Tensor | Exception
+"""One window's output, or why it has none."""
+
+
+@torch.inference_mode()
+def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Output]:
+    """What the heads give, in the order of `left.texts`, which index `pieces` and `parts`: [outputs], of tagging
+    [tokens, outputs]; without a head, what one would read. What is wrong with one text is in its own place only.
+    """
+    found: list[Output] = []
+    for _, group in groupby(range(len(left.texts)), lambda i: id(parts[left.texts[i]])):
+        found += _together(left, pieces, parts, list(group))
+    return found
+
+
+def _together(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], places: list[int]) -> list[Output]:
+    """Texts of one head: places in `left`. One by one where they cannot be computed together."""
+    mine, part = [pieces[left.texts[i]] for i in places], parts[left.texts[places[0]]]
+    try:
+        rows = [_read(left, i, piece.bundle.task.reads, piece, part) for i, piece in zip(places, mine, strict=True)]
+        return [_finite(output, piece) for output, piece in zip(_head(rows, mine, part), mine, strict=True)]
+    except Exception as error:
+        if len(places) == 1:
+            return [error]
+        return [output for place in places for output in _together(left, pieces, parts, [place])]
+
+
+def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Tensor:
+    """What the head reads of text i: [size], of tagging [tokens, dim]."""
+    a, b = left.offsets[i], left.offsets[i + 1]
+    before = left.before[a:b]
+    if reads == "cls":
+        both = torch.cat([left.last[i], before.mean(0)])
+        if part.head is None:
+            return both
+        everywhere = torch.ones(1, len(before), dtype=torch.bool)
+        return part.head.with_attended(both[None], before[None], everywhere)[0]
+    types = torch.tensor([piece.window.types])
+    last = left.last[a:b][None]
+    return read_rows(reads, last, last, types, torch.ones_like(types, dtype=torch.bool))[0]
+
+
+def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[Tensor]:
+    """One product for all texts, then the lexical scores of all their words."""
+    if part.head is None:
+        return rows
+    lengths = [len(r) if r.dim() == 2 else 1 for r in rows]
+    logits: Tensor = part.head(torch.cat([r if r.dim() == 2 else r[None] for r in rows]))
+    if part.lexical is not None:
+        bags = [bags_of(p.item.request.text, p.window, part.lexical.buckets) for p in pieces]
+        logits = part.lexical.add_packed(logits, bags, lengths)
+    split = logits.split(lengths)
+    return [mine if r.dim() == 2 else mine[0] for r, mine in zip(rows, split, strict=True)]
+
+
+def _finite(output: Tensor, piece: Piece) -> Output:
+    """Files are compared with their hashes when they are loaded; what still gives no numbers must not be answered."""
+    if torch.isfinite(output).all():
+        return output
+    return Damaged(
+        f"model {piece.item.request.model} computes values that are no numbers: roll it back or fine-tune it again; if "
+        "others do so too, the operator runs 'hmi store verify'"
+    )

@@ -1,0 +1,101 @@
+"""A text on its way through the engine, and its windows, which are what batches are made of."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from hmi.engine.bundles import Bundle
+from hmi.engine.pace import work_of
+from hmi.engine.request import InferRequest
+from hmi.engine.sink import Sink
+from hmi.execution.batch import BatchKey
+from hmi.model.batching import Encoded
+
+_ADDING = threading.Lock()
+"""Held for an instant at a time, and so one for all items."""
+
+
+@dataclass
+class Partial:
+    """What the batches so far gave for one text."""
+
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """By window: what the head gave."""
+    hits: Counter[str] = field(default_factory=Counter)
+    layers: int = 0
+    """The most that a window went through."""
+    stages: dict[str, str] = field(default_factory=dict)
+    """The settings of stages that were on."""
+
+
+@dataclass
+class Item:
+    """A text waiting for its answer. Its windows may run in several batches."""
+
+    request: InferRequest
+    bundle: Bundle
+    windows: list[Encoded]
+    """The text, tokenised: one, or several where it is long."""
+    sink: Sink
+    queued: float = field(default_factory=time.monotonic)
+    cut: int = 0
+    """Windows that are in batches already."""
+    partial: Partial = field(default_factory=Partial)
+    timing: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds, under the names that an answer gives in milliseconds."""
+
+    def __post_init__(self) -> None:
+        version, reads = self.bundle.version, self.bundle.task.reads
+        self.key = BatchKey(
+            (version.root, version.root_version), "cls" if reads == "cls" else "rows", self.request.exact
+        )
+
+    @property
+    def tenant(self) -> str:
+        return self.request.model.tenant
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.windows))
+
+    def add(self, index: int, output: Tensor, hits: Mapping[str, int], layers: int, stages: Mapping[str, str]) -> bool:
+        """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once, and a batch
+        that is run again brings one twice: it counts once."""
+        with _ADDING:
+            mine = self.partial
+            if index not in mine.outputs:
+                mine.hits.update(hits)
+                mine.layers = max(mine.layers, layers)
+                mine.stages.update(stages)
+            mine.outputs[index] = output
+            return len(mine.outputs) == len(self.windows)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One window of an item: what a batch is made of."""
+
+    item: Item
+    index: int
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.item.bundle
+
+    @property
+    def window(self) -> Encoded:
+        return self.item.windows[self.index]
+
+    @property
+    def work(self) -> float:
+        return work_of(len(self.window), self.item.bundle.root.dim)
+
+
+def work_in(pieces: Sequence[Piece]) -> float:
+    return sum(piece.work for piece in pieces)

@@ -1,0 +1,109 @@
+"""Retrieval: a batch's tokens become the rows that its upper layers receive, from the PLOT or, exact, computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hmi.engine.bundles import Bundle
+from hmi.engine.item import Item, Piece
+from hmi.model.batching import Encoded, pad_ids
+from hmi.stores.miss_recorder import MissRecorder
+from plot_store import ORDER_NAMES, Hits, VersionInfo
+
+PlotHits = dict[str, int]
+Failed = list[tuple[Item, Exception]]
+"""Texts that have no answer, and why. A text may stand there more than once."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A look-up that was made, for who records what is missing: the batch as the store took it, and what answered."""
+
+    version: VersionInfo
+    tokens: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    hits: Hits
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; piece i is rows offsets[i]:offsets[i+1]."""
+
+    pieces: list[Piece]
+    rows: Tensor
+    offsets: list[int]
+    hits: list[PlotHits] = field(default_factory=list)
+    """By piece."""
+    lookups: list[Lookup] = field(default_factory=list)
+    failed: Failed = field(default_factory=list)
+    """Of the pieces that are not here."""
+
+    def record(self, misses: MissRecorder) -> None:
+        """Tell of the look-ups, once the batch has run: one that is run again looks up again."""
+        for lookup in self.lookups:
+            misses.record(lookup.version, lookup.tokens, lookup.offsets, lookup.hits)
+
+
+@torch.inference_mode()
+def retrieve(pieces: Sequence[Piece]) -> Retrieved:
+    """Fill the executor's space with what the upper layers receive.
+
+    Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
+    A look-up that fails fails its own pieces.
+    """
+    pieces = sorted(pieces, key=lambda p: (p.bundle.version.plot_version, p.bundle.version.artefact))
+    if not pieces:
+        return Retrieved([], torch.empty(0, 0), [0])
+    bundle = pieces[0].bundle
+    batch = Retrieved([], bundle.executor.space(sum(len(p.window) for p in pieces)), [0])
+    for _, group in groupby(pieces, lambda p: p.bundle.version.plot_version):
+        same = list(group)
+        start = batch.offsets[-1]
+        ends = (start + np.cumsum([len(p.window) for p in same])).tolist()
+        try:
+            _fill(batch, same[0], [p.window for p in same], batch.rows[start : ends[-1]])
+        except Exception as error:
+            batch.failed.extend((p.item, error) for p in same)
+            continue
+        batch.pieces.extend(same)
+        batch.offsets.extend(ends)
+    if not batch.pieces:
+        return batch
+    rows = batch.rows[: batch.offsets[-1]]
+    bundle.root.add_bias(rows, [p.window for p in batch.pieces])
+    return replace(batch, rows=rows)
+
+
+def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> None:
+    """The rows of texts of one PLOT version, without their bias."""
+    if first.item.request.exact:
+        batch.hits.extend(_compute(first.bundle, texts, out))
+        return
+    tokens = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    reader = first.bundle.reader
+    _, hits = reader.lookup(tokens, offsets, out=out.numpy())
+    batch.lookups.append(Lookup(reader.version, tokens, offsets, hits))
+    batch.hits.extend(_counts(hits, a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+
+
+def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:
+    """The reference: every trigram through the lower layers in fp32, nothing stored, nothing filled."""
+    assert bundle.lower is not None
+    at = 0
+    for text in texts:
+        out[at : at + len(text)] = bundle.lower(pad_ids([text.ids]))[0]
+        at += len(text)
+    return [{"computed": len(t)} for t in texts]
+
+
+def _counts(hits: Hits, start: int, end: int) -> PlotHits:
+    found = np.bincount(hits.order[start:end], minlength=hits.n + 1)
+    return {ORDER_NAMES[order]: int(found[order]) for order in range(hits.n, -1, -1)}

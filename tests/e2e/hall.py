@@ -1,0 +1,90 @@
+"""Parts of the engine by themselves: pins, items, batches from the queue, admission with its loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from hmi.core import ModelId
+from hmi.engine import InferRequest
+from hmi.engine.admission import Admission
+from hmi.engine.bundles import Bundle, TaskPart
+from hmi.engine.item import Item, Piece
+from hmi.engine.pins import Pins
+from hmi.engine.queue import BatchQueue, Cut
+from hmi.engine.request import InferResult
+from hmi.engine.supervisor import Supervisor
+from hmi.stages import RoundRobin
+from hmi.stores.adapter_pool import AdapterPool
+from tests.e2e.conftest import Home
+
+FOR_EVER = 1e9
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.wanted = True
+        self.results: list[InferResult] = []
+        self.errors: list[Exception] = []
+
+    def done(self, result: InferResult) -> None:
+        self.results.append(result)
+        self.wanted = False
+
+    def fail(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.wanted = False
+
+
+def pins_of(home: Home) -> Pins:
+    bundles = home.bundles()
+    pool: AdapterPool[TaskPart] = AdapterPool(home.settings.pool_bytes, bundles.load_task_part)
+    return Pins(bundles, pool)
+
+
+async def bundle_of(home: Home, model: ModelId, *, exact: bool = False) -> Bundle:
+    pins = pins_of(home)
+    try:
+        return await pins.pin(model, exact=exact)
+    finally:
+        pins.close()
+
+
+async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = False) -> list[Item]:
+    """Queue items as the engine makes them."""
+    bundle = await bundle_of(home, model, exact=exact)
+    encoded = bundle.root.tokenizer.encode(texts, 64)
+    return [Item(InferRequest(model, t, exact=exact), bundle, [e], Kept()) for t, e in zip(texts, encoded, strict=True)]
+
+
+def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
+    """The next batch, as a stream takes it."""
+    return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
+
+
+def take_guest(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
+    """The next batch that may run within the last one."""
+    candidates = queue.guests()
+    return queue.cut(min(candidates), Cut(seconds, tokens, guest=True)) if candidates else []
+
+
+@asynccontextmanager
+async def admitting(pins: Pins, *, later: asyncio.Event | None = None) -> AsyncIterator[Admission]:
+    """Admission, running, once `later` is set where it is given."""
+    admission, loops = Admission(pins), Supervisor()
+
+    async def run() -> None:
+        if later is not None:
+            await later.wait()
+        await admission.run()
+
+    loops.keep("admission", run)
+    try:
+        yield admission
+    finally:
+        await loops.stop()
+        await admission.close()
+        pins.close()
