@@ -24,9 +24,9 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.pins import Pins
 from hmi.engine.queue import BatchQueue, Cut
 from hmi.engine.request import InferRequest, InferResult
-from hmi.engine.running import Held, Ran, Runner
+from hmi.engine.running import Held, Ran, Runner, contained
 from hmi.engine.sink import Waiting
-from hmi.engine.supervisor import Supervisor
+from hmi.engine.supervisor import Broken, Supervisor
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
@@ -66,7 +66,7 @@ class Engine:
         self._pins = Pins(bundles, pool)
         self._admission = Admission(self._pins)
         self._runner = Runner(self._planner.stages, misses)
-        self._threads = ThreadPoolExecutor(settings.streams, thread_name_prefix="hmi-engine")
+        self._threads = _threads(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._visits: set[asyncio.Task[None]] = set()
         self._calls = InFlight()
@@ -175,7 +175,7 @@ class Engine:
 
     async def _visit(self, pieces: list[Piece], plan: Plan, host: Host) -> None:
         try:
-            await self._serve(pieces, plan, lambda work: host.receive(work, self._threads))
+            await self._serve(pieces, plan, lambda work: host.receive(contained(work), self._threads))
         finally:
             host.guest = False
         self._invite()
@@ -185,6 +185,8 @@ class Engine:
         try:
             try:
                 await self._run(pieces, plan, where, host)
+            except Broken:
+                raise
             except Exception as error:
                 parts = by_model(pieces)
                 for part in parts:
@@ -222,7 +224,11 @@ class Engine:
         fail(ran.failed)
 
     def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._threads, contained(work))
+        except RuntimeError as error:
+            self._threads = _threads(self._settings.streams)
+            raise Broken(f"the compute threads have ended ({error})") from error
 
     def _expected_s(self, pieces: list[Piece]) -> float:
         return self._pace.seconds(pieces[0].item.key, work_in(pieces) + BATCH_WORK)
@@ -232,6 +238,10 @@ class Engine:
 
     def _share(self, plan: Plan) -> float:
         return share_left(plan, self._planner.stages)
+
+
+def _threads(streams: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(streams, thread_name_prefix="hmi-engine")
 
 
 def _compile() -> None:

@@ -17,7 +17,9 @@ from plot_store import Reader
 
 V = TypeVar("V")
 LOADERS = 8
-"""Parts that load at once; each root, domain and module at most once."""
+"""Roots and domains that load at once, each once."""
+READERS = 2
+"""Threads that read modules: short work, which is not to wait for the long one."""
 
 
 class Pins:
@@ -27,7 +29,8 @@ class Pins:
 
     def __init__(self, bundles: Bundles, pool: AdapterPool[TaskPart]) -> None:
         self._bundles, self._pool = bundles, pool
-        self._threads = ThreadPoolExecutor(LOADERS, thread_name_prefix="hmi-load")
+        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="hmi-load")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
 
     def found(self, model: ModelId, *, exact: bool) -> Bundle | None:
@@ -41,13 +44,15 @@ class Pins:
 
     async def pin(self, model: ModelId, *, exact: bool) -> Bundle:
         """The live version's bundle; what is cold is loaded. Raises NotFound, Damaged, Unavailable."""
-        version = await self._in_thread(lambda: self._bundles.live(model))
+        version = await _in(self._readers, lambda: self._bundles.live(model))
         upper, reader, _ = await asyncio.gather(
             self._part(self._bundles.upper(version)),
             self._part(self._bundles.reader(version)),
-            self._once(("module", version.artefact), lambda: self._warm(model, version)),
+            self._module(model, version),
         )
-        lower = await self._part(self._bundles.lower(version, upper, reader)) if exact else None
+        lower: LocalLower | None = None
+        if exact:
+            lower = await self._part(self._bundles.lower(version, upper, reader))
         return _bundle(model, version, upper, reader, lower)
 
     async def hold(self, artefacts: list[str]) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
@@ -55,7 +60,7 @@ class Pins:
         held = self._pool.take(artefacts)
         if held is not None:
             return held, {}
-        loading = asyncio.ensure_future(self._in_thread(lambda: self._pool.load(artefacts)))
+        loading = asyncio.ensure_future(_in(self._readers, lambda: self._pool.load(artefacts)))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -66,31 +71,47 @@ class Pins:
         self._pool.give_back(artefacts)
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._loaders.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
         self._bundles.close()
 
-    def _warm(self, model: ModelId, version: ModelVersion) -> None:
-        """Read a module into the pool, without holding it there."""
-        _, errors = self._pool.load([version.artefact])
-        self._pool.give_back([version.artefact])
+    async def _module(self, model: ModelId, version: ModelVersion) -> None:
+        """See that the module is in memory, without holding it there. Several models may share one: an error is named
+        for this one."""
+        key = "module", version.artefact
+        if not self._pool.has(version.artefact):
+            try:
+                await self._once(key, lambda: self._read(version.artefact), self._readers)
+            except Exception as error:
+                raise named(error, model, version) from error
+
+    def _read(self, artefact: str) -> None:
+        _, errors = self._pool.load([artefact])
+        self._pool.give_back([artefact])
         for error in errors.values():
-            raise named(error, model, version) from error
+            raise error
 
     async def _part(self, part: Part[V]) -> V:
         value = part.now()
-        return await self._once(part.key, part.load) if value is None else value
+        return await self._once(part.key, part.load, self._loaders) if value is None else value
 
-    async def _once(self, key: Key, load: Callable[[], V]) -> V:
+    async def _once(self, key: Key, load: Callable[[], V], threads: ThreadPoolExecutor) -> V:
         """What loading a part gave, begun by whoever came first."""
         loading = self._loads.get(key)
         if loading is None:
-            loading = self._loads[key] = asyncio.ensure_future(self._in_thread(load))
-            loading.add_done_callback(lambda _: self._loads.pop(key, None))
+            loading = self._loads[key] = asyncio.ensure_future(_in(threads, load))
+            loading.add_done_callback(lambda done: self._loaded(key, done))
         found: V = await asyncio.shield(loading)
         return found
 
-    async def _in_thread(self, work: Callable[[], V]) -> V:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def _loaded(self, key: Key, done: asyncio.Future[Any]) -> None:
+        del self._loads[key]
+        if not done.cancelled():
+            done.exception()  # seen, though nobody may wait for it any more
+
+
+async def _in(threads: ThreadPoolExecutor, work: Callable[[], V]) -> V:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _bundle(model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None) -> Bundle:

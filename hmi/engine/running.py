@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,20 @@ class Ran:
     compute_s: float
     cpu_s: float
     """Of the stream's one thread, in both; as `compute_s` without what guests took."""
+
+
+def contained(work: Callable[[], Ran]) -> Callable[[], Ran]:
+    """The same work, of which nothing can end more than itself: a SystemExit would end the event loop."""
+
+    def run() -> Ran:
+        try:
+            return work()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"a compute thread was ended by {type(error).__name__}") from error
+
+    return run
 
 
 class Runner:

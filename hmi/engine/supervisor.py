@@ -14,6 +14,10 @@ STEADY_S = 60.0
 """A loop that ran for so long before it died is started again after the first pause."""
 
 
+class Broken(Exception):
+    """What a loop works with is gone: the loop ends, and begins anew."""
+
+
 class Supervisor:
     """Keeps loops running that are written to run for ever. Owned by the event loop's thread.
 

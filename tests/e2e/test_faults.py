@@ -1,0 +1,202 @@
+"""Faults at each step of the engine: no answer is lost, given twice or given to the wrong tenant, and readiness is
+true to the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hmi.core import ModelId
+from hmi.engine import Engine, InferRequest, InferResult, running
+from hmi.engine.admission import Share
+from hmi.engine.sink import Waiting
+from hmi.execution.packed import PackedExecutor
+from hmi.stages import Candidate, Plan, RoundRobin
+from hmi.stores.adapter_pool import AdapterPool
+from plot_store import Reader
+from tests.e2e.conftest import Home
+
+MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
+
+
+class Sometimes:
+    """Makes a function fail by chance, from a seed."""
+
+    def __init__(self, seed: int, error: BaseException) -> None:
+        self._draw, self._error = random.Random(seed), error
+        self.failed = 0
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe(*given: Any, **named: Any) -> Any:
+            if self._draw.random() < 0.3:
+                self.failed += 1
+                raise self._error
+            return function(*given, **named)
+
+        return maybe
+
+
+def watch_sinks(patch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each sink is told something while somebody waits."""
+    told: Counter[int] = Counter()
+    kept: list[Waiting] = []
+    for name in ("done", "fail"):
+        tell = getattr(Waiting, name)
+
+        def counted(self: Waiting, what: Any, tell: Callable[..., None] = tell) -> None:
+            kept.append(self)
+            told[id(self)] += self.wanted
+            tell(self, what)
+
+        patch.setattr(Waiting, name, counted)
+    return told
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "retrieval": (Reader, "lookup"),
+    "executor": (PackedExecutor, "run"),
+    "pool": (AdapterPool, "load"),
+    "heads": (running, "outputs_of"),
+    "answers": (running, "answer_of"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", [RuntimeError("planted"), SystemExit(3)])
+async def test_every_text_is_told_once_whatever_fails(
+    home: Home, place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "pool" and not isinstance(error, Exception):
+        pytest.skip("a load that ends its thread is an interrupt, which ends the process")
+    engine = home.engine(pool_bytes=1 if place == "pool" else 1 << 20, streams=2)
+    await engine.start()
+    requests = {model: [InferRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)}
+    sound = {model: [(await engine.infer([r]))[0] for r in mine] for model, mine in requests.items()}
+    fault = Sometimes(11, error)
+    with monkeypatch.context() as patch:
+        told = watch_sinks(patch)
+        owner, name = PLACES[place]
+        patch.setattr(owner, name, fault(getattr(owner, name)))
+        calls = [(m, i, engine.infer([r])) for i in range(12) for m, r in ((m, requests[m][i]) for m in requests)]
+        answers = await asyncio.gather(*(call for *_, call in calls), return_exceptions=True)
+    assert fault.failed
+    assert max(told.values()) == 1
+    for (model, i, _), answer in zip(calls, answers, strict=True):
+        if isinstance(answer, BaseException):
+            assert "planted" in str(answer) or "SystemExit" in str(answer), answer
+            continue
+        (got,) = answer
+        assert got.model == model, "nobody gets another's answer"
+        assert got.label == sound[model][i].label
+        assert got.scores == pytest.approx(sound[model][i].scores, abs=1e-5)
+    assert engine.ready(), "a batch that fails is no loop that dies"
+    assert (await engine.infer(requests[MOOD][:1]))[0].label
+    await engine.stop()
+
+
+class Mad(RoundRobin):
+    """A planner that fails as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.mad = False
+
+    def plan(self, candidates: Any, now: float) -> Plan:
+        if self.mad:
+            raise RuntimeError("out of its mind")
+        return super().plan(candidates, now)
+
+
+async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    planner = Mad()
+    engine = home.engine(None, planner)
+    await engine.start()
+    await until(engine.ready)
+    planner.mad = True
+    waiting = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
+    await until(lambda: not engine.ready())
+    assert "stream 1 failed: RuntimeError: out of its mind" in str(engine.trouble())
+    planner.mad = False
+    (answer,) = await waiting
+    assert answer.label, "what waits is answered once the loop is back"
+    await until(engine.ready)
+    await engine.stop()
+
+
+async def test_tokenising_that_dies_fails_its_share_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    engine = home.engine()
+    await engine.start()
+    go_on = Share.go_on
+
+    def dies(self: Share, pins: Any) -> float:
+        if self.tenant == "globex":
+            raise RuntimeError("the thread is gone")
+        return go_on(self, pins)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Share, "go_on", dies)
+        calls = [engine.infer([InferRequest(model, home.covered[0])]) for model in (OTHER, MOOD)]
+        failed, answered = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(failed, Exception)
+    assert isinstance(answered, list)
+    await until(engine.ready)
+    await engine.stop()
+
+
+async def test_threads_that_ended_are_made_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    engine = home.engine()
+    await engine.start()
+    await engine.infer([InferRequest(MOOD, home.covered[0])])
+    engine._threads.shutdown()
+    with pytest.raises(Exception, match="try again"):
+        await engine.infer([InferRequest(MOOD, home.covered[0])])
+    await until(lambda: engine.ready())
+    assert (await engine.infer([InferRequest(MOOD, home.covered[0])]))[0].label
+    await engine.stop()
+
+
+async def leave_after(engine: Engine, requests: list[InferRequest], steps: int) -> bool:
+    """Whether the call was over before its client left, after so many steps of the loop."""
+    task: asyncio.Task[list[InferResult]] = asyncio.create_task(engine.infer(requests))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    over = task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return over
+
+
+async def test_a_client_may_leave_at_each_step(home: Home) -> None:
+    engine = home.engine()
+    await engine.start()
+    others = [InferRequest(OTHER, t) for t in home.covered[:3]]
+    for steps in (*range(30), 60, 200, 1000):
+        beside = asyncio.create_task(engine.infer(others))
+        await leave_after(engine, [InferRequest(MOOD, t) for t in home.covered[:3]], steps)
+        assert len(await beside) == 3
+    assert engine._queue.tokens == 0
+    assert engine.ready()
+    await engine.stop()
+
+
+def test_candidates_come_in_order() -> None:
+    """Who was given least, then who waits longest: what a plan of today's order depends on."""
+    keys: Any = None
+    line = [Candidate(1.0, 5.0, "a", keys, 1), Candidate(0.5, 9.0, "b", keys, 1), Candidate(0.5, 8.0, "c", keys, 1)]
+    assert RoundRobin().plan(line, 0.0).candidate.tenant == "c"

@@ -1,0 +1,110 @@
+"""A stage from its hook to provenance and metrics: one that drops the last quarter of each text's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from hmi.core import ModelId
+from hmi.engine import InferRequest
+from hmi.engine.pace import Pace
+from hmi.engine.queue import BatchQueue, Cut
+from hmi.execution import BatchKey, Hook
+from hmi.metrics import Metrics
+from hmi.stages import OFF, Batch, Candidate, Effect, Measured, Plan, RoundRobin, Setting, Shape
+from tests.e2e.conftest import Home
+from tests.e2e.hall import items
+from tests.hmi.test_execution import Drop
+
+MOOD, TAGS = ModelId("acme", "mood"), ModelId("globex", "tags")
+QUARTER = Setting("quarter")
+
+
+class Shorter:
+    """Reads the first three quarters of each text after the first layer."""
+
+    name = "shorter"
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF, QUARTER)
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        return Effect(rows=(1.0, *([0.75] * (shape.layers - 1))))
+
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+        self.batches.append(batch)
+        return [Drop(before=1)]
+
+
+class Always(RoundRobin):
+    """Today's order, with a stage's given setting in every batch."""
+
+    def __init__(self, stage: Shorter, place: int) -> None:
+        self.stages = (stage,)
+        self._place = place
+        self.learnt: list[tuple[Plan, Measured]] = []
+
+    def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
+        chosen = min(candidates)
+        return Plan(chosen, {stage.name: stage.settings(chosen.key)[self._place] for stage in self.stages})
+
+    def learn(self, plan: Plan, measured: Measured) -> None:
+        self.learnt.append((plan, measured))
+
+
+def asked(home: Home) -> list[InferRequest]:
+    requests = [InferRequest(MOOD, t, scores=True, provenance=True) for t in home.covered[:8]]
+    return requests + [InferRequest(TAGS, t.split(), provenance=True) for t in home.covered[:4]]
+
+
+async def test_a_stage_reaches_provenance_metrics_and_planner(home: Home) -> None:
+    stage, metrics = Shorter(), Metrics()
+    planner = Always(stage, 1)
+    engine = home.engine(metrics, planner)
+    await engine.start()
+    results = await engine.infer(asked(home))
+    await engine.stop()
+    for request, result in zip(asked(home), results, strict=True):
+        assert result.provenance is not None
+        assert result.provenance.stages == {"shorter": "quarter"}
+        if isinstance(request.text, list):
+            assert len(result.tags or ()) == len(request.text), "every word has a tag, dropped or not"
+    assert {model for batch in stage.batches for model in batch.models} == {MOOD, TAGS}
+    assert sum(measured.texts for _, measured in planner.learnt) == len(results)
+    assert 'hmi_execution_stage_inputs_total{setting="quarter",stage="shorter"} 12.0' in metrics.render().decode()
+
+
+async def test_a_stage_that_is_off_changes_nothing(home: Home) -> None:
+    answers = []
+    for planner in (Always(Shorter(), 0), None):
+        metrics = Metrics()
+        engine = home.engine(metrics, planner)
+        await engine.start()
+        answers.append([(r.label, r.scores, r.tags, r.tag_scores) for r in await engine.infer(asked(home))])
+        await engine.stop()
+        assert "hmi_execution_stage_inputs_total{" not in metrics.render().decode()
+    assert answers[0] == answers[1], "to the last bit"
+    shorter = home.engine(None, Always(Shorter(), 1))
+    await shorter.start()
+    assert [(r.label, r.scores) for r in (await shorter.infer(asked(home)))[:8]] != [a[:2] for a in answers[0][:8]]
+    await shorter.stop()
+
+
+async def test_a_batch_grows_by_what_its_stages_save(home: Home) -> None:
+    lengths = []
+    for share in (1.0, 0.5):
+        pace = Pace()
+        queue = BatchQueue(1_000_000, pace)
+        queue.put(await items(home, MOOD, [home.covered[0]] * 64))
+        (candidate,) = queue.candidates()
+        lengths.append(len(queue.cut(candidate, Cut(12 * pace.seconds(candidate.key, 24.0), 1 << 20, share))))
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(lengths))
+
+
+def test_what_a_setting_leaves_of_the_work() -> None:
+    assert Effect(rows=(1.0, 0.5, 0.5, 0.0)).work == pytest.approx(0.5)
