@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from hmi.api.caller import ADMINISTRATOR, ALL, Caller
 from hmi.core import KeyRecord, Scope
-from hmi.errors import Forbidden, InvalidInput, NotFound, Unauthorised
+from hmi.errors import Forbidden, InvalidInput, Unauthorised
 
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 """Headers, beside X-Forwarded-*, that only a proxy adds."""
-ALL: frozenset[Scope] = frozenset({"infer", "manage", "admin"})
 
 
 class KeyRing(Protocol):
@@ -28,35 +28,6 @@ class KeyRing(Protocol):
 
     def find_key(self, sha256: str) -> KeyRecord | None: ...
     def keys(self, tenant: str | None) -> list[KeyRecord]: ...
-
-
-@dataclass(frozen=True)
-class Caller:
-    """The bearer of a key. `tenant` None reaches every tenant."""
-
-    tenant: str | None
-    scopes: frozenset[Scope]
-    key_id: str = "-"
-
-    def reaches(self, tenant: str | None) -> bool:
-        return self.tenant is None or self.tenant == tenant
-
-    def must_reach(self, tenant: str | None, what: str) -> None:
-        """Raise NotFound about `what`: that another tenant's exists is not revealed."""
-        if not self.reaches(tenant):
-            raise NotFound(f"there is no {what}: check the name")
-
-    def only(self, tenant: str | None) -> str | None:
-        """The tenant to list: the asked one, or the caller's own."""
-        if self.tenant is None:
-            return tenant
-        self.must_reach(tenant or self.tenant, f"tenant {tenant!r}")
-        return self.tenant
-
-
-ADMINISTRATOR = Caller(None, ALL)
-NOBODY = Caller("", frozenset())
-"""Calls what needs no key; no tenant is named so."""
 
 
 @dataclass(frozen=True)

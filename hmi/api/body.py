@@ -19,8 +19,8 @@ from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, expanded
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
+from hmi.api.protocols.native.schemas import InferBody
 from hmi.api.route import Route
-from hmi.api.schemas_infer import InferBody
 from hmi.api.services import Services
 from hmi.api.shares import Loan
 from hmi.api.uploads import MAX_SPEC_BYTES, Form

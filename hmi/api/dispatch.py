@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel
 
-from hmi.api.auth import NOBODY
 from hmi.api.body import parse_query, receive
+from hmi.api.caller import NOBODY
 from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of

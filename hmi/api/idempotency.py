@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hmi.api.auth import Caller
+from hmi.api.caller import Caller
 from hmi.api.route import Reply, Route
 from hmi.api.services import KeyLock, Services
 from hmi.errors import InvalidInput

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from hmi.api.census import exact_census
 from hmi.api.errors import Malformed, pointer
-from hmi.api.schemas_infer import InferBody
+from hmi.api.protocols.native.schemas import InferBody
 from hmi.errors import InvalidInput
 from hmi.words import HALF_A_PAIR, not_json
 

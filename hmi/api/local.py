@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from hmi.api.app import build_engine, build_services
-from hmi.api.auth import ADMINISTRATOR
 from hmi.api.body import parse, parse_query
+from hmi.api.caller import ADMINISTRATOR
 from hmi.api.dispatch import plain
 from hmi.api.expand import expand_into
 from hmi.api.route import Call, Reply, Route

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hmi.api.auth import Caller
+from hmi.api.caller import Caller
 from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name

@@ -11,10 +11,10 @@ from aiohttp import web
 from hmi.api.handlers import domains, health, jobs, models, roots, stats, tenants
 from hmi.api.handlers import infer as inference
 from hmi.api.openapi import document
+from hmi.api.protocols.native.schemas import InferAnswer, InferBody, MixedAnswer, MixedBody
 from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
-from hmi.api.schemas_infer import InferAnswer, InferBody, MixedAnswer, MixedBody
 from hmi.api.schemas_manage import (
     CreateDomain,
     CreateKey,

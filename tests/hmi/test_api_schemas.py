@@ -13,9 +13,9 @@ from multidict import MultiDict
 from hmi.api import json_text
 from hmi.api.body import parse, parse_query
 from hmi.api.errors import STATUS, Malformed, known, status_of
+from hmi.api.protocols.native.schemas import InferBody, MixedBody
 from hmi.api.route import Route
 from hmi.api.routes import ROUTES
-from hmi.api.schemas_infer import InferBody, MixedBody
 from hmi.api.schemas_manage import CreateModel, CreateTenant, ModelQuery
 from hmi.errors import HmiError, InvalidInput
 from hmi.metrics import Metrics

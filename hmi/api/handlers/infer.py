@@ -11,8 +11,7 @@ from typing import Any
 
 from hmi.api.errors import over
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_infer import (
+from hmi.api.protocols.native.schemas import (
     InferAnswer,
     InferBody,
     LabelScore,
@@ -22,6 +21,7 @@ from hmi.api.schemas_infer import (
     TokensInput,
     Versions,
 )
+from hmi.api.route import Call, Reply
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult

@@ -1,0 +1,1 @@
+"""The wire protocols that inference speaks, one folder each."""
