@@ -15,9 +15,10 @@ from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
 from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.routes import ROUTES, contract
 from hmi.api.scrape import Scrape
-from hmi.api.services import SERVICES, Inference, Services, Unfinished
+from hmi.api.services import SERVICES, Services, Unfinished
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -41,7 +42,7 @@ def create_app(settings: Settings) -> web.Application:
     return application(build_services(settings))
 
 
-def build_engine(manager: Manager, metrics: Metrics) -> Inference:
+def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
     """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for that."""
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
@@ -51,15 +52,19 @@ def build_engine(manager: Manager, metrics: Metrics) -> Inference:
     return Engine(bundles, settings, metrics, manager.misses)
 
 
-def build_services(settings: Settings, engine_of: Callable[[Manager, Metrics], Inference] = build_engine) -> Services:
+def build_services(
+    settings: Settings, engine_of: Callable[[Manager, Metrics], InferenceEngine] = build_engine
+) -> Services:
     """Open the data folder and wire the parts."""
     manager = Manager(settings)
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
+    engine = engine_of(manager, metrics)
     return Services(
         settings=settings,
         manager=manager,
-        engine=engine_of(manager, metrics),
+        engine=engine,
+        inference=Inference(engine, settings),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -95,9 +100,9 @@ async def _answered(services: Services) -> bool:
     """Wait until the accepted requests are answered, at most DRAIN_S: a body may come slowly, or never."""
     began = time.monotonic()
     seen: dict[int, tuple[int, float]] = {}  # request -> bytes of its body so far, and when the last of them came
-    while services.in_flight and (waited := time.monotonic() - began) < DRAIN_S:
+    while services.in_flight.count and (waited := time.monotonic() - began) < DRAIN_S:
         with suppress(TimeoutError):
-            await asyncio.wait_for(services.idle.wait(), min(CHECK_S, DRAIN_S - waited))
+            await asyncio.wait_for(services.in_flight.none(), min(CHECK_S, DRAIN_S - waited))
         for name, request in services.receiving.items():
             size, at = request.content.total_bytes, time.monotonic()
             if size != seen.get(name, (-1, 0.0))[0]:
@@ -107,9 +112,10 @@ async def _answered(services: Services) -> bool:
     for request in services.receiving.values():
         _give_up(request)
     await asyncio.sleep(0)
-    if services.in_flight:
-        log.warning("stopping with %d requests unanswered after %d s", services.in_flight, DRAIN_S)
-    return not services.in_flight
+    unanswered = services.in_flight.count
+    if unanswered:
+        log.warning("stopping with %d requests unanswered after %d s", unanswered, DRAIN_S)
+    return not unanswered
 
 
 def _give_up(request: web.Request) -> None:

@@ -19,7 +19,6 @@ from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, expanded
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
-from hmi.api.protocols.native.schemas import InferBody
 from hmi.api.route import Route
 from hmi.api.services import Services
 from hmi.api.shares import Loan
@@ -223,13 +222,12 @@ def _most(route: Route, settings: Settings) -> Census:
 
 def _check_census(found: Census, most: Census, route: Route) -> None:
     """Raise Malformed for what is nested too deeply, TooLarge naming the field that alone can hold so much."""
-    field = "inputs" if route.body is InferBody else "body"
     if found.depth > DEEPEST:
         raise too_deep()
     if found.values > most.values:
-        raise over(field, most.values, "JSON values (texts and words)", "send several requests")
+        raise over(route.inputs_field, most.values, "JSON values (texts and words)", "send several requests")
     if found.members > most.members:
-        raise over(field, most.members, "fields of objects", "send several requests")
+        raise over(route.inputs_field, most.members, "fields of objects", "send several requests")
 
 
 @cache

@@ -21,10 +21,10 @@ class Caller:
     def reaches(self, tenant: str | None) -> bool:
         return self.tenant is None or self.tenant == tenant
 
-    def must_reach(self, tenant: str | None, what: str) -> None:
-        """Raise NotFound about `what`: that another tenant's exists is not revealed."""
+    def must_reach(self, tenant: str | None, what: str, field: str | None = None) -> None:
+        """Raise NotFound about `what`, naming `field`: that another tenant's exists is not revealed."""
         if not self.reaches(tenant):
-            raise NotFound(f"there is no {what}: check the name")
+            raise NotFound(f"there is no {what}: check the name", field=field)
 
     def only(self, tenant: str | None) -> str | None:
         """The tenant to list: the asked one, or the caller's own."""

@@ -11,7 +11,9 @@ from typing import Any, Protocol, cast
 
 from aiohttp import web
 
-from hmi.api.errors import INTERNAL, Malformed, body_of, headers_of, status_of
+from hmi.api.errors import INTERNAL, Malformed, headers_of, status_of
+from hmi.api.protocols.base import Failure
+from hmi.api.protocols.native import NATIVE
 from hmi.config import Settings
 from hmi.errors import HmiError, InvalidInput
 
@@ -136,7 +138,9 @@ class Connection(web.RequestHandler):
             raise ConnectionError("an answer is under way: no second one can be sent")
         answered = status_of(error)
         response = web.json_response(
-            body_of(error, request_id), status=answered, headers={**headers_of(answered), "X-Request-Id": request_id}
+            NATIVE.encode_error(Failure(error.kind, error.message, error.details, request_id)),
+            status=answered,
+            headers={**headers_of(answered), "X-Request-Id": request_id},
         )
         response.force_close()
         return response

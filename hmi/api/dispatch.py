@@ -18,9 +18,11 @@ from hmi.api.body import parse_query, receive
 from hmi.api.caller import NOBODY
 from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
-from hmi.api.errors import MethodNotAllowed, body_of, headers_of, known, status_of
+from hmi.api.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, Once, alone, once_of
 from hmi.api.loop import off_loop
+from hmi.api.protocols.base import Failure
+from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services, Stopping
 from hmi.api.shares import Loan
@@ -30,6 +32,7 @@ from hmi.stores.layout import without_paths
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
+ROUTE: web.RequestKey[Route] = web.RequestKey("route", Route)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,6 +42,7 @@ def handler_of(route: Route) -> AioHandler:
     """The aiohttp handler that serves `route`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        request[ROUTE] = route
         services = request.app[SERVICES]
         if route.draining:
             return await _serve(route, request, services)
@@ -46,8 +50,7 @@ def handler_of(route: Route) -> AioHandler:
             raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
         work = asyncio.create_task(_serve(route, request, services))
-        # Not at its own end: a task that is cancelled before its first step, since the client has gone, has none.
-        work.add_done_callback(lambda _: services.leave())
+        services.in_flight.until_done(work)
         try:
             if route.cancellable:
                 return await work
@@ -188,9 +191,11 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
         seldom = request.app[SERVICES].seldom
         seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
-    body = body_of(told, request[REQUEST_ID])
     # The log names files; whoever calls must not learn where they lie.
-    body["error"]["message"] = without_paths(told.message, request.app[SERVICES].settings.data)
+    message = without_paths(told.message, request.app[SERVICES].settings.data)
+    route = request.get(ROUTE)  # None where no route fits the path
+    dialect = NATIVE if route is None else route.dialect
+    body = dialect.encode_error(Failure(told.kind, message, told.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status), **headers}
 
 

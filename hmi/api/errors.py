@@ -1,4 +1,4 @@
-"""The only place that knows how an error looks over HTTP: kind → status, and the native error shape."""
+"""The only place that maps an error to HTTP: kind → status. Each protocol shapes the body of its own errors."""
 
 from __future__ import annotations
 
@@ -72,18 +72,6 @@ def headers_of(status: int) -> dict[str, str]:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers
-
-
-def body_of(error: HmiError, request_id: str) -> dict[str, Any]:
-    """The native shape; see docs/http.md."""
-    return {
-        "error": {
-            "kind": error.kind,
-            "message": error.message,
-            "details": error.details,
-            "request_id": request_id,
-        }
-    }
 
 
 def known(error: Exception) -> HmiError | None:

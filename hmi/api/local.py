@@ -16,9 +16,9 @@ from hmi.api.body import parse, parse_query
 from hmi.api.caller import ADMINISTRATOR
 from hmi.api.dispatch import plain
 from hmi.api.expand import expand_into
+from hmi.api.inference import InferenceEngine
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
-from hmi.api.services import Inference
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.engine import InferRequest, InferResult
@@ -32,7 +32,7 @@ class EngineAtStart:
 
     def __init__(self, manager: Manager, metrics: Metrics) -> None:
         self._made_of = manager, metrics
-        self._engine: Inference | None = None
+        self._engine: InferenceEngine | None = None
 
     async def start(self) -> None:
         self._engine = build_engine(*self._made_of)
@@ -48,6 +48,9 @@ class EngineAtStart:
 
     def ready(self) -> bool:
         return self._engine is not None and self._engine.ready()
+
+    def trouble(self) -> str | None:
+        return None if self._engine is None else self._engine.trouble()
 
 
 class LocalCalls:

@@ -11,6 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from hmi.api.caller import Caller
+from hmi.api.protocols.base import Dialect
+from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
@@ -114,6 +116,10 @@ class Route:
     """Answered while the server drains, too."""
     tagged: bool = False
     """The answer has an ETag, and is 304 without a body to a client that has it."""
+    dialect: Dialect = NATIVE
+    """The protocol whose shape its errors have."""
+    inputs_field: str = "body"
+    """What an error names if the body has too many values."""
     kinds: tuple[str, ...] = ()
     """Errors of its own, beside those that its shape implies."""
 

@@ -8,10 +8,9 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, jobs, models, roots, stats, tenants
-from hmi.api.handlers import infer as inference
+from hmi.api.handlers import domains, health, infer, jobs, models, roots, stats, tenants
 from hmi.api.openapi import document
-from hmi.api.protocols.native.schemas import InferAnswer, InferBody, MixedAnswer, MixedBody
+from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
@@ -46,7 +45,6 @@ ADAPTER = {"adapter_config": True, "adapter": True, "head_config": False, "head"
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
 DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
-INFER_KINDS = ("not_found", "collected", "deadline_exceeded", "damaged")
 
 
 @cache
@@ -172,17 +170,6 @@ JOBS = (
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
 )  # fmt: skip
 
-INFER = (
-    Route(
-        "POST", "/infer/{model}", inference.infer, "Infer with one model.", InferAnswer, "infer",
-        body=InferBody, cancellable=True, kinds=INFER_KINDS,
-    ),
-    Route(
-        "POST", "/infer", inference.infer_mixed, "Infer with several models at once.", MixedAnswer, "infer",
-        body=MixedBody, cancellable=True, kinds=INFER_KINDS,
-    ),
-)  # fmt: skip
-
 OPERATION = (
     Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, draining=True),
     Route(
@@ -198,7 +185,7 @@ OPERATION = (
     Route("GET", "/openapi.json", openapi, "This document.", draining=True, tagged=True),
 )
 
-ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *INFER, *OPERATION)
+ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *infer.routes_of(NATIVE), *OPERATION)
 
 
 def openapi_text() -> str:

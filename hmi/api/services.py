@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from aiohttp import web
 
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
+from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
 from hmi.api.seldom import Seldom
@@ -20,7 +21,7 @@ from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import now
-from hmi.engine import InferRequest, InferResult
+from hmi.engine.in_flight import InFlight
 from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
@@ -37,15 +38,6 @@ class Unfinished(Stopping, TimeoutError):
     """For a request whose body does not arrive in time. aiohttp, which reads on, accepts a TimeoutError."""
 
 
-class Inference(Protocol):
-    """The engine as the edge sees it."""
-
-    async def start(self) -> None: ...
-    async def stop(self, *, drain: bool = True) -> None: ...
-    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]: ...
-    def ready(self) -> bool: ...
-
-
 @dataclass
 class KeyLock:
     """An Idempotency-Key in use, so that of two equal requests the second waits for the first."""
@@ -60,7 +52,9 @@ class Services:
 
     settings: Settings
     manager: Manager
-    engine: Inference
+    engine: InferenceEngine
+    inference: Inference
+    """The engine, behind the checks of what callers ask."""
     metrics: Metrics
     auth: Auth
     uploads: Uploads
@@ -70,25 +64,23 @@ class Services:
     scrape: Scrape
     phase: Phase = "starting"
     started: str = field(default_factory=now)
-    in_flight: int = 0
+    in_flight: InFlight = field(default_factory=InFlight)
+    """Requests that were accepted and are not answered yet."""
     quotas: Quotas = field(default_factory=Quotas)
     receiving: dict[int, web.Request] = field(default_factory=dict)
     """Requests whose bodies are being read, by `id`: aiohttp's have no hash."""
     refused: int = 0
     """Requests that came after the signal to stop."""
     seldom: Seldom = field(default_factory=lambda: Seldom(log))
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Requests that are finished even without their client."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
 
     def admit(self) -> None:
-        """Count a request in; raises Unavailable once the server drains."""
+        """Raises Stopping once the server drains."""
         if self.phase == "draining":
             self.refused += 1
             raise Stopping("the server is stopping: try again in a few seconds")
-        self.in_flight += 1
-        self.idle.clear()
 
     @contextmanager
     def reading(self, request: web.Request) -> Iterator[None]:
@@ -98,11 +90,6 @@ class Services:
             yield
         finally:
             del self.receiving[id(request)]
-
-    def leave(self) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self.idle.set()
 
 
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)

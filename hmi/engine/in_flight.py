@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Any
 
 
 class InFlight:
-    """`with in_flight:` around each piece of work."""
+    """`with in_flight:` around each piece of work, or `until_done` for a task."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,6 +25,11 @@ class InFlight:
         self.count -= 1
         if not self.count:
             self._none.set()
+
+    def until_done(self, work: asyncio.Task[Any]) -> None:
+        """Count `work` until it is done, even if it is cancelled before its first step."""
+        self.__enter__()
+        work.add_done_callback(lambda _: self.__exit__(None, None, None))
 
     async def none(self) -> None:
         """Wait until nothing is under way."""

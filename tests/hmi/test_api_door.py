@@ -83,7 +83,7 @@ async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> N
                 client.sendall(post(path, None, b"{}") if method == "POST" else head(path, None, method=method))
         assert (await ask(port))[0] == 200, "and whoever came before has been let in"
         async with asyncio.timeout(20):  # a stop would wait for what is left, until its end
-            while door._count() or services.in_flight:
+            while door._count() or services.in_flight.count:
                 await asyncio.sleep(0.01)
 
 

@@ -16,11 +16,13 @@ async def healthz(call: Call) -> Reply:
 
 
 async def readyz(call: Call) -> Reply:
-    """Inference is served; 503 while the server starts or drains."""
+    """Inference is served; 503 while the server starts or drains, and while part of the engine is down."""
     services = call.services
     if services.phase != "serving" or not services.engine.ready():
         kind = Stopping if services.phase == "draining" else Unavailable
-        raise kind(f"the server is {services.phase}: try again in a few seconds", phase=services.phase)
+        trouble = services.engine.trouble()
+        why = "" if trouble is None else f", but part of the engine is down and is started again ({trouble})"
+        raise kind(f"the server is {services.phase}{why}: try again in a few seconds", phase=services.phase)
     return Reply(Health(status="ready"))
 
 

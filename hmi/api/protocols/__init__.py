@@ -1,1 +1,1 @@
-"""The wire protocols that inference speaks, one folder each."""
+"""The wire protocols of inference, one folder each. `base` says what a protocol is made of."""

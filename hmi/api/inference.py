@@ -1,0 +1,130 @@
+"""Inference without HTTP: asks in, results out. Every protocol and the command line come through here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from hmi.api.asks import Ask, AskResult, Input
+from hmi.api.caller import Caller
+from hmi.api.errors import over
+from hmi.api.loop import off_loop
+from hmi.config import Settings
+from hmi.engine import InferRequest, InferResult
+from hmi.engine.request import Provenance
+from hmi.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from hmi.model.tokenizer import Text
+
+
+class InferenceEngine(Protocol):
+    """The engine as the edge sees it."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, *, drain: bool = True) -> None: ...
+
+    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
+        """One result for each request, in their order: all or none."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Which of its loops failed and why; None while all run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Checks asks and has the engine answer them."""
+
+    engine: InferenceEngine
+    settings: Settings
+
+    async def answer(
+        self, asks: Sequence[Ask], caller: Caller, arrived: float, *, field: str = "inputs", large: bool = False
+    ) -> list[AskResult]:
+        """Answer all asks, in their order, or none. The engine gets them at once, so that it batches them together.
+
+        arrived: the monotonic time that deadlines and `total_ms` count from. field: what an error names if the call
+        has too many inputs. large: check the inputs off the event loop.
+
+        Raises NotFound (a model that does not exist, or that the caller does not reach), TooLarge and InvalidInput
+        (each names the field), Unavailable, DeadlineExceeded.
+        """
+        for ask in asks:
+            caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
+        if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
+            raise over(field, self.settings.max_inputs, "inputs", "send several requests")
+        requests = await off_loop(large, self._requests, asks, arrived)
+        results = iter(await self.engine.infer(requests))
+        total_ms = round((time.monotonic() - arrived) * 1000, 3)
+        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms) for ask in asks]
+
+    def _requests(self, asks: Sequence[Ask], arrived: float) -> list[InferRequest]:
+        return [request for number, ask in enumerate(asks) for request in self._requests_of(ask, number, arrived)]
+
+    def _requests_of(self, ask: Ask, number: int, arrived: float) -> Iterator[InferRequest]:
+        deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
+        for given in ask.inputs:
+            yield InferRequest(
+                model=ask.model,
+                text=_checked(given, self.settings.max_text_bytes),
+                exact=ask.exact,
+                scores=ask.scores,
+                provenance=ask.provenance,
+                deadline=deadline,
+                ask=number,
+                place=given.place,
+                model_place=ask.model_place,
+            )
+
+
+def _checked(given: Input, limit: int) -> Text:
+    """The text of an input. Raises TooLarge and InvalidInput. Whether its form fits the model, the engine checks."""
+    text = given.text
+    if isinstance(text, list):
+        _check_words(text, given.parts[0], limit)
+        return text
+    for part, field in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
+        if len(part.encode()) > limit:
+            raise over(field, limit, "bytes", "send a shorter text")
+        if not part.strip():
+            raise _blank(field)
+    return text
+
+
+def _check_words(words: list[str], field: str, limit: int) -> None:
+    if sum(len(word.encode()) for word in words) > limit:
+        raise over(field, limit, "bytes", "send shorter texts")
+    for i, word in enumerate(words):
+        if not word.strip():
+            raise _blank(f"{field}[{i}]")
+
+
+def _blank(field: str) -> InvalidInput:
+    return InvalidInput(f"{field} is blank: send some text", field=field)
+
+
+def _result(ask: Ask, outputs: list[InferResult], total_ms: float) -> AskResult:
+    made_by = [output.provenance for output in outputs if output.provenance is not None]
+    return AskResult(
+        model=ask.model,
+        version=outputs[0].version,
+        outputs=outputs,
+        timing={**_timing(outputs), "total_ms": total_ms},
+        provenance=Provenance.together(made_by) if made_by else None,
+    )
+
+
+def _timing(outputs: Sequence[InferResult]) -> dict[str, float]:
+    """For each stage the longest time among the inputs, since these run side by side."""
+    names = sorted({name for output in outputs for name in output.timing})
+    return {name: round(max(output.timing.get(name, 0.0) for output in outputs), 3) for name in names}

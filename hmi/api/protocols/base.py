@@ -1,0 +1,53 @@
+"""What a wire protocol of inference is: calls that decode to asks and encode results, and a shape of errors.
+
+A protocol knows neither the web server nor the engine. `hmi.api.handlers.infer` serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hmi.api.asks import Ask, AskResult
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One call of a protocol. It is a POST with a JSON body, which asks models."""
+
+    path: str
+    """May hold `{model}`."""
+    summary: str
+    """One sentence for the OpenAPI document."""
+    body: Any
+    """The type of the body: it is checked against this before `decode` sees it, and documented by it."""
+    answer: Any
+    """The type of what `encode` returns: pydantic models, or a list of them."""
+    decode: Callable[[Any, Mapping[str, str]], list[Ask]]
+    """The body and the parameters of the path to asks. It is quick: inputs may be made as they are read."""
+    encode: Callable[[Sequence[AskResult]], Any]
+    """The results of these asks, in their order, to the answer. Large ones are encoded in a thread."""
+    inputs_field: str
+    """What an error names if there are too many inputs."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as a client may see it."""
+
+    kind: str
+    message: str
+    details: Mapping[str, Any]
+    request_id: str
+
+
+class Dialect(Protocol):
+    """One wire protocol."""
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]: ...
+
+    def encode_error(self, failure: Failure) -> dict[str, Any]:
+        """The JSON body of an error. The status is the server's: `hmi.api.errors`."""
+        ...

@@ -1,0 +1,64 @@
+"""Native bodies, which are checked against their schemas, to asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hmi.api.asks import Ask, Input
+from hmi.api.protocols.native.schemas import InferBody, MixedItem, TextInput, TokensInput
+from hmi.core import ModelId
+
+
+def decode_one(body: InferBody, path: Mapping[str, str]) -> list[Ask]:
+    """POST /infer/{model}. Raises InvalidInput for a path that names no model."""
+    return [_ask(ModelId.parse(path["model"]), body)]
+
+
+def decode_mixed(body: list[MixedItem], path: Mapping[str, str]) -> list[Ask]:
+    """POST /infer."""
+    return [
+        _ask(ModelId.parse(item.model), item, prefix=f"[{i}].", model_place=f"[{i}].model")
+        for i, item in enumerate(body)
+    ]
+
+
+@dataclass(frozen=True)
+class _BodyInputs:
+    """The inputs of one body, made as they are read. Their names begin with `prefix`."""
+
+    body: InferBody
+    prefix: str
+
+    def __len__(self) -> int:
+        return 1 if isinstance(self.body.inputs, str) else len(self.body.inputs)
+
+    def __iter__(self) -> Iterator[Input]:
+        if isinstance(self.body.inputs, str):
+            yield _input(self.body.inputs, f"{self.prefix}inputs")
+            return
+        for i, item in enumerate(self.body.inputs):
+            yield _input(item, f"{self.prefix}inputs[{i}]")
+
+
+def _ask(model: ModelId, body: InferBody, prefix: str = "", model_place: str | None = None) -> Ask:
+    wanted = body.parameters.return_
+    return Ask(
+        model=model,
+        inputs=_BodyInputs(body, prefix),
+        model_place=model_place,
+        exact=body.parameters.exact,
+        scores="scores" in wanted,
+        provenance="provenance" in wanted,
+        deadline_ms=body.parameters.deadline_ms,
+    )
+
+
+def _input(item: str | TextInput | TokensInput, place: str) -> Input:
+    if isinstance(item, str):
+        return Input(item, place, (place,))
+    if isinstance(item, TokensInput):
+        return Input(item.tokens, place, (f"{place}.tokens",))
+    if item.text_pair is None:
+        return Input(item.text, place, (f"{place}.text",))
+    return Input((item.text, item.text_pair), place, (f"{place}.text", f"{place}.text_pair"))

@@ -1,0 +1,50 @@
+"""Results to native answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hmi.api.asks import AskResult
+from hmi.api.protocols.native.schemas import InferAnswer, LabelScore, Output, Provenance, Versions
+from hmi.engine import InferResult
+from hmi.engine.request import Provenance as EngineProvenance
+
+
+def encode_one(results: Sequence[AskResult]) -> InferAnswer:
+    """The answer to POST /infer/{model}."""
+    (result,) = results
+    return _answer(result)
+
+
+def encode_mixed(results: Sequence[AskResult]) -> list[InferAnswer]:
+    """The answer to POST /infer: one for each request of the body."""
+    return [_answer(result) for result in results]
+
+
+def _answer(result: AskResult) -> InferAnswer:
+    return InferAnswer(
+        model=str(result.model),
+        version=result.version,
+        outputs=[_output(output) for output in result.outputs],
+        timing=dict(result.timing),
+        provenance=None if result.provenance is None else _provenance(result.provenance),
+    )
+
+
+def _output(output: InferResult) -> Output:
+    return Output(
+        label=output.label,
+        score=output.score,
+        scores=output.scores,
+        labels=None if output.labels is None else [LabelScore(label=n, score=p) for n, p in output.labels],
+        value=output.value,
+        tags=output.tags,
+        tag_scores=output.tag_scores,
+        embedding=output.embedding,
+        truncated=output.truncated,
+    )
+
+
+def _provenance(made_by: EngineProvenance) -> Provenance:
+    versions = Versions(**vars(made_by.versions))
+    return Provenance(plot=dict(made_by.plot), layers=made_by.layers, exact=made_by.exact, versions=versions)
