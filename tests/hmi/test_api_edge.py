@@ -213,6 +213,24 @@ async def test_idempotency(tmp_path: Path) -> None:
         assert not world.services.same_key
 
 
+async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        assert (await world.call("GET", "/readyz"))[0] == 200
+        engine: Any = world.services.engine
+        engine.ready = lambda: False
+        for trouble, why in (
+            (None, ""),
+            (f"stream 1 failed: OSError: {tmp_path / 'plots'}",
+             ", but part of the engine is down and is started again (stream 1 failed: OSError: <data>/plots)"),
+        ):  # fmt: skip
+            engine.trouble = lambda trouble=trouble: trouble
+            status, body, answer = await world.call("GET", "/readyz")
+            assert (status, answer.headers["Retry-After"]) == (503, "2")
+            assert body["error"]["kind"] == "unavailable"
+            assert body["error"]["message"] == f"the server is serving{why}: try again in a few seconds"
+            assert body["error"]["details"] == {"phase": "serving"}
+
+
 async def test_draining_answers_what_was_accepted(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         held, seen = asyncio.Event(), asyncio.Event()

@@ -100,11 +100,18 @@ async def inference(world: World, key: str, other: str) -> None:
     await provenance(world, key, answer["provenance"])
     assert all(name.endswith("_ms") for name in answer["timing"])
     mixed = [{"model": "acme.m", "inputs": "the market falls"}, {"model": "acme.topic", **sent}]
+    before = await requests_of(world, key)
     status, answers, _ = await world.call("POST", "/infer", mixed, key=key)
     assert (status, [len(a["outputs"]) for a in answers]) == (200, [1, 2])
+    assert await requests_of(world, key) == before + 2
     assert [a["model"] for a in answers] == ["acme.m", "acme.topic"]
     assert answers[1]["outputs"][0]["label"] == answer["outputs"][0]["label"]
     await wrong_inputs(world, key, other)
+
+
+async def requests_of(world: World, key: str) -> int:
+    _, use, _ = await world.call("GET", "/manage/tenants/acme/usage", key=key)
+    return int(use["requests"])
 
 
 async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
@@ -129,6 +136,14 @@ async def wrong_inputs(world: World, key: str, other: str) -> None:
     mixed = [{"model": "acme.topic", "inputs": "a"}, {"model": "acme.topic", "inputs": [{"tokens": ["a"]}]}]
     status, body, _ = await call("POST", "/infer", mixed, key=key)
     assert (status, body["error"]["details"]["field"]) == (422, "[1].inputs[0]")
+    assert body["error"]["message"].endswith("in [1].inputs[0]")
+    for name in ("acme.none", "zeta.topic"):  # one that does not exist, and one that another tenant might have
+        mixed = [{"model": "acme.topic", "inputs": "a"}, *[{"model": name, "inputs": "a"}] * 2]
+        status, body, _ = await call("POST", "/infer", mixed, key=key)
+        assert (status, body["error"]["details"]) == (404, {"field": "[1].model"})
+        assert body["error"]["message"] == f"there is no model {name!r}: check the name"
+        status, body, _ = await call("POST", f"/infer/{name}", {"inputs": "a"}, key=key)
+        assert (status, body["error"]["details"]) == (404, {})
     late = {"inputs": ["a"] * 50, "parameters": {"deadline_ms": 0.001}}
     status, body, _ = await call("POST", "/infer/acme.topic", late, key=key)
     assert (status, body["error"]["kind"]) == (504, "deadline_exceeded")
