@@ -37,7 +37,7 @@ class InferenceEngine(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Which of its loops failed and why; None while all run."""
+        """Why it is not ready though it was started; None where nothing is wrong."""
         ...
 
 
