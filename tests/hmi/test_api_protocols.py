@@ -66,6 +66,9 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
             ({"of": "zeta", "lines": "a"}, 404, {"oops": "there is no model 'zeta.m': check the name", "at": "of"}),
             ({"of": "acme", "lines": "a\n" * 9}, 413,
              {"oops": "lines is over the limit of 3 inputs: send several requests", "at": "lines"}),
+            ({"of": "acme", "lines": "a", "more": [0] * 5000}, 413,
+             {"oops": "lines is over the limit of 2048 JSON values (texts and words): send several requests",
+              "at": "lines"}),
             ({"of": "acme"}, 422, {"oops": "lines: is missing: add it", "at": "lines"}),
         ):  # fmt: skip
             given, body, answer = await world.call("POST", "/by-line", sent, key=made["key"])
