@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -13,8 +14,10 @@ from hmi.model.lower import LocalLower
 from hmi.model.tasks import task_of_version
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.failures import tell
 from plot_store import Reader
 
+log = logging.getLogger("hmi.engine")
 V = TypeVar("V")
 LOADERS = 8
 """Roots and domains that load at once, each once."""
@@ -89,6 +92,7 @@ class Pins:
         _, errors = self._pool.load([artefact])
         self._pool.give_back([artefact])
         for error in errors.values():
+            tell(log, "a module could not be loaded", error)
             raise error
 
     async def _part(self, part: Part[V]) -> V:

@@ -167,7 +167,7 @@ def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(home: Home, ca
         assert str(other) not in error.message
         assert live.artefact not in error.message
         assert str(home.settings.data) not in error.message
-    failed = [record for record in caplog.records if record.name == "hmi.engine.engine"]
+    failed = [record for record in caplog.records if record.name == "hmi.engine"]
     assert failed
     assert all(record.exc_info is None for record in failed), "an expected error needs no traceback"
     assert live.artefact in failed[0].getMessage(), "whoever runs the server must find the file"
@@ -179,7 +179,7 @@ def test_an_unexpected_error_keeps_its_traceback(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("hmi.engine.engine.compute", broken)
+    monkeypatch.setattr("hmi.engine.running.outputs_of", broken)
     (error, _) = asyncio.run(all_at_once(home, [MOOD]))
     assert isinstance(error, ZeroDivisionError)
     assert any(record.exc_info for record in caplog.records)

@@ -159,14 +159,10 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
 @pytest.mark.parametrize(
     ("model", "text", "message"),
     [
-        (MOOD, "", "inputs\\[0\\] is empty"),
-        (MOOD, "  \n", "inputs\\[0\\] is empty"),
         (MOOD, ["a", "b"], "is a classification model: give a text"),
         (MOOD, ("a", "b"), "is a classification model"),
         (PAIRS, "a", "is a pair model"),
-        (PAIRS, ("a", ""), "is empty"),
         (TAGS, "a", "is a tagging model: give tokens"),
-        (TAGS, [], "is empty"),
     ],
 )
 async def test_bad_inputs_name_the_field(home: Home, model: ModelId, text: Text, message: str) -> None:
