@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import lmdb
 import numpy as np
-from hmi_kernels.layout import Bytes
+from hmi_kernels.lookup.layout import Bytes
 
 from hmi.errors import Unavailable
-from plot_store.files import tree_bytes
+from plot_store.ground.files import tree_bytes
 
 Batch = tuple[list[bytes], list[int]]  # one batch's keys, as each peer wants them: made before the clock runs
 Gather = Callable[[Batch], Bytes]  # -> uint8 [m, row bytes], a copy that the caller owns

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import limits
-from hmi_kernels.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
+from hmi_kernels.lookup import limits
+from hmi_kernels.lookup.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from numpy.typing import NDArray
 
 from hmi.bench.store_data import LENGTH, VOCAB, Ngrams, Sample, Texts, Vectors, bigrams, distinct, trigrams
 from plot_store import Reader, Schema, Store, VersionInfo
-from plot_store import format as fmt
+from plot_store.segments import format as fmt
 
 TEXTS_AT_ONCE = 16
 BATCH = TEXTS_AT_ONCE * LENGTH  # tokens, and rows that a batch of hits asks for

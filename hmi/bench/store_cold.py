@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import limits
+from hmi_kernels.lookup import limits
 
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_chain import BATCH, OFFSETS, REFS, Chain

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from hmi_kernels import limits
+from hmi_kernels.lookup import limits
 from numpy.typing import NDArray
 
 from hmi.bench.report import Row, paired_ratio, seconds

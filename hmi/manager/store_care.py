@@ -16,7 +16,7 @@ from hmi.manager.parts import Parts
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
 from plot_store import GcReport, Store, VersionInfo
-from plot_store.scrub import probe
+from plot_store.care.scrub import probe
 
 log = logging.getLogger("hmi.manager")
 

@@ -17,9 +17,9 @@ import plot_store
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 from hmi.stores.plots import plot_errors
 from hmi.stores.sealed import CURE, Txn, is_sealed, problems, upgrade
-from plot_store.host import check_host
-from plot_store.scrub import check_pages
-from plot_store.writer_lock import WriterLock
+from plot_store.care.scrub import check_pages
+from plot_store.database.writer_lock import WriterLock
+from plot_store.ground.host import check_host
 
 log = logging.getLogger("hmi.stores")
 FIRST_MAP = 16 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hmi_kernels import limits, reference
-from hmi_kernels.layout import pack_keys
+from hmi_kernels.lookup import limits, reference
+from hmi_kernels.lookup.layout import pack_keys
 
 from hmi.bench import store_data as data
 from hmi.bench.peers import PEERS

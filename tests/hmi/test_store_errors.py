@@ -23,7 +23,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import as_hmi, open_plots, plot_errors
 from plot_store import PlotStoreError, Schema
-from plot_store.names import is_ref
+from plot_store.ground.names import is_ref
 from tests.hmi.test_misses import LAW, NEWS, kept, look, version
 
 HMI = Path(errors.__file__).parent
@@ -53,7 +53,7 @@ def refused(*_: Any, **__: Any) -> Any:
 
 
 def test_the_table_has_every_error_of_the_store() -> None:
-    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.errors"} == set(TABLE)
+    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.ground.errors"} == set(TABLE)
 
 
 @pytest.mark.parametrize("theirs", TABLE)
@@ -161,7 +161,7 @@ def test_only_public_names_of_the_store_are_used() -> None:
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found |= {module for module in modules if module.split(".")[0] == "plot_store"}
-    assert found <= {"plot_store", "plot_store.scrub", "plot_store.host", "plot_store.writer_lock"}
+    assert found <= {"plot_store", "plot_store.care.scrub", "plot_store.ground.host", "plot_store.database.writer_lock"}
 
 
 def test_a_domain_is_as_deep_as_the_store_takes_it() -> None:

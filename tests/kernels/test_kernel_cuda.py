@@ -13,7 +13,7 @@ from typing import Any
 import cuda_twin
 import numpy as np
 import pytest
-from hmi_kernels import cuda, cuda_device, cuda_upload, layout, ops, reference
+from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, layout, ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ VOCAB = 7
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if cuda_twin.compiler() is None:
-        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup.cu for the CPU")
+        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup/lookup.cu for the CPU")
     return cuda_twin.compile_twin(tmp_path_factory.mktemp("twin"))
 
 

@@ -7,7 +7,7 @@ import itertools
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import layout, ops, reference
+from hmi_kernels.lookup import layout, ops, reference
 
 SHAPES = [(n, order) for n in range(1, layout.MAX_N + 1) for order in range(1, n + 1)]
 

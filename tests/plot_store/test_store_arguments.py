@@ -11,7 +11,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import CountedNgrams, Invalid, Limits, MissSketch, NgramCounter, Schema, Store
-from plot_store.scrub import probe, scrub
+from plot_store.care.scrub import probe, scrub
 
 NAN = float("nan")
 JUNK: list[Any] = [None, 5, 2.5, True, b"r", [], "", "A", "r@", "a\0b", "x" * 600, object()]

@@ -7,7 +7,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import Invalid, Store
-from plot_store.backoff import steps_of
+from plot_store.reading.backoff import steps_of
 
 WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}
 FEW = 4  # so small a vocabulary that windows of five are found too

@@ -14,9 +14,10 @@ import plotlab as lab
 import pytest
 import xxhash
 
-from plot_store import Conflict, Damaged, NotFound, Store, archive
-from plot_store.indexing import MAX_RUNS
-from plot_store.probe import has_segments
+from plot_store import Conflict, Damaged, NotFound, Store
+from plot_store.care import archive
+from plot_store.catalogue.probe import has_segments
+from plot_store.writing.indexing import MAX_RUNS
 
 FORMAT_1 = Path(__file__).parent / "formats" / "format-1.plot"
 

@@ -15,8 +15,10 @@ import numpy as np
 import plotlab as lab
 import pytest
 
-from plot_store import Conflict, Forked, Invalid, Limits, Schema, Store, StoreFull, StoreIO, Writer, files, outbox
-from plot_store.catalogue import Catalogue
+from plot_store import Conflict, Forked, Invalid, Limits, Schema, Store, StoreFull, StoreIO, Writer
+from plot_store.catalogue.catalogue import Catalogue
+from plot_store.ground import files
+from plot_store.writing import segment_writer
 
 MADE = lab.content(2, (1500, 60, 8))
 OPTIONS: dict[str, Any] = {"schema": lab.schema(), "build": "b", "segment_bytes": 1 << 15}
@@ -173,14 +175,14 @@ def test_aborting_a_sealed_build_leaves_nothing(store: Store) -> None:
 def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments may be on their way; the third waits for the first."""
     gate, begun = threading.Event(), []
-    real = outbox.write_segment
+    real = segment_writer.write_segment
 
     def slow(*arguments: Any) -> Any:
         begun.append(threading.current_thread().name)
         assert gate.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(outbox, "write_segment", slow)
+    monkeypatch.setattr(segment_writer, "write_segment", slow)
     ngrams, rows = MADE[3]
     with store.writer("r", **OPTIONS) as writer:
         writer.add(3, ngrams[:700], rows[:700])  # 256 rows a segment: two are full
@@ -259,7 +261,7 @@ def test_a_conflict_keeps_what_was_added(store: Store) -> None:
 
 def test_keys_past_their_budget_are_read_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lab.put(store, "r", MADE)
-    monkeypatch.setattr(outbox, "KEYS_BYTES", 5000)
+    monkeypatch.setattr(segment_writer, "KEYS_BYTES", 5000)
     again = lab.put(store, "s", MADE)
     assert [s.name for s in again.segments] == [s.name for s in whole.segments]
 

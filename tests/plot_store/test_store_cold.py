@@ -14,8 +14,10 @@ import numpy as np
 import plotlab as lab
 import pytest
 
-from plot_store import Closed, Invalid, Reader, Store, cold, mapping
-from plot_store.cold import page_ranges
+from plot_store import Closed, Invalid, Reader, Store
+from plot_store.reading import read_ahead
+from plot_store.reading.read_ahead import page_ranges
+from plot_store.segments import mapping
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DIM = 384
@@ -119,7 +121,7 @@ def test_a_reader_is_cold_until_it_reads_nothing(
         assert path.cold
         first = lab.look(reader, batch)
         assert path.cold  # it read from the disk
-        for _ in range(cold._QUIET_LOOKUPS):
+        for _ in range(read_ahead._QUIET_LOOKUPS):
             assert path.cold
             assert np.array_equal(lab.look(reader, batch)[0], first[0])
         assert not path.cold
@@ -147,15 +149,15 @@ def test_a_slow_lookup_that_reads_nothing_does_not_make_a_reader_cold(
             lab.look(reader, lab.texts(1, (600,)))
             turns += 1
             assert turns < 100
-        assert turns >= cold._QUIET_LOOKUPS
-        reads = cold.disk_reads()
-        monkeypatch.setattr(cold, "_SLOW_S", -1.0)
-        monkeypatch.setattr(cold, "disk_reads", lambda: reads)
+        assert turns >= read_ahead._QUIET_LOOKUPS
+        reads = read_ahead.disk_reads()
+        monkeypatch.setattr(read_ahead, "_SLOW_S", -1.0)
+        monkeypatch.setattr(read_ahead, "disk_reads", lambda: reads)
         lab.look(reader, lab.texts(1))  # whatever this thread read in between
         path.cold = False
         lab.look(reader, lab.texts(1))
         assert not path.cold
-        monkeypatch.setattr(cold, "disk_reads", lambda: reads + 1)
+        monkeypatch.setattr(read_ahead, "disk_reads", lambda: reads + 1)
         lab.look(reader, lab.texts(1))
         assert path.cold
 
@@ -193,23 +195,23 @@ def test_page_ranges_are_the_pages_and_as_few_as_they_make() -> None:
 
 
 def test_parts_are_all_texts_in_order_and_alone_equals_batched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold, "_PART", 50)
+    monkeypatch.setattr(read_ahead, "_PART", 50)
     made = lab.content(1)
     lab.put(store, "r", made)
     for seed, lengths in enumerate(([300], [0, 0, 60, 0, 49, 1, 1, 120, 0], [7] * 40, [], [51, 0])):
         batch = lab.texts(seed, lengths)
-        parts = cold.text_parts(*lab.ragged(batch)[1:], sum(lengths))
+        parts = read_ahead.text_parts(*lab.ragged(batch)[1:], sum(lengths))
         assert [i for a, b in parts for i in range(a, b)] == (list(range(len(batch))) if parts else [])
         assert all(sum(lengths[a:b]) < 50 + max(lengths) for a, b in parts)
         assert bool(parts) == (seed in (1, 2, 4))
         with store.reader("r") as reader:
             reader._mapped.cold_path.cold = True  # type: ignore[union-attr]
             lab.same_as(reader, [lab.entries(made)], batch)
-    assert cold.text_parts(np.array([0, 60, 20], np.int64), 60) == []
+    assert read_ahead.text_parts(np.array([0, 60, 20], np.int64), 60) == []
 
 
 def test_a_cold_batch_refuses_what_a_warm_one_refuses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold, "_PART", 4)
+    monkeypatch.setattr(read_ahead, "_PART", 4)
     lab.put(store, "r", lab.content(1))
     tokens = np.ones(12, np.int32)
     wrong = ([0, 12, 5], [1, 6, 12], [0, 6, 11], [0, 7, 6, 12], [0, 13], [0], [])

@@ -200,8 +200,9 @@ def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(store: Store, monk
 
 DIES = """
 import os, sys
-from plot_store import Store, promote
-from plot_store.outbox import Outbox
+from plot_store import Store
+from plot_store.writing import promote
+from plot_store.writing.segment_writer import Outbox
 moment, name, register = sys.argv[2], promote.promote, Outbox.register
 
 def dying(folder, drafts):
@@ -333,10 +334,10 @@ def test_diff_of_what_cannot_be_compared(store: Store) -> None:
 
 def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction and comparison in pieces of a few rows give the same."""
-    import plot_store.own
+    import plot_store.reading.entries
 
     known = grow(store, 6)
-    monkeypatch.setattr(plot_store.own, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(plot_store.reading.entries, "PIECE_BYTES", 1000)
     old = store.version("r")
     assert store.compact("r", max_segments=1, target_bytes=1 << 14) is not None
     assert store.diff(old.id, "r").equal
@@ -346,7 +347,7 @@ def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_width_of_window(store: Store) -> None:
-    from hmi_kernels.layout import roles
+    from hmi_kernels.lookup.layout import roles
 
     from plot_store import Schema
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plot_store import runs
-from plot_store.counted import Among, CountedNgrams
-from plot_store.counting import LEAST_MEMORY, NgramCounter
-from plot_store.errors import Closed, Damaged, Invalid, StoreFull
-from plot_store.tally import Tally, combined, tally
-from plot_store.windows import pack, unpack
+from plot_store.counting import runs
+from plot_store.counting.counted import Among, CountedNgrams
+from plot_store.counting.counter import LEAST_MEMORY, NgramCounter
+from plot_store.counting.key_counts import Tally, combined, tally
+from plot_store.counting.windows import pack, unpack
+from plot_store.ground.errors import Closed, Damaged, Invalid, StoreFull
 
 Text = list[int]
 Ngram = tuple[int, ...]
@@ -73,9 +73,9 @@ def given(counted: CountedNgrams, order: int, alpha: float, min_count: int = 1) 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many runs, several levels of merging and many blocks, from a small corpus."""
-    monkeypatch.setattr("plot_store.counting._room", lambda _budget, _words: 97)
-    monkeypatch.setattr("plot_store.counting.FAN_IN", 3)
-    monkeypatch.setattr("plot_store.counting.BLOCK_ENTRIES", 16)
+    monkeypatch.setattr("plot_store.counting.counter._room", lambda _budget, _words: 97)
+    monkeypatch.setattr("plot_store.counting.counter.FAN_IN", 3)
+    monkeypatch.setattr("plot_store.counting.counter.BLOCK_ENTRIES", 16)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])

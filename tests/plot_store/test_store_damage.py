@@ -14,13 +14,14 @@ import numpy as np
 import plotlab as lab
 import pytest
 import xxhash
-from hmi_kernels import layout
-from hmi_kernels.layout import DTYPES, header_bytes
+from hmi_kernels.lookup import layout
+from hmi_kernels.lookup.layout import DTYPES, header_bytes
 
-from plot_store import Damaged, FormatTooNew, Store, StoreIO, check
-from plot_store import format as fmt
-from plot_store.catalogue import FORMAT
-from plot_store.segment import Segment, open_segment
+from plot_store import Damaged, FormatTooNew, Store, StoreIO
+from plot_store.care import check
+from plot_store.catalogue.catalogue import FORMAT
+from plot_store.segments import format as fmt
+from plot_store.segments.segment import Segment, open_segment
 
 
 def flip(path: Path, at: int, bit: int) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels import reference
-from hmi_kernels.layout import DTYPES
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import DTYPES
 
 from plot_store import Closed, Invalid, Store
-from plot_store.indexing import MAX_RUNS
+from plot_store.writing.indexing import MAX_RUNS
 
 
 @pytest.mark.parametrize("dtypes", [["int8"], ["fp16"], ["fp32"], ["int8"] * 4, ["fp16", "int8", "fp32"]])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plot_store import Hits
-from plot_store.errors import Damaged, Invalid
-from plot_store.misses import WAITING, MissSketch
+from plot_store.counting.misses import WAITING, MissSketch
+from plot_store.ground.errors import Damaged, Invalid
 
 Ngram = tuple[int, ...]
 Batch = tuple[np.ndarray, np.ndarray, Hits]

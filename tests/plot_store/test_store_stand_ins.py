@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels import reference
-from hmi_kernels.layout import before
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import before
 
 from plot_store import Store, differences, disk_bytes, entries_within, stand_ins
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import plain
 import play
-from hmi_kernels import reference
+from hmi_kernels.lookup import reference
 from plain import Plain
 
 from plot_store import PlotStoreError, Reader, Store

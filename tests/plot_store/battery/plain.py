@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from hmi_kernels import reference
-from hmi_kernels.layout import DTYPES
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import DTYPES
 
 from plot_store import Schema
 

@@ -9,8 +9,11 @@ from typing import Any, Final
 
 import lmdb
 
-from plot_store import builds, catalogue, files, gc, promote, publication, version_tree
-from plot_store.catalogue import Catalogue, Txn
+from plot_store.care import gc
+from plot_store.catalogue import catalogue, version_tree
+from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.ground import files
+from plot_store.writing import builds, promote, publication
 
 
 def _without_sync(of_folders: bool) -> None:
