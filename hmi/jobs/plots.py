@@ -155,7 +155,7 @@ def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):
-        want, own = by_order.get(order, Wanted(order, 0, ())), reader.own(order)
+        want, own = by_order.get(order, Wanted(order, 0, ())), reader.ngrams(order)
         both.append(Wanted(order, want.total + len(own), _and_rest(want.chunks, own)))
     return both
 

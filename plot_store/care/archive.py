@@ -24,7 +24,7 @@ from plot_store.ground.files import Buffer, guarded, remove, write_temporary
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reading.reader import Reader, open_reader
 from plot_store.segments import format as fmt
-from plot_store.segments.mapping import read_ahead
+from plot_store.segments.mapping import read_soon
 from plot_store.segments.segment import Draft, check_agreement
 from plot_store.writing import builds, promote
 
@@ -57,7 +57,7 @@ def _pieces(
     for info, version in segments_of(versions):
         segment = environment.segment(info, version.schema)
         whole = xxhash.xxh3_128()
-        read_ahead(segment.raw)
+        read_soon(segment.raw)
         for start in range(0, info.bytes, CHUNK):
             raw = segment.raw[start : start + CHUNK].tobytes()
             whole.update(raw)

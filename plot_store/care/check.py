@@ -31,14 +31,14 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
         damages += [Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)]
     versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
     for version in versions:
-        environment.pin(version.id)
+        environment.hold(version.id)
     try:
         seen: dict[str, SegmentInfo] = {}
         for version in versions:
             damages += check_version(environment, version, seen, watch)
     finally:
         for version in versions:
-            environment.unpin(version.id)
+            environment.let_go(version.id)
     damages = [damage for damage in damages if _still_there(environment, damage)]
     return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
 

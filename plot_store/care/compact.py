@@ -19,7 +19,7 @@ from plot_store.ground import names
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
-from plot_store.reading.entries import Own, Run, open_own
+from plot_store.reading.entries import CoveringIndex, Entries, open_entries
 from plot_store.writing import builds
 from plot_store.writing.append import COMPACTED
 from plot_store.writing.builds import Opened
@@ -27,7 +27,7 @@ from plot_store.writing.writer import Writer
 
 MAX_SEGMENTS: Final = 8
 _BUILD: Final = "compact-"  # and the version's id: the build of its compaction
-_MOSTLY: Final = 4  # a run is worth making anew when small segments are a fourth of its bytes
+_MOSTLY: Final = 4  # a index is worth making anew when small segments are a fourth of its bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Merge:
     """The plan for one order."""
 
     order: int
-    runs: tuple[Run, ...]  # whose indexes become one, oldest first
+    indexes: tuple[CoveringIndex, ...]  # whose indexes become one, oldest first
     small: tuple[str, ...]  # rows segments whose rows are copied, oldest first
     large: tuple[SegmentInfo, ...]  # rows segments that stay, under the new index
 
@@ -53,11 +53,11 @@ def compact(
         return None
     opened = _open_build(environment, version)
     try:
-        own = open_own(environment, version)
-        planned = [_merge_of(own, order, small, max_segments) for order in version.schema.orders]
+        entries = open_entries(environment, version)
+        planned = [_merge_of(entries, order, small, max_segments) for order in version.schema.orders]
         merges = [merge for merge in planned if merge is not None]
         if merges:
-            return _carry_out(environment, opened, own, merges, target_bytes, progress)
+            return _carry_out(environment, opened, entries, merges, target_bytes, progress)
         return None
     finally:  # a published build is gone already
         builds.abandon(environment, opened.build, opened.record.owner)
@@ -87,22 +87,24 @@ def _end_overtaken(environment: Environment, version: VersionInfo) -> None:
         builds.abandon(environment, build)
 
 
-def _merge_of(own: Own, order: int, small: set[str], max_segments: int) -> _Merge | None:
-    """The newest runs, from the oldest one that mostly small segments lie under; None if that is not worth it."""
-    runs = own.runs(order)
-    first = next((i for i, run in enumerate(runs) if _mostly_small(own, run, small, max_segments)), len(runs))
-    taken, left = runs[first:], {name for run in runs[:first] for name in run.covers}
-    covered = list(dict.fromkeys(name for run in reversed(taken) for name in reversed(run.covers)))[::-1]
+def _merge_of(entries: Entries, order: int, small: set[str], max_segments: int) -> _Merge | None:
+    """The newest indexes, from the oldest one that mostly small segments lie under; None if that is not worth it."""
+    indexes = entries.indexes(order)
+    first = next(
+        (i for i, index in enumerate(indexes) if _mostly_small(entries, index, small, max_segments)), len(indexes)
+    )
+    taken, left = indexes[first:], {name for index in indexes[:first] for name in index.covers}
+    covered = list(dict.fromkeys(name for index in reversed(taken) for name in reversed(index.covers)))[::-1]
     mine = [name for name in covered if name not in left]  # one name may lie under several indexes: its newest counts
     merged = tuple(name for name in mine if name in small)
     if len(merged) <= max_segments:
         return None
-    large = tuple(own.opened[name].info for name in covered if name not in merged)
+    large = tuple(entries.opened[name].info for name in covered if name not in merged)
     return _Merge(order, tuple(taken), merged, large)
 
 
-def _mostly_small(own: Own, run: Run, small: set[str], max_segments: int) -> bool:
-    sizes = {name: own.opened[name].info.bytes for name in run.covers}
+def _mostly_small(entries: Entries, index: CoveringIndex, small: set[str], max_segments: int) -> bool:
+    sizes = {name: entries.opened[name].info.bytes for name in index.covers}
     little = [name for name in sizes if name in small]
     return len(little) > max_segments or sum(sizes[n] for n in little) * _MOSTLY >= sum(sizes.values())
 
@@ -110,23 +112,23 @@ def _mostly_small(own: Own, run: Run, small: set[str], max_segments: int) -> boo
 def _carry_out(
     environment: Environment,
     opened: Opened,
-    own: Own,
+    entries: Entries,
     merges: list[_Merge],
     target_bytes: int,
     progress: Progress | None,
 ) -> VersionInfo:
     """Copy the small segments' rows into a build over the large ones, and publish it."""
-    gone = {run.index.name for merge in merges for run in merge.runs} | {n for m in merges for n in m.small}
-    rest = replace(own.version, segments=tuple(s for s in own.version.segments if s.name not in gone))
+    gone = {index.info.name for merge in merges for index in merge.indexes} | {n for m in merges for n in m.small}
+    rest = replace(entries.version, segments=tuple(s for s in entries.version.segments if s.name not in gone))
     large = tuple(info for merge in merges for info in merge.large)
     opened = builds.restart(environment, replace(opened, base=rest), large)
-    total, done = sum(own.opened[name].info.bytes for merge in merges for name in merge.small), 0
+    total, done = sum(entries.opened[name].info.bytes for merge in merges for name in merge.small), 0
     with Writer(environment, opened, {}, target_bytes) as writer:
         for merge in merges:
-            table = own.table(merge.runs)
-            for size, rows in own.pieces(merge.order, merge.small, table):
+            table = entries.table(merge.indexes)
+            for size, rows in entries.pieces(merge.order, merge.small, table):
                 writer.add_encoded(merge.order, rows)
                 done += size
                 if progress is not None:
                     progress(done, total)
-        return writer.publish(meta={**own.version.meta, COMPACTED: own.version.id})
+        return writer.publish(meta={**entries.version.meta, COMPACTED: entries.version.id})

@@ -67,7 +67,7 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     now = time.time()
 
     def find(txn: Txn) -> _Dead:
-        return _unreachable(txn, environment.pins(), policy, now)
+        return _unreachable(txn, environment.held(), policy, now)
 
     def drop(txn: Txn) -> _Dead:
         dead = find(txn)

@@ -55,7 +55,7 @@ def say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def verify(environment: Environment, ref: str | None, rate: float | None) -> VerifyReport:
+def paced_verify(environment: Environment, ref: str | None, rate: float | None) -> VerifyReport:
     """`check.verify` at a pace."""
     pace = Pace(environment.catalogue.read(_total_bytes), rate)
     report = check.verify(environment, ref, pace)
@@ -84,7 +84,7 @@ def main() -> None:
     try:
         environment = acquire(given.store, create=False, read_only=True)
         try:
-            report = verify(environment, given.ref, given.rate)
+            report = paced_verify(environment, given.ref, given.rate)
         finally:
             release(environment)
     except PlotStoreError as error:

@@ -20,7 +20,7 @@ import xxhash
 from hmi_kernels.lookup.layout import words
 from numpy.typing import NDArray
 
-from plot_store.counting.key_counts import Tally
+from plot_store.counting.key_counts import KeyCounts
 from plot_store.counting.runs import SUFFIX, RunWriter, read_run
 from plot_store.counting.windows import unpack
 from plot_store.ground.arguments import check_number, check_path
@@ -175,7 +175,7 @@ class CountedNgrams:
             if len(ngrams):
                 yield ngrams
 
-    def _parts(self, table: Table, least: int) -> Iterator[Tally]:
+    def _parts(self, table: Table, least: int) -> Iterator[KeyCounts]:
         """The n-grams that occur `least` times or more, some at a time, frequent ones first."""
         for power in sorted(table.files, reverse=True):
             if power < least.bit_length() - 1:
@@ -199,7 +199,7 @@ class TableWriter:
         self._writers: dict[int, RunWriter] = {}
         self._histogram: Counter[int] = Counter()
 
-    def add(self, part: Tally) -> None:
+    def add(self, part: KeyCounts) -> None:
         """The next n-grams, above all before. Raises StoreFull, StoreIO."""
         counts, ngrams = np.unique(part.counts, return_counts=True)
         self._histogram.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))

@@ -18,7 +18,7 @@ from hmi_kernels.lookup.layout import MAX_N, words
 from numpy.typing import NDArray
 
 from plot_store.counting.counted import CountedNgrams, TableWriter
-from plot_store.counting.key_counts import tally
+from plot_store.counting.key_counts import count_keys
 from plot_store.counting.runs import BLOCK_ENTRIES, SUFFIX, RunWriter, merge
 from plot_store.counting.windows import Keys, Strip, check_texts, starts_of
 from plot_store.ground.arguments import check_number, check_path
@@ -188,7 +188,7 @@ class _Pile:
     def _spill(self, keys: Keys) -> None:
         """In the background: a sorted run, and a merge of each level that is full."""
         run = self._new_run()
-        counted = tally(keys)
+        counted = count_keys(keys)
         for at in range(0, len(counted), self._block):
             run.add(counted.part(at, at + self._block))
         run.close()

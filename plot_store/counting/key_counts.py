@@ -1,4 +1,4 @@
-"""A tally: sorted distinct keys with their counts, used by counting, runs and sketches."""
+"""Sorted distinct keys with their counts, as counting, runs and sketches use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Tally:
+class KeyCounts:
     """keys uint64 [m, words], ascending and distinct; counts int64 [m]."""
 
     keys: Keys
@@ -23,30 +23,30 @@ class Tally:
     def __len__(self) -> int:
         return self.counts.size
 
-    def part(self, begin: int, end: int) -> Tally:
+    def part(self, begin: int, end: int) -> KeyCounts:
         """A view."""
-        return Tally(self.keys[begin:end], self.counts[begin:end])
+        return KeyCounts(self.keys[begin:end], self.counts[begin:end])
 
-    def where(self, chosen: NDArray[np.bool_]) -> Tally:
-        return Tally(self.keys[chosen], self.counts[chosen])
-
-
-def empty(words: int) -> Tally:
-    return Tally(np.empty((0, words), np.uint64), np.empty(0, np.int64))
+    def where(self, chosen: NDArray[np.bool_]) -> KeyCounts:
+        return KeyCounts(self.keys[chosen], self.counts[chosen])
 
 
-def tally(keys: Keys) -> Tally:
+def empty(words: int) -> KeyCounts:
+    return KeyCounts(np.empty((0, words), np.uint64), np.empty(0, np.int64))
+
+
+def count_keys(keys: Keys) -> KeyCounts:
     """Count keys in any order; sorts `keys` in place where they have one word."""
     if keys.shape[1] == 1:
         keys[:, 0].sort()
     else:
         keys = keys[_order(keys)]
     starts = _starts(keys)
-    return Tally(keys[starts], np.diff(starts, append=len(keys)))
+    return KeyCounts(keys[starts], np.diff(starts, append=len(keys)))
 
 
-def combined(parts: Sequence[Tally]) -> Tally:
-    """The sum of several tallies of one order (at least one)."""
+def combined(parts: Sequence[KeyCounts]) -> KeyCounts:
+    """The sum of several key counts of one order (at least one)."""
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
@@ -55,7 +55,7 @@ def combined(parts: Sequence[Tally]) -> Tally:
     order = _order(keys)
     keys, counts = keys[order], np.concatenate([part.counts for part in parts])[order]
     starts = _starts(keys)
-    return Tally(keys[starts], np.add.reduceat(counts, starts))
+    return KeyCounts(keys[starts], np.add.reduceat(counts, starts))
 
 
 def up_to(keys: Keys, bound: tuple[int, ...]) -> int:

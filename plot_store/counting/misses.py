@@ -15,7 +15,7 @@ import numpy as np
 from hmi_kernels.lookup.layout import MAX_N, words
 from numpy.typing import NDArray
 
-from plot_store.counting.key_counts import Tally, combined, empty, tally
+from plot_store.counting.key_counts import KeyCounts, combined, count_keys, empty
 from plot_store.counting.windows import Strip, pack, starts_of, unpack
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Damaged, Invalid
@@ -113,7 +113,7 @@ class MissSketch:
             raise Damaged("a sketch of misses has arrays of another shape: delete them, recording begins anew")
         # Sorted again rather than believed.
         order = np.lexsort(ngrams.T[::-1])
-        sketch._kept = Tally(pack(ngrams[order].astype(np.uint32)), counts[order].astype(np.int64))
+        sketch._kept = KeyCounts(pack(ngrams[order].astype(np.uint32)), counts[order].astype(np.int64))
         sketch._error, sketch._seen = error, seen
         return sketch
 
@@ -125,15 +125,15 @@ class MissSketch:
             self._starts[: used + 1] = False
 
     def _absorb(self, tokens: NDArray[np.int32], missed: NDArray[np.bool_], starts: NDArray[np.bool_]) -> None:
-        fresh = tally(Strip(tokens, starts, self.n).windows(self.n, missed))
+        fresh = count_keys(Strip(tokens, starts, self.n).windows(self.n, missed))
         self._seen += int(fresh.counts.sum())
         self._keep(fresh)
 
-    def _keep(self, more: Tally) -> None:
+    def _keep(self, more: KeyCounts) -> None:
         kept = combined([self._kept, more])
         if len(kept) > self.capacity:
             excess = int(np.partition(kept.counts, -self.capacity - 1)[-self.capacity - 1])
             self._error += excess
             rest = kept.where(kept.counts > excess)
-            kept = Tally(rest.keys, rest.counts - excess)
+            kept = KeyCounts(rest.keys, rest.counts - excess)
         self._kept = kept

@@ -17,7 +17,7 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from plot_store.counting.key_counts import Tally, combined, empty, up_to
+from plot_store.counting.key_counts import KeyCounts, combined, empty, up_to
 from plot_store.ground.errors import Damaged
 from plot_store.ground.files import guarded, sync_file
 
@@ -36,14 +36,14 @@ class RunWriter:
     def __init__(self, path: Path, words: int, block: int = BLOCK_ENTRIES) -> None:
         self.path, self.entries = path, 0
         self._words, self._block = words, min(block, BLOCK_ENTRIES)
-        self._waiting: list[Tally] = []
+        self._waiting: list[KeyCounts] = []
         self._held = 0
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         with guarded(f"writing {path.name}"):
             self._file: BinaryIO = path.open("wb")
         self._write(MAGIC + struct.pack("<H", words))
 
-    def add(self, part: Tally) -> None:
+    def add(self, part: KeyCounts) -> None:
         """Append entries, all above those before."""
         if len(part):
             self._waiting.append(part)
@@ -67,11 +67,11 @@ class RunWriter:
         end = len(keys) if whole else len(keys) - len(keys) % self._block
         for at in range(0, end, self._block):
             to = min(at + self._block, end)
-            self._put(Tally(keys[at:to], counts[at:to]))
-        rest = Tally(keys[end:].copy(), counts[end:].copy())
+            self._put(KeyCounts(keys[at:to], counts[at:to]))
+        rest = KeyCounts(keys[end:].copy(), counts[end:].copy())
         self._waiting, self._held = ([rest], len(rest)) if len(rest) else ([], 0)
 
-    def _put(self, part: Tally) -> None:
+    def _put(self, part: KeyCounts) -> None:
         packed = self._packer.compress(_planes(part))
         self._write(BLOCK.pack(len(part), len(packed), xxhash.xxh3_64_intdigest(packed)))
         self._write(packed)
@@ -82,7 +82,7 @@ class RunWriter:
             self._file.write(data)
 
 
-def read_run(path: Path, words: int) -> Iterator[Tally]:
+def read_run(path: Path, words: int) -> Iterator[KeyCounts]:
     """The run's entries, block by block. Raises Damaged, StoreIO."""
     unpacker = zstandard.ZstdDecompressor()
     with guarded(f"reading {path.name}"), path.open("rb") as file:
@@ -106,7 +106,7 @@ def read_run(path: Path, words: int) -> Iterator[Tally]:
             yield part
 
 
-def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) -> Iterator[Tally]:
+def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) -> Iterator[KeyCounts]:
     """The sum of several runs, ascending, in chunks; holds about one block of each. Raises Damaged, StoreIO."""
     sources = [_Source(read_run(path, words)) for path in paths]
     while sources := [source for source in sources if source.fill()]:
@@ -120,9 +120,9 @@ def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) ->
 class _Source:
     """One run's current block."""
 
-    def __init__(self, blocks: Iterator[Tally]) -> None:
+    def __init__(self, blocks: Iterator[KeyCounts]) -> None:
         self._blocks = blocks
-        self._left: Tally | None = None
+        self._left: KeyCounts | None = None
 
     def fill(self) -> bool:
         """Have entries; False at the end of the run."""
@@ -137,15 +137,15 @@ class _Source:
         assert self._left is not None
         return tuple(map(int, self._left.keys[-1]))
 
-    def take(self, bound: tuple[int, ...]) -> Tally:
+    def take(self, bound: tuple[int, ...]) -> KeyCounts:
         assert self._left is not None
         keys, counts = self._left.keys, self._left.counts
         end = up_to(keys, bound)
-        self._left = Tally(keys[end:], counts[end:])
-        return Tally(keys[:end], counts[:end])
+        self._left = KeyCounts(keys[end:], counts[end:])
+        return KeyCounts(keys[:end], counts[:end])
 
 
-def _planes(part: Tally) -> bytes:
+def _planes(part: KeyCounts) -> bytes:
     """Differences wrap around modulo 2⁶⁴, so any keys come back."""
     lessened = part.keys.copy()
     lessened[1:] -= part.keys[:-1]
@@ -153,12 +153,12 @@ def _planes(part: Tally) -> bytes:
     return _as_bytes(table).T.tobytes()
 
 
-def _from_planes(planes: bytes, entries: int, words: int) -> Tally:
+def _from_planes(planes: bytes, entries: int, words: int) -> KeyCounts:
     """Raises ValueError where the size is another."""
     columns = np.frombuffer(planes, np.uint8).reshape(8 * (words + 1), entries)
     table = np.ascontiguousarray(columns.T).view("<u8").astype(np.uint64)
     keys = np.cumsum(table[:, :words], axis=0, dtype=np.uint64)
-    return Tally(keys, table[:, words].astype(np.int64))
+    return KeyCounts(keys, table[:, words].astype(np.int64))
 
 
 def _as_bytes(table: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -1,4 +1,7 @@
-"""The state that all `Store`s of one path share in a process: catalogue, mapped segments, pins. Reference-counted."""
+"""The state that all `Store`s of one path share in a process: the catalogue, mapped segments and held versions.
+
+It is reference-counted.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from plot_store.segments.segment import Segment, SegmentCache
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
 T = TypeVar("T")
-_PINS: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
-_PIN_LOCK = threading.RLock()  # re-entrant: a dropped reader unpins from wherever the garbage collector runs
+_HELD: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
+_HELD_LOCK = threading.RLock()  # re-entrant: a dropped reader lets go from wherever the garbage collector runs
 
 
 class Environment:
@@ -50,7 +53,7 @@ class Environment:
         if not read_only:
             self.keep_reserve()
         self.segments = SegmentCache(self.folder)
-        self._pins = _PINS.setdefault(str(path), Counter())
+        self._held = _HELD.setdefault(str(path), Counter())
 
     def keep_reserve(self) -> None:
         """Room for `write_freeing`; without it where the disk is full."""
@@ -81,21 +84,21 @@ class Environment:
             )
         return found
 
-    def pin(self, version_id: str) -> None:
+    def hold(self, version_id: str) -> None:
         """Keep gc in this process away from a version; counted."""
-        with _PIN_LOCK:
-            self._pins[version_id] += 1
+        with _HELD_LOCK:
+            self._held[version_id] += 1
 
-    def unpin(self, version_id: str) -> None:
-        with _PIN_LOCK:
-            self._pins[version_id] -= 1
-            if self._pins[version_id] <= 0:
-                del self._pins[version_id]
+    def let_go(self, version_id: str) -> None:
+        with _HELD_LOCK:
+            self._held[version_id] -= 1
+            if self._held[version_id] <= 0:
+                del self._held[version_id]
 
-    def pins(self) -> set[str]:
+    def held(self) -> set[str]:
         """The versions that readers of this process hold."""
-        with _PIN_LOCK:
-            return set(self._pins)
+        with _HELD_LOCK:
+            return set(self._held)
 
 
 _OPEN: dict[str, Environment] = {}
@@ -168,8 +171,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _LOCK, _PIN_LOCK
-    _LOCK, _PIN_LOCK = threading.Lock(), threading.RLock()
+    global _LOCK, _HELD_LOCK
+    _LOCK, _HELD_LOCK = threading.Lock(), threading.RLock()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

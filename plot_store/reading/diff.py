@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from plot_store.environment.environment import Environment
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Invalid
-from plot_store.reading.entries import Own, open_own
+from plot_store.reading.entries import Entries, open_entries
 from plot_store.reading.reader import open_reader
 
 Ngrams = NDArray[np.uint32]
@@ -58,7 +58,7 @@ def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
         chains = []
         for which in (a, b):
             reader = held.enter_context(open_reader(environment, which))  # pinned and mapped
-            chains.append([open_own(environment, version) for version in reader.chain])
+            chains.append([open_entries(environment, version) for version in reader.chain])
         old, new = chains
         mine, yours = old[0].schema, new[0].schema
         if (mine.n, mine.dim, mine.vocab) != (yours.n, yours.dim, yours.vocab):
@@ -67,7 +67,7 @@ def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
         return DiffReport(old[0].version.id, new[0].version.id, orders)
 
 
-def _compare(old: Sequence[Own], new: Sequence[Own], order: int, samples: int) -> OrderDiff:
+def _compare(old: Sequence[Entries], new: Sequence[Entries], order: int, samples: int) -> OrderDiff:
     """Of two versions, each with its ancestors behind it, the nearest first."""
     counts = dict.fromkeys((*KINDS, "same"), 0)
     shown: dict[str, list[Ngrams]] = {kind: [] for kind in KINDS}
@@ -91,12 +91,12 @@ def _compare(old: Sequence[Own], new: Sequence[Own], order: int, samples: int) -
 
 
 def _matched(
-    one: Own, others: Sequence[Own], order: int
+    one: Entries, others: Sequence[Entries], order: int
 ) -> Iterator[tuple[Ngrams, NDArray[np.int64], NDArray[np.bool_]]]:
     """(n-grams [m, order] that `one` stores, which of `others` has each (-1: none), whether with the same vectors)."""
-    mine = one.runs(order)
-    names = list(dict.fromkeys(name for run in mine for name in run.covers))
-    tables = [other.table(other.runs(order)) for other in others]
+    mine = one.indexes(order)
+    names = list(dict.fromkeys(name for index in mine for name in index.covers))
+    tables = [other.table(other.indexes(order)) for other in others]
     for _, rows in one.pieces(order, names, one.table(mine)):
         ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
         depth, equal = np.full(len(ngrams), -1, np.int64), np.zeros(len(ngrams), np.bool_)
@@ -109,7 +109,7 @@ def _matched(
         yield ngrams, depth, equal
 
 
-def _same(old: Own, new: Own, order: int, one: Bytes, two: Bytes) -> NDArray[np.bool_]:
+def _same(old: Entries, new: Entries, order: int, one: Bytes, two: Bytes) -> NDArray[np.bool_]:
     """bool [m]: whether rows of the two hold the same vectors."""
     if old.schema.dtype == new.schema.dtype:
         return np.asarray((one == two).all(axis=1))

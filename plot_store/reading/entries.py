@@ -16,7 +16,7 @@ from plot_store.ground.errors import Damaged
 from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
-from plot_store.segments.mapping import read_ahead
+from plot_store.segments.mapping import read_soon
 from plot_store.segments.segment import Segment
 
 PIECE_BYTES: Final = 8 << 20
@@ -24,17 +24,17 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Run:
-    """An index and the names of the rows segments it covers, oldest first."""
+class CoveringIndex:
+    """An index segment and the names of the rows segments it covers, oldest first."""
 
-    index: SegmentInfo
+    info: SegmentInfo
     covers: tuple[str, ...]
     view: ops.IndexRun
 
 
 @dataclass(frozen=True)
-class Own:
-    """A version's own segments, mapped."""
+class Entries:
+    """The entries that one version stores itself: its own segments, mapped."""
 
     version: VersionInfo
     opened: dict[str, Segment]
@@ -43,18 +43,18 @@ class Own:
     def schema(self) -> Schema:
         return self.version.schema
 
-    def runs(self, order: int) -> list[Run]:
+    def indexes(self, order: int) -> list[CoveringIndex]:
         """The indexes of an order, oldest first."""
         found = [s for s in self.version.segments if s.kind == "index" and s.order == order]
-        return [self._run(info) for info in found]
+        return [self._covering(info) for info in found]
 
-    def _run(self, info: SegmentInfo) -> Run:
+    def _covering(self, info: SegmentInfo) -> CoveringIndex:
         covers = tuple(f"{digest}.rows" for digest, _ in self.opened[info.name].covers)
-        return Run(info, covers, index_run(self.opened, info, self.version, 0))
+        return CoveringIndex(info, covers, index_run(self.opened, info, self.version, 0))
 
-    def table(self, runs: Sequence[Run]) -> ops.LevelTable:
-        """What finds the newest row of an n-gram among these runs, given oldest first."""
-        return ops.level_table([run.view for run in reversed(runs)], self.schema.n, self.schema.dim)
+    def table(self, indexes: Sequence[CoveringIndex]) -> ops.LevelTable:
+        """What finds the newest row of an n-gram among these indexes, given oldest first."""
+        return ops.level_table([index.view for index in reversed(indexes)], self.schema.n, self.schema.dim)
 
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
         """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
@@ -64,14 +64,14 @@ class Own:
         """
         for name in names:
             segment = self.opened[name]
-            read_ahead(segment.raw)
+            read_soon(segment.raw)
             if segment.layout.format < fmt.FORMAT:
                 segment.check_whole()
             step = max(1, PIECE_BYTES // segment.layout.stride)
             for start in range(0, segment.info.count, step):
                 rows = segment.rows[start : start + step]
                 segment.check(rows)  # before their keys are believed
-                yield rows.nbytes, self._with_checks(segment, rows[newest(table, segment, rows)], order)
+                yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
         """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises Damaged."""
@@ -95,7 +95,7 @@ class Own:
         return rows
 
 
-def newest(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
+def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
     """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
 
     Raises Damaged for a row whose n-gram is not there at all.
@@ -110,6 +110,6 @@ def newest(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.b
     return np.asarray(found == here)
 
 
-def open_own(environment: Environment, version: VersionInfo) -> Own:
+def open_entries(environment: Environment, version: VersionInfo) -> Entries:
     """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew, StoreIO."""
-    return Own(version, {info.name: environment.segment(info, version.schema) for info in version.segments})
+    return Entries(version, {info.name: environment.segment(info, version.schema) for info in version.segments})

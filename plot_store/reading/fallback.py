@@ -1,5 +1,5 @@
-"""Stand-ins: what a look-up gives for an n-gram that is not stored. Their distance to an entry is the gain of storing
-it.
+"""Fallbacks: what a look-up gives for an n-gram that is not stored. Storing an entry gains its distance to its
+fallback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plot_store.reading.reader import Floats, Reader
 Ngrams = NDArray[np.uint32]
 
 
-def stand_ins(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
+def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
     """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] -> (float32
     [m, roles, dim], depth int16 [m]).
 
@@ -55,13 +55,13 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
 
 
 def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
-    """The distance of the entries `rows` float32 [m, roles, dim] to their stand-ins: (float32 [m], depth int16 [m] as
-    by `stand_ins`).
+    """The distance of the entries `rows` float32 [m, roles, dim] to their fallbacks: (float32 [m], depth int16 [m] as
+    by `fallbacks`).
 
     It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry of zeros
-    it is the stand-in's length). Raises as `stand_ins`.
+    it is the fallback's length). Raises as `fallbacks`.
     """
-    given, depths = stand_ins(reader, order, ngrams)
+    given, depths = fallbacks(reader, order, ngrams)
     schema = reader.version.schema
     assert rows.shape == (len(ngrams), roles(schema.n, order), schema.dim)
     away = np.sqrt(np.square(rows - given).sum(axis=(1, 2)))

@@ -11,7 +11,7 @@ from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.backoff import Step
-from plot_store.reading.read_ahead import ColdPath
+from plot_store.reading.read_ahead import ReadAhead
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import Segment
 
@@ -21,7 +21,7 @@ class Mapped:
     """The open chain of a reader."""
 
     table: ops.LevelTable
-    cold_path: ColdPath
+    read_ahead: ReadAhead
     segments: tuple[Segment, ...]
 
 
@@ -53,7 +53,7 @@ def map_chain(
         segments += opened.values()
     schema = chain[0].schema
     table = ops.level_table(runs, schema.n, schema.dim, steps)
-    return Mapped(table, ColdPath(table), tuple(segments)), ""
+    return Mapped(table, ReadAhead(table), tuple(segments)), ""
 
 
 def index_run(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int) -> ops.IndexRun:

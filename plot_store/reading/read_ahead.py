@@ -1,4 +1,4 @@
-"""The cold path: a look-up first asks for all rows that are not in memory, instead of waiting for each in turn.
+"""Reading ahead: a look-up of a cold reader first asks for all its rows, instead of waiting for each in turn.
 
 The indexes, in memory since the segment was opened, tell which rows a batch touches. A few calls ask the operating
 system for their pages, so that the disk reads them in parallel. A reader does this while it is cold: from its opening,
@@ -29,8 +29,9 @@ _THREAD = threading.local()  # .reads: what `disk_reads` last said in this threa
 Out = NDArray[np.float32] | NDArray[np.uint16]
 
 
-class ColdPath:
-    """Whether a reader is cold, and the asking. Shared by threads: a lost update costs one look-up's speed only."""
+class ReadAhead:
+    """A reader's look-ups, which ask for rows ahead while it is cold. Shared by threads: a lost update costs one
+    look-up's speed only."""
 
     def __init__(self, table: ops.LevelTable) -> None:
         views = sorted({v.rows.ctypes.data: v for run in table.runs for v in run.segments if len(v.rows)}.items())

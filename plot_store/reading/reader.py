@@ -41,7 +41,7 @@ class Reader:
         self.version = chain[0]
         self.chain = chain
         self._mapped: Mapped | None = mapped
-        self._unpin = weakref.finalize(self, environment.unpin, self.version.id)
+        self._unpin = weakref.finalize(self, environment.let_go, self.version.id)
 
     @overload
     def lookup(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[Floats, Hits]: ...
@@ -67,7 +67,7 @@ class Reader:
             _check_out(out, (tokens.size, schema.dim))
         order, depth = np.empty(tokens.size, np.int8), np.empty(tokens.size, np.int16)
         try:
-            mapped.cold_path.lookup(tokens, offsets, schema.vocab, out, order, depth)
+            mapped.read_ahead.lookup(tokens, offsets, schema.vocab, out, order, depth)
         except ValueError as error:
             raise Invalid(str(error)) from error
         except ops.DamagedRow as error:
@@ -84,7 +84,7 @@ class Reader:
         _check_array(tokens, "tokens", _INT32)
         _check_array(offsets, "offsets", _INT64)
         try:
-            return mapped.cold_path.ask(tokens, offsets)
+            return mapped.read_ahead.ask(tokens, offsets)
         except ValueError as error:
             raise Invalid(str(error)) from error
 
@@ -104,7 +104,7 @@ class Reader:
         found: NDArray[np.int16] = of_level[ops.find(table, order, ids, check=False)[1]]
         return found
 
-    def own(self, order: int) -> NDArray[np.uint32]:
+    def ngrams(self, order: int) -> NDArray[np.uint32]:
         """The n-grams that this version stores, ancestors left out: uint32 [m, order], ascending.
 
         Raises Invalid, Closed, Damaged.
@@ -181,14 +181,14 @@ def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "or
     while True:
         chain = environment.catalogue.read(lambda txn: version_tree.chain(txn, version_tree.resolve(txn, ref_or_id)))
         steps = steps_of(backoff, chain[0].schema.n, len(chain))
-        environment.pin(chain[0].id)
+        environment.hold(chain[0].id)
         try:
             mapped, missing = map_chain(environment, chain, steps)
             if mapped is not None:
-                environment.pin(chain[0].id)  # the reader's own, given back by its close
+                environment.hold(chain[0].id)  # the reader's own, given back by its close
                 return Reader(environment, tuple(chain), mapped)
         finally:
-            environment.unpin(chain[0].id)
+            environment.let_go(chain[0].id)
         # Another process may publish anew and collect this version between the two steps, on a busy machine several
         # times over: look again. A record that is still there goes before its file, so then the file is lost.
         if chain == before:

@@ -89,8 +89,8 @@ def fault_in(raw: Bytes) -> None:
     _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_POPULATE_READ)
 
 
-def read_ahead(raw: Bytes) -> None:
-    """Begin to read a whole mapped file."""
+def read_soon(raw: Bytes) -> None:
+    """Begin to read a whole mapped file, without waiting."""
     will_need(np.array([[raw.ctypes.data, raw.size]], np.uint64))
 
 

@@ -19,7 +19,7 @@ from plot_store.ground.errors import Damaged
 from plot_store.ground.files import guarded, write_temporary
 from plot_store.ground.nouns import Kind, Schema, SegmentInfo
 from plot_store.segments import format as fmt
-from plot_store.segments.mapping import fault_in, map_read_only, read_ahead
+from plot_store.segments.mapping import fault_in, map_read_only, read_soon
 
 _ALL = np.uint64((1 << 64) - 1)
 
@@ -108,7 +108,7 @@ class Segment:
     @property
     def keys(self) -> Keys:
         """uint64 [count, words] of a rows segment, a copy, every row checked. Reads the whole file. Raises Damaged."""
-        read_ahead(self.raw)
+        read_soon(self.raw)
         self.check(self.rows)
         return row_keys(self.rows, self.layout.order)
 

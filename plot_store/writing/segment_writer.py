@@ -29,7 +29,7 @@ IN_FLIGHT: Final = 2
 KEYS_BYTES: Final = 1 << 30  # of keys kept for the index; past that they are read back from the segments
 
 
-class Outbox:
+class SegmentWriter:
     """The finished segments of one build. `submit`, `drain` and `close` belong to one thread."""
 
     def __init__(self, environment: Environment, build: str, record: BuildRecord) -> None:

@@ -31,7 +31,7 @@ from plot_store.segments.segment import Draft
 from plot_store.writing import builds, indexing, promote, publication
 from plot_store.writing.builds import Opened
 from plot_store.writing.publication import ANY, AS_OPENED, Expect, Request
-from plot_store.writing.segment_writer import Outbox
+from plot_store.writing.segment_writer import SegmentWriter
 
 __all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
 
@@ -66,7 +66,7 @@ class Writer:
         self._base = opened.base
         self._meta = meta
         self._segment_bytes = segment_bytes
-        self._outbox = Outbox(environment, opened.build, opened.record)
+        self._segments = SegmentWriter(environment, opened.build, opened.record)
         self._buffers: dict[int, _Buffer] = {}
         self._open = True
 
@@ -77,7 +77,7 @@ class Writer:
 
     def resume_point(self, order: int) -> int:
         """How many n-grams of this order, counted as added, are durable in finished segments of this build."""
-        record = self._outbox.record
+        record = self._segments.record
         check_order(order, record.schema.n)
         return sum(s.count for s in record.segments if s.order == order)
 
@@ -89,8 +89,8 @@ class Writer:
         vocabulary, a number that the storage type cannot hold; nothing of this call is added then).
         """
         self._check_open()
-        self._outbox.check()
-        schema = self._outbox.record.schema
+        self._segments.check()
+        schema = self._segments.record.schema
         ids = check_ngrams(order, ngrams, schema)
         vectors = check_rows(order, ids.shape[0], rows, schema)
         if ids.shape[0]:
@@ -107,7 +107,7 @@ class Writer:
     def add_encoded(self, order: int, rows: Bytes) -> None:
         """Add rows uint8 [m, stride] as this schema stores them, checks included. Raises as `add`."""
         self._check_open()
-        self._outbox.check()
+        self._segments.check()
         if rows.shape[0]:
             self._unseal()
         for start, place in self._places(order, rows.shape[0]):
@@ -119,11 +119,11 @@ class Writer:
         Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one index).
         """
         self._check_open()
-        if self._outbox.record.sealed is not None:
+        if self._segments.record.sealed is not None:
             return
         left = self._finish()
         try:
-            self._outbox.register(left.drafts, replace(left.record, sealed=left.segments, touched=time.time()))
+            self._segments.register(left.drafts, replace(left.record, sealed=left.segments, touched=time.time()))
         finally:
             promote.discard(left.drafts)
         self._buffers.clear()
@@ -134,7 +134,7 @@ class Writer:
         Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and Damaged.
         """
         self.seal()
-        record = self._outbox.record
+        record = self._segments.record
         assert record.sealed is not None
         chain = [
             VersionInfo("", record.ref, record.parent, self._current, "", record.schema, record.sealed, self._build),
@@ -157,8 +157,8 @@ class Writer:
         wanted = self._current if expect is AS_OPENED else expect
         merged = records.check_meta({**self._meta, **(meta or {})})
         self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
-        sealed = self._outbox.record.sealed
-        left = self._finish() if sealed is None else _Leftover(self._outbox.record, sealed, ())
+        sealed = self._segments.record.sealed
+        left = self._finish() if sealed is None else _Leftover(self._segments.record, sealed, ())
         request = Request(self._build, left.record, left.segments, wanted, merged)
         version = publication.publish(self._environment, request, left.drafts)
         self._close()
@@ -170,8 +170,8 @@ class Writer:
             return
         self._check_open()
         self._open = False  # from here on segments in flight are dropped, so nothing may be published
-        self._outbox.close(drop=True)
-        record = self._outbox.record
+        self._segments.close(drop=True)
+        record = self._segments.record
         try:
             self._environment.catalogue.write(lambda txn: self._end(txn, record))
             promote.sweep(self._environment, record.names)
@@ -184,24 +184,24 @@ class Writer:
 
     def _check_first(self, txn: Txn, wanted: Expect) -> None:
         """The checks of publishing, made early so that a lost race costs no writing."""
-        builds.still_ours(txn, self._build, self._outbox.record)
-        publication.check_expected(txn, self._outbox.record, wanted)
+        builds.still_ours(txn, self._build, self._segments.record)
+        publication.check_expected(txn, self._segments.record, wanted)
 
     def _finish(self) -> _Leftover:
         """Write what is left in the buffers and the indexes; the buffers stay until it is registered."""
-        self._outbox.drain()
-        record = self._outbox.record
+        self._segments.drain()
+        record = self._segments.record
         drafts: list[Draft] = []
         try:
             known: dict[str, Keys] = {}
             for order in sorted(self._buffers, reverse=True):
                 buffer = self._buffers[order]
                 if buffer.used:
-                    drafts.append(self._outbox.write(order, buffer.rows[: buffer.used]))
+                    drafts.append(self._segments.write(order, buffer.rows[: buffer.used]))
                     known[drafts[-1].info.name] = row_keys(buffer.rows[: buffer.used], order)
             record = replace(record, segments=(*record.segments, *(draft.info for draft in drafts)))
             self._environment.check_room(SLOT_BYTES * sum(s.count for s in record.segments), "an index")
-            plan = indexing.plan(self._environment, record, self._base, {**self._outbox.keys, **known})
+            plan = indexing.plan(self._environment, record, self._base, {**self._segments.keys, **known})
         except BaseException:
             promote.discard(drafts)
             raise
@@ -209,11 +209,11 @@ class Writer:
 
     def _unseal(self) -> None:
         """Adding to a sealed build makes its indexes outdated."""
-        record = self._outbox.record
+        record = self._segments.record
         if record.sealed is None:
             return
         gone = record.names - {segment.name for segment in record.segments}
-        self._outbox.register([], replace(record, sealed=None, touched=time.time()))
+        self._segments.register([], replace(record, sealed=None, touched=time.time()))
         promote.sweep(self._environment, gone)
 
     def _room(self, order: int) -> int:
@@ -232,11 +232,11 @@ class Writer:
             start += len(place)
             buffer.used += len(place)
             if buffer.used == buffer.rows.shape[0]:
-                self._outbox.submit(order, self._buffers.pop(order).rows)
+                self._segments.submit(order, self._buffers.pop(order).rows)
 
     def _buffer(self, order: int) -> _Buffer:
         if order not in self._buffers:
-            self._buffers[order] = _Buffer(self._outbox.buffer(order, self._segment_bytes))
+            self._buffers[order] = _Buffer(self._segments.buffer(order, self._segment_bytes))
         return self._buffers[order]
 
     def _check_open(self) -> None:
@@ -249,7 +249,7 @@ class Writer:
         self._open = False
         self._buffers.clear()
         if os.getpid() == self._environment.pid:
-            self._outbox.close()
+            self._segments.close()
 
     def __enter__(self) -> Writer:
         return self

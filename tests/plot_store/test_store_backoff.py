@@ -96,4 +96,4 @@ def test_a_wrong_plan_is_refused(store: Store, backoff: object, says: str) -> No
     lab.put(store, "r/a", lab.content(2))
     with pytest.raises(Invalid, match=says):
         store.reader("r/a", backoff=backoff)  # type: ignore[arg-type]
-    assert not store._env().pins()
+    assert not store._env().held()

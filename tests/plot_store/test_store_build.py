@@ -64,7 +64,7 @@ def test_a_sealed_build_is_published_by_one_synced_transaction(store: Store, mon
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
-        writer._outbox.drain()
+        writer._segments.drain()
         counts.taken()
         writer.seal()
         assert counts.taken() == (6, 1, 1)  # the rest of three orders and their indexes, the folder, the record
@@ -81,7 +81,7 @@ def test_publishing_without_sealing_takes_one_transaction_too(store: Store, monk
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
-        writer._outbox.drain()
+        writer._segments.drain()
         counts.taken()
         writer.publish()
     assert counts.taken() == (6, 1, 1)

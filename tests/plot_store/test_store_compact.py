@@ -202,8 +202,8 @@ DIES = """
 import os, sys
 from plot_store import Store
 from plot_store.writing import promote
-from plot_store.writing.segment_writer import Outbox
-moment, name, register = sys.argv[2], promote.promote, Outbox.register
+from plot_store.writing.segment_writer import SegmentWriter
+moment, name, register = sys.argv[2], promote.promote, SegmentWriter.register
 
 def dying(folder, drafts):
     if moment != "written":
@@ -215,7 +215,7 @@ def registering(*given):
     register(*given)
     os._exit(9)
 
-promote.promote, Outbox.register = dying, registering
+promote.promote, SegmentWriter.register = dying, registering
 with Store.open(sys.argv[1]) as store:
     store.compact("r", max_segments=1, target_bytes=1 << 16)
 """
@@ -278,7 +278,7 @@ def test_rows_of_format_1_are_compacted_with_checks(store: Store) -> None:
     data[4096 + 40] ^= 1
     file.write_bytes(data)
     with store.reader(old.ref) as reader, pytest.raises(Damaged, match=file.name):
-        reader.get(3, reader.own(3))
+        reader.get(3, reader.ngrams(3))
 
 
 def plain_diff(a: lab.Entries, b: lab.Entries, order: int) -> dict[str, set[tuple[int, ...]]]:

@@ -14,7 +14,7 @@ import pytest
 from plot_store.counting import runs
 from plot_store.counting.counted import Among, CountedNgrams
 from plot_store.counting.counter import LEAST_MEMORY, NgramCounter
-from plot_store.counting.key_counts import Tally, combined, tally
+from plot_store.counting.key_counts import KeyCounts, combined, count_keys
 from plot_store.counting.windows import pack, unpack
 from plot_store.ground.errors import Closed, Damaged, Invalid, StoreFull
 
@@ -295,7 +295,7 @@ def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: 
 
 def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:
     keys = pack(np.random.default_rng(0).integers(0, 50, (300, 5)).astype(np.uint32))
-    wanted = tally(keys)
+    wanted = count_keys(keys)
     writer = runs.RunWriter(tmp_path / "a.run", 2, block=64)
     writer.add(wanted)
     sound = writer.close().read_bytes()
@@ -313,11 +313,11 @@ def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:
 def test_keys_keep_ngrams_and_their_order(order: int) -> None:
     ngrams = np.random.default_rng(order).integers(0, 1 << 20, (500, order)).astype(np.uint32)
     assert np.array_equal(unpack(pack(ngrams), order), ngrams)
-    found = unpack(tally(pack(ngrams)).keys, order)
+    found = unpack(count_keys(pack(ngrams)).keys, order)
     assert [tuple(g) for g in found.tolist()] == sorted({tuple(g) for g in ngrams.tolist()})
 
 
-def same(a: Tally, b: Tally) -> bool:
+def same(a: KeyCounts, b: KeyCounts) -> bool:
     return np.array_equal(a.keys, b.keys) and np.array_equal(a.counts, b.counts)
 
 

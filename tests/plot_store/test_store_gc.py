@@ -124,7 +124,8 @@ import os, sys, numpy as np, plotlab as lab
 from plot_store import Store
 from plot_store.writing import writer
 writer.publication.publish = lambda *_: os._exit(9)
-writer.Outbox.submit = (lambda real: lambda self, *given: (real(self, *given), self.drain()))(writer.Outbox.submit)
+real = writer.SegmentWriter.submit
+writer.SegmentWriter.submit = lambda self, *given: (real(self, *given), self.drain())
 lab.put  # the append's first segment is durable when it dies
 import plot_store.writing.append
 plot_store.writing.append.SEGMENT_BYTES = 1 << 15

@@ -175,7 +175,7 @@ def test_processes_that_are_spawned_work_side_by_side(store: Store) -> None:
     assert len(store.history("r")) == 3
     known = {k: v for seed in (1, 12, 13) for k, v in lab.entries(lab.content(seed)).items()}
     with store.reader("r") as reader:
-        assert set(map(tuple, reader.own(3).tolist())) == {g for g in known if len(g) == 3}
+        assert set(map(tuple, reader.ngrams(3).tolist())) == {g for g in known if len(g) == 3}
     assert len(store.pins()) == 2
     lab.check(store)
 

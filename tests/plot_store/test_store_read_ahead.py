@@ -1,4 +1,4 @@
-"""The cold path: rows are asked for from the disk together, by themselves while a reader is cold, and only then."""
+"""Reading ahead: rows are asked for from the disk together, by themselves while a reader is cold, and only then."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def evicted(disk: Path) -> Iterator[Store]:
 def three(store: Store, count: int) -> list[list[int]]:
     """Texts that each use the row of one stored trigram, far apart in the file."""
     with store.reader("r") as reader:
-        return reader.own(3)[:: 3000 // count][:count].tolist()
+        return reader.ngrams(3)[:: 3000 // count][:count].tolist()
 
 
 def test_prefetch_brings_the_rows_of_a_batch_and_no_more(evicted: Store) -> None:
@@ -117,7 +117,7 @@ def test_a_reader_is_cold_until_it_reads_nothing(
     batch = three(evicted, 400)
     evict(evicted)
     with evicted.reader("r") as reader:
-        path = reader._mapped.cold_path  # type: ignore[union-attr]
+        path = reader._mapped.read_ahead  # type: ignore[union-attr]
         assert path.cold
         first = lab.look(reader, batch)
         assert path.cold  # it read from the disk
@@ -143,7 +143,7 @@ def test_a_slow_lookup_that_reads_nothing_does_not_make_a_reader_cold(
 ) -> None:
     lab.put(store, "r", lab.content(1))
     with store.reader("r") as reader:
-        path = reader._mapped.cold_path  # type: ignore[union-attr]
+        path = reader._mapped.read_ahead  # type: ignore[union-attr]
         turns = 0
         while path.cold:
             lab.look(reader, lab.texts(1, (600,)))
@@ -169,7 +169,7 @@ def test_prefetch_counts_refuses_and_changes_nothing(store: Store) -> None:
     text = made[3][0][0].tolist()
     with store.reader("e") as reader:
         assert reader.prefetch(*lab.ragged([text])) == 0
-        assert not reader._mapped.cold_path.cold  # type: ignore[union-attr]
+        assert not reader._mapped.read_ahead.cold  # type: ignore[union-attr]
     with store.reader("r") as reader:
         assert reader.prefetch(*lab.ragged([[]])) == 0
         assert reader.prefetch(*lab.ragged([text])) > 0
@@ -205,7 +205,7 @@ def test_parts_are_all_texts_in_order_and_alone_equals_batched(store: Store, mon
         assert all(sum(lengths[a:b]) < 50 + max(lengths) for a, b in parts)
         assert bool(parts) == (seed in (1, 2, 4))
         with store.reader("r") as reader:
-            reader._mapped.cold_path.cold = True  # type: ignore[union-attr]
+            reader._mapped.read_ahead.cold = True  # type: ignore[union-attr]
             lab.same_as(reader, [lab.entries(made)], batch)
     assert read_ahead.text_parts(np.array([0, 60, 20], np.int64), 60) == []
 
@@ -218,9 +218,9 @@ def test_a_cold_batch_refuses_what_a_warm_one_refuses(store: Store, monkeypatch:
     with store.reader("r") as reader:
         for cold_now in (True, False):
             for offsets in wrong:
-                reader._mapped.cold_path.cold = cold_now  # type: ignore[union-attr]
+                reader._mapped.read_ahead.cold = cold_now  # type: ignore[union-attr]
                 with pytest.raises(Invalid, match="offsets must rise"):
                     reader.lookup(tokens, np.array(offsets, np.int64))
-            reader._mapped.cold_path.cold = cold_now  # type: ignore[union-attr]
+            reader._mapped.read_ahead.cold = cold_now  # type: ignore[union-attr]
             with pytest.raises(Invalid, match="token id"):
                 reader.lookup(np.where(np.arange(12) == 9, lab.VOCAB, tokens).astype(np.int32), np.arange(0, 13, 6))

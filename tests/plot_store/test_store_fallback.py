@@ -8,7 +8,7 @@ import pytest
 from hmi_kernels.lookup import reference
 from hmi_kernels.lookup.layout import before
 
-from plot_store import Store, differences, disk_bytes, entries_within, stand_ins
+from plot_store import Store, differences, disk_bytes, entries_within, fallbacks
 
 WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}
 FEW = 5
@@ -29,7 +29,7 @@ def asked(order: int, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", WIDTHS)
-def test_stand_ins_are_what_the_oracle_fills_a_window_with(store: Store, n: int) -> None:
+def test_fallbacks_are_what_the_oracle_fills_a_window_with(store: Store, n: int) -> None:
     chain: list[lab.Entries] = []
     for depth, dtype in enumerate(("int8", "fp16")):
         made = lab.content(10 * n + depth, WIDTHS[n], vocab=FEW)
@@ -39,9 +39,9 @@ def test_stand_ins_are_what_the_oracle_fills_a_window_with(store: Store, n: int)
     with store.reader("r/b") as reader:
         for order in range(1, n + 1):
             ngrams = asked(order, n)
-            given, depths = stand_ins(reader, order, ngrams)
+            given, depths = fallbacks(reader, order, ngrams)
             assert given.shape[0] == len(ngrams) > 0
-            # A longer n-gram around this one is of another window, not a stand-in.
+            # A longer n-gram around this one is of another window, not a fallback.
             known = [{g: v for g, v in entries.items() if len(g) <= order} for entries in chain]
             seen |= {(order, min(int(depth), 0)) for depth in depths}
             for ngram, rows, depth in zip(ngrams.tolist(), given, depths.tolist(), strict=True):
@@ -68,13 +68,13 @@ def test_a_difference_is_relative_to_the_entry(store: Store) -> None:
         assert (depths == 0).all()
         away, _ = differences(reader, 3, ngrams, rows * np.float32(1.25))
         np.testing.assert_allclose(away, 0.2, rtol=1e-5)
-        given, _ = stand_ins(reader, 3, nowhere)
+        given, _ = fallbacks(reader, 3, nowhere)
         one = np.ones((1, 3, lab.DIM), np.float32)
         away, depths = differences(reader, 3, nowhere, one)
         assert depths.tolist() == [-1]
         np.testing.assert_allclose(away, np.linalg.norm(one - given) / np.linalg.norm(one), rtol=1e-5)
         assert differences(reader, 3, nowhere, one * 0)[0] == pytest.approx(np.linalg.norm(given))
-        assert [a.shape for a in stand_ins(reader, 3, nowhere[:0])] == [(0, 3, lab.DIM), (0,)]
+        assert [a.shape for a in fallbacks(reader, 3, nowhere[:0])] == [(0, 3, lab.DIM), (0,)]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -127,5 +127,5 @@ def test_an_extending_build_is_seen_on_top_of_its_base(store: Store) -> None:
         writer.add(3, *more)
         with writer.so_far() as view, store.reader("r") as old:
             assert view.contains(3, more[0]).all()
-            assert view.contains(3, old.own(3)).all()
+            assert view.contains(3, old.ngrams(3)).all()
         assert [v.ref for v in view.chain] == ["r"]
