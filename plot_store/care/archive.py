@@ -129,9 +129,15 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
     if any(version.ref == ref for version in versions[1:]):
         raise Invalid(f"{ref} is the name of an ancestor in this export: choose another")
     return records.new_version(
-        ref=ref, parent=tip.parent, previous=None, created=tip.created, schema=tip.schema,
-        segments=tip.segments, build=tip.build, meta=tip.meta,
-    )  # fmt: skip
+        ref=ref,
+        parent=tip.parent,
+        previous=None,
+        created=tip.created,
+        schema=tip.schema,
+        segments=tip.segments,
+        build=tip.build,
+        meta=tip.meta,
+    )
 
 
 def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:

@@ -48,8 +48,10 @@ def compact(
     check_number("target_bytes", target_bytes, "use 16 KiB or more", least=1 << 14, whole=True)
     version = environment.catalogue.read(lambda txn: version_tree.resolve(txn, names.check_ref(ref)))
     small = {s.name for s in version.segments if s.kind == "rows" and s.bytes < target_bytes // 2}
-    if not any(sum(s.order == order and s.name in small for s in version.segments) > max_segments
-               for order in version.schema.orders):  # fmt: skip
+    if not any(
+        sum(s.order == order and s.name in small for s in version.segments) > max_segments
+        for order in version.schema.orders
+    ):
         return None
     opened = _open_build(environment, version)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,6 @@ from typing import IO, Any, Final
 
 import hmi_kernels
 
-from plot_store.catalogue.probe import read_settled
-from plot_store.database.lmdb_pages import BadFile, Walk, newest
 from plot_store.ground import errors, names
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Damaged, PlotStoreError, StoreIO
@@ -67,35 +64,13 @@ def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
     try:
         answer = json.loads(ran.stdout)
     except ValueError:
-        raise StoreIO(f"checking the catalogue of {path} failed ({_last_line(ran.stderr)}): check memory and "
-                      "the installation") from None  # fmt: skip
+        raise StoreIO(
+            f"checking the catalogue of {path} failed ({_last_line(ran.stderr)}): check memory and the installation"
+        ) from None
     if "damaged" in answer:
         raise Damaged(f"the catalogue of {path} is damaged ({answer['damaged']}): {CURE}")
     if "failed" in answer:
         raise StoreIO(f"the catalogue of {path} cannot be read ({answer['failed']}): check the disk and permissions")
-
-
-def check_pages(folder: Path) -> list[str]:
-    """Walk every page of the LMDB file in `folder` in plain Python: what LMDB may open is safe to read afterwards.
-
-    Returns what is wrong and harms no process: leaves whose keys are not in order. Nothing is said of what the records
-    hold. A file that is missing or empty is sound. Raises Damaged (the path is not named), OSError.
-    """
-    data = folder / "data.mdb"
-    found: list[str] = []
-    try:
-        raw = read_settled(data)
-        meta = newest(raw) if raw else None
-        if meta is not None:
-            for _ in Walk(raw, meta, found.append).records():
-                pass
-    except FileNotFoundError:
-        return []
-    except TimeoutError:
-        return []  # a process commits to it all the time, so it has opened it
-    except (BadFile, struct.error) as error:
-        raise Damaged(str(error)) from error
-    return found
 
 
 def scrub(
@@ -153,8 +128,10 @@ def _follow(
     code = child.wait()
     if silent.is_set():
         where = at.segment or "the catalogue"
-        raise StoreIO(f"the scrub of {path} stopped answering at {where}: no word for {silence_s:g} s; check the disk, "
-                      "then scrub again")  # fmt: skip
+        raise StoreIO(
+            f"the scrub of {path} stopped answering at {where}: no word for {silence_s:g} s; check the disk, "
+            "then scrub again"
+        )
     _check_end("the scrub", path, code)
     if code >= 0:
         said.seek(0)

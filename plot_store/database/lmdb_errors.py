@@ -1,9 +1,10 @@
-"""Translating LMDB's errors into the store's."""
+"""LMDB's errors as the store's, in messages that name the database."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,15 @@ from plot_store.ground.errors import Damaged, PlotStoreError, StoreFull, StoreIO
 
 _NO_ROOM: Final = 1 << 20  # with less free than this, LMDB's "I/O error" or "corrupted" means a full disk
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
+
+
+@dataclass(frozen=True)
+class Label:
+    """How messages name a database."""
+
+    name: str  # "the catalogue"
+    owner: str  # what it belongs to: "the store at …"
+    cure: str  # for damage: "restore … from a backup"
 
 
 class TableFull(Exception):
@@ -30,12 +40,10 @@ class Grow(Exception):
 
 
 @contextlib.contextmanager
-def translated(doing: str, folder: Path) -> Iterator[None]:
-    """LMDB's errors as the store's."""
+def translated(doing: str, folder: Path, label: Label) -> Iterator[None]:
+    """LMDB's errors as the store's; `doing`: "using" or "opening"."""
     try:
         yield
-    except PlotStoreError:
-        raise
     except lmdb.MapFullError as error:
         raise Grow(True) from error
     except lmdb.MapResizedError as error:
@@ -43,30 +51,30 @@ def translated(doing: str, folder: Path) -> Iterator[None]:
     except lmdb.ReadersFullError as error:
         raise TableFull from error
     except BadFile as error:
-        raise Damaged(f"the catalogue is damaged ({error}): restore the store from an export or a backup") from error
+        raise Damaged(f"{label.name} is damaged ({error}): {label.cure}") from error
     except lmdb.Error as error:
-        raise _as_ours(error, doing, folder) from error
-    except OSError as error:  # py-lmdb makes the folder itself
-        raise files.io_error(error, doing) from error
+        raise _as_ours(error, f"{doing} {label.name}", folder, label) from error
 
 
-def _as_ours(error: lmdb.Error, doing: str, folder: Path) -> PlotStoreError:
-    """On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so room is asked
-    for first."""
+def _as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
+    """On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free room is
+    looked at first."""
     text = str(error)
     if "No space left" in text or "quota" in text.lower() or _is_full(folder):
         return StoreFull(f"no space left while {doing} ({text}): free disk space, then run it again")
     if isinstance(error, _DAMAGE):
-        return Damaged(f"the catalogue is damaged ({text}): restore the store from an export or a backup")
+        return Damaged(f"{label.name} is damaged ({text}): {label.cure}")
     if "Permission denied" in text:
         return StoreIO(
-            f"this user may not open the catalogue in {folder} ({text}): whoever opens a store, also to read, enters "
-            "itself in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read the "
-            "others, or hand over an export"
+            f"this user may not open {label.name} in {folder} ({text}): whoever opens it, also to read, enters itself "
+            "in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read the others, or "
+            "hand over an export"
         )
     if isinstance(error, lmdb.PanicError):
-        return StoreIO(f"LMDB gave up while {doing} ({text}): check the disk, then close the store and open it again")
-    return StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits")
+        return StoreIO(
+            f"LMDB gave up while {doing} ({text}): check the disk, then close {label.owner} and open it again"
+        )
+    return StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits, then try again")
 
 
 def _is_full(folder: Path) -> bool:

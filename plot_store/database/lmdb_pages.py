@@ -130,8 +130,9 @@ class Walk:
         if tuple(tree.counted) != tree.told:
             raise BadFile(f"a tree holds {tree.counted} pages and entries, its meta page says {list(tree.told)}")
 
-    def _page(self, tree: Tree, number: int, level: int, low: bytes | None, high: bytes | None
-              ) -> Iterator[tuple[bytes, bytes]]:  # fmt: skip
+    def _page(
+        self, tree: Tree, number: int, level: int, low: bytes | None, high: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
         """The records of a subtree, whose keys must lie in [low, high)."""
         at = self._take(number, 1)
         told, _, flags, lower, upper = _PAGE.unpack_from(self._raw, at)

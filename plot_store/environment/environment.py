@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 from plot_store.catalogue import creation, reserve
 from plot_store.catalogue.catalogue import Catalogue, Txn
 from plot_store.catalogue.probe import has_segments
+from plot_store.database.shared import Shared
 from plot_store.ground import files, limits
-from plot_store.ground.errors import Damaged, Forked, InUse, StoreIO
+from plot_store.ground.errors import Damaged, InUse
 from plot_store.ground.files import guarded
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
@@ -37,13 +38,11 @@ class Environment:
         self.path = path
         self.read_only = read_only
         self.pid = os.getpid()
-        self.users = 0
         self.folder = path / SEGMENTS
         self.limits = Limits()
-        self.fork_refused: StoreIO | None = None  # why children forked from here may not open this store
-        check_host(path, f"the store at {path}")
         _refuse_bereft(path)
         if create and not read_only:
+            check_host(path, f"the store at {path}")  # before anything is made there
             with guarded(f"creating the store at {path}"):
                 files.make_folder(self.folder)
                 creation.make(path / CATALOGUE)
@@ -54,6 +53,14 @@ class Environment:
             self.keep_reserve()
         self.segments = SegmentCache(self.folder)
         self._held = _HELD.setdefault(str(path), Counter())
+
+    def abandon(self) -> None:
+        """In a child process: drop what the parent opened. Raises Forked where that may not be."""
+        self.catalogue.abandon()
+
+    def close(self) -> None:
+        """Close the catalogue."""
+        self.catalogue.close()
 
     def keep_reserve(self) -> None:
         """Room for `write_freeing`; without it where the disk is full."""
@@ -101,8 +108,7 @@ class Environment:
             return set(self._held)
 
 
-_OPEN: dict[str, Environment] = {}
-_LOCK = threading.Lock()
+_SHARED: Final[Shared[Environment]] = Shared()
 
 
 def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None = None) -> Environment:
@@ -110,31 +116,19 @@ def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None 
 
     Raises NotFound, InUse, Forked, Damaged, FormatTooNew, StoreFull, StoreIO.
     """
-    key = os.path.realpath(path)
-    with _LOCK:
-        found = _OPEN.get(key)
-        if found is not None and found.pid != os.getpid():
-            if found.fork_refused is not None:  # not even closed: that would undo the parent's transaction
-                raise Forked(str(found.fork_refused))
-            _OPEN.pop(key).catalogue.abandon()
-            found = None
-        if found is not None and found.read_only and not read_only:
+
+    def accept(found: Environment) -> None:
+        if found.read_only and not read_only:
             raise InUse(f"{path} is already open read-only in this process: close that store first")
-        if found is None:
-            found = _OPEN[key] = Environment(Path(key), create=create, read_only=read_only)
         if limits is not None:
             found.limits = limits
-        found.users += 1
-        return found
+
+    return _SHARED.acquire(path, lambda real: Environment(real, create=create, read_only=read_only), accept)
 
 
 def release(environment: Environment) -> None:
     """Give back one use; the last one closes the catalogue. Mapped segments live on with their readers."""
-    with _LOCK:
-        environment.users -= 1
-        if environment.users == 0 and environment.pid == os.getpid():
-            _OPEN.pop(str(environment.path), None)
-            environment.catalogue.close()
+    _SHARED.release(environment)
 
 
 def _refuse_bereft(path: Path) -> None:
@@ -151,28 +145,9 @@ def _refuse_bereft(path: Path) -> None:
             )
 
 
-def _before_fork() -> None:
-    """No transaction may run at a fork: the child's copy of one would undo the parent's."""
-    _LOCK.acquire()
-    for environment in _OPEN.values():
-        if environment.pid == os.getpid():
-            environment.fork_refused = None
-            try:
-                environment.catalogue.pause()
-            except StoreIO as error:  # raising would not stop the fork: what the child may do is refused instead
-                environment.fork_refused = error
-
-
-def _after_fork_in_parent() -> None:
-    for environment in _OPEN.values():
-        if environment.pid == os.getpid() and environment.fork_refused is None:
-            environment.catalogue.resume()
-    _LOCK.release()
-
-
 def _after_fork_in_child() -> None:
-    global _LOCK, _HELD_LOCK
-    _LOCK, _HELD_LOCK = threading.Lock(), threading.RLock()
+    global _HELD_LOCK
+    _HELD_LOCK = threading.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -28,7 +28,8 @@ def io_error(error: OSError, doing: str) -> StoreIO:
     """The store's error for the operating system's."""
     if error.errno in _FULL:
         return StoreFull(f"no space left while {doing}: free disk space, then run it again (nothing was published)")
-    return StoreIO(f"{error.strerror or error} while {doing}: check the disk, its permissions and limits")
+    why = error.strerror or error
+    return StoreIO(f"{why} while {doing}: check the disk, its permissions and limits, then try again")
 
 
 @contextlib.contextmanager

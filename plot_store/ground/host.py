@@ -21,8 +21,10 @@ def check_host(folder: Path, what: str) -> None:
     it is checked.
     """
     if sys.byteorder != "little":
-        raise StoreIO(f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "
-                      "use a machine of another kind (x86-64, ARM)")  # fmt: skip
+        raise StoreIO(
+            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "
+            "use a machine of another kind (x86-64, ARM)"
+        )
     kind = file_system(folder)
     if any(part.startswith(_NETWORK) for part in kind.split(".")):  # "fuse.sshfs"
         raise StoreIO(

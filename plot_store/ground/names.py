@@ -34,8 +34,10 @@ def is_segment(text: Any) -> bool:
 def check_ref(ref: str) -> str:
     """The ref itself; Invalid if it is not one."""
     if not is_ref(ref):
-        raise Invalid(f"{_shortened(ref)} is no ref{_flaw(ref)}: use 1 to {_PARTS} parts, joined by '/', of 1 to 63 "
-                      "characters a-z, 0-9 and '-', not first a '-', and not the form of a version id")  # fmt: skip
+        raise Invalid(
+            f"{_shortened(ref)} is no ref{_flaw(ref)}: use 1 to {_PARTS} parts, joined by '/', of 1 to 63 "
+            "characters a-z, 0-9 and '-', not first a '-', and not the form of a version id"
+        )
     return ref
 
 

@@ -104,8 +104,10 @@ def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray
     ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
     found, _ = ops.find(table, order, ngrams, check=False)
     if not found.all():
-        raise Damaged(f"segment {segment.info.name} holds rows that its index does not know: restore it with an import "
-                      "of an export, or build the version again")  # fmt: skip
+        raise Damaged(
+            f"segment {segment.info.name} holds rows that its index does not know: restore it with an import "
+            "of an export, or build the version again"
+        )
     here = rows.ctypes.data + np.arange(rows.shape[0], dtype=np.int64) * rows.shape[1]
     return np.asarray(found == here)
 

@@ -99,10 +99,28 @@ def layout_of(base: Layout) -> Layout:
 def header(layout: Layout) -> bytes:
     """The 256 bytes of a derived layout."""
     fields = _HEADER.pack(
-        MAGIC, layout.format, layout.kind, layout.order, roles(layout.n, layout.order), layout.dtype, layout.n,
-        layout.dim, layout.stride, layout.vocab, layout.shift, layout.count, layout.cap, layout.covers, layout.data_at,
-        layout.data_bytes, layout.checks_at, BLOCK, 0, layout.file_bytes, layout.salt,
-    )  # fmt: skip
+        MAGIC,
+        layout.format,
+        layout.kind,
+        layout.order,
+        roles(layout.n, layout.order),
+        layout.dtype,
+        layout.n,
+        layout.dim,
+        layout.stride,
+        layout.vocab,
+        layout.shift,
+        layout.count,
+        layout.cap,
+        layout.covers,
+        layout.data_at,
+        layout.data_bytes,
+        layout.checks_at,
+        BLOCK,
+        0,
+        layout.file_bytes,
+        layout.salt,
+    )
     body = fields.ljust(HEADER_BYTES - _SUM.size, b"\0")
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
@@ -111,8 +129,29 @@ def parse(raw: bytes, name: str) -> Layout:
     """The layout of a file that begins with these bytes. Raises Damaged or FormatTooNew; `name` is for messages."""
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
         raise Damaged(f"segment {name} does not begin like one: {_CURE}")
-    (_, version, kind, order, vectors, dtype, n, dim, row, vocab, shift, count, cap, covers, data_at, data_bytes,
-     checks_at, block, _, file_bytes, salt) = _HEADER.unpack_from(raw)  # fmt: skip
+    (
+        _,
+        version,
+        kind,
+        order,
+        vectors,
+        dtype,
+        n,
+        dim,
+        row,
+        vocab,
+        shift,
+        count,
+        cap,
+        covers,
+        data_at,
+        data_bytes,
+        checks_at,
+        block,
+        _,
+        file_bytes,
+        salt,
+    ) = _HEADER.unpack_from(raw)
     if version > FORMAT:
         raise FormatTooNew(
             f"segment {name} has format {version}, this release reads up to {FORMAT}: upgrade the release"

@@ -113,9 +113,13 @@ def _many_at_once(ranges: NDArray[np.uint64]) -> int:
         for first in range(0, len(ranges), _MOST_RANGES):
             part = ranges[first : first + _MOST_RANGES]
             taken = _LIBC.syscall(
-                _PROCESS_MADVISE, me, ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(len(part)), _MADV_WILLNEED,
+                _PROCESS_MADVISE,
+                me,
+                ctypes.c_void_p(part.ctypes.data),
+                ctypes.c_size_t(len(part)),
+                _MADV_WILLNEED,
                 ctypes.c_uint(0),
-            )  # fmt: skip
+            )
             if taken != int(part[:, 1].sum()):
                 return first
         return len(ranges)

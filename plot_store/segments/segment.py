@@ -198,8 +198,16 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
 def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
     """Raises Damaged unless a file's header says what the manifest does."""
     told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
-    found = (layout.suffix, layout.order, layout.count, layout.file_bytes, layout.n, layout.dim, layout.vocab,
-             layout.dtype)  # fmt: skip
+    found = (
+        layout.suffix,
+        layout.order,
+        layout.count,
+        layout.file_bytes,
+        layout.n,
+        layout.dim,
+        layout.vocab,
+        layout.dtype,
+    )
     if told != found:
         raise Damaged(f"segment {info.name} differs from its manifest: export it again, or build it again")
 

@@ -104,9 +104,18 @@ def _write_index(
     except ValueError as error:
         raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
     base = fmt.Layout(
-        fmt.DIRECT if direct else fmt.INDEX, order, schema.code, schema.dim, schema.vocab, built.distinct, built.shift,
-        built.slots.size, len(covered), schema.n, salt=built.salt,
-    )  # fmt: skip
+        fmt.DIRECT if direct else fmt.INDEX,
+        order,
+        schema.code,
+        schema.dim,
+        schema.vocab,
+        built.distinct,
+        built.shift,
+        built.slots.size,
+        len(covered),
+        schema.n,
+        salt=built.salt,
+    )
     return write_segment(environment.folder, base, built.slots.data, covers)
 
 

@@ -71,9 +71,15 @@ def record_version(txn: Txn, request: Request, previous: str | None, created: st
     """Write the manifest, point the ref at it, end the build."""
     record = request.record
     version = records.new_version(
-        ref=record.ref, parent=record.parent, previous=previous, created=created, schema=record.schema,
-        segments=request.segments, build=request.build, meta=request.meta,
-    )  # fmt: skip
+        ref=record.ref,
+        parent=record.parent,
+        previous=previous,
+        created=created,
+        schema=record.schema,
+        segments=request.segments,
+        build=request.build,
+        meta=request.meta,
+    )
     old = version_tree.get_ref(txn, record.ref)
     version_tree.put_version(txn, version)
     kept = () if old is None else old.versions

@@ -268,5 +268,7 @@ def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
     """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of them."""
     limit = TOO_LARGE[code]
     if not -limit < vectors.min() <= vectors.max() < limit:
-        raise Invalid("a representation is infinite, NaN or too large for its storage type: look at the model "
-                      "that computed it, or use a wider dtype")  # fmt: skip
+        raise Invalid(
+            "a representation is infinite, NaN or too large for its storage type: look at the model "
+            "that computed it, or use a wider dtype"
+        )

@@ -30,7 +30,7 @@ def entries_of(manager: Manager, version: VersionInfo) -> LocalLower:
     return lower_from(manager.lowers.get(version.meta["lower"]), root.info, root.tokenizer.cls_id)
 
 
-def test_only_entries_that_are_far_from_their_stand_ins_are_stored(manager: Manager) -> None:
+def test_only_entries_that_are_far_from_their_fallbacks_are_stored(manager: Manager) -> None:
     corpus = text(30, 120)
     options: dict[str, float] = {"pretrain_steps": 6, "min_difference": 0}
     whole, every = create(manager, "tiny/every", corpus, alpha=100, pretrain=True, options=options)
@@ -55,7 +55,7 @@ def test_only_entries_that_are_far_from_their_stand_ins_are_stored(manager: Mana
             assert away.max() < least
         parent = few.parent
         assert parent is not None
-        if order == 2:  # nothing that is shorter is stored here: a bigram's stand-ins are the parent's
+        if order == 2:  # nothing that is shorter is stored here: a bigram's fallbacks are the parent's
             with manager.plots.reader(parent) as root:
                 assert differences(root, 2, stored, plots._compute(lower)(stored))[0].min() >= least
 

@@ -19,8 +19,17 @@ from typing import Any
 import numpy as np
 from hmi_kernels.lookup import cuda, cuda_device, cuda_upload
 
-FLAGS = ["-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=undefined",
-         "-fsanitize-undefined-trap-on-error"]  # fmt: skip
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-Wall",
+    "-Werror",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fsanitize=undefined",
+    "-fsanitize-undefined-trap-on-error",
+]
 WORDS = ("TABLE_WORDS", "STEP_WORDS", "LEVEL_WORDS", "SEGMENT_WORDS")
 CONSTANTS = {name: getattr(cuda_upload, name) for name in WORDS} | {"HOST_TILE": cuda.TILE}
 LAUNCH_ARGUMENTS = 15

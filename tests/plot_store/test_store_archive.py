@@ -144,16 +144,31 @@ def forged(manifest: object, tail: bytes = b"") -> bytes:
 def test_hostile_manifests(store: Store, tmp_path: Path) -> None:
     segment = {"name": "0" * 32 + ".rows", "kind": "rows", "order": 3, "count": 1, "bytes": 5000}
     version = {
-        "id": "v" + "0" * 32, "ref": "r", "parent": None, "previous": None, "created": "now", "build": "",
-        "schema": {"n": 3, "dim": 4, "dtype": "int8", "vocab": 9}, "segments": [segment], "meta": {},
-    }  # fmt: skip
+        "id": "v" + "0" * 32,
+        "ref": "r",
+        "parent": None,
+        "previous": None,
+        "created": "now",
+        "build": "",
+        "schema": {"n": 3, "dim": 4, "dtype": "int8", "vocab": 9},
+        "segments": [segment],
+        "meta": {},
+    }
     path = {**segment, "name": "../../etc/passwd"}
     bombs: list[object] = [
-        [], {}, {"versions": []}, {"versions": [1]}, {"versions": [version]}, {"versions": [version] * 1000},
-        {"versions": [{**version, "segments": [path]}]}, {"versions": [{**version, "schema": {"dim": 1 << 60}}]},
+        [],
+        {},
+        {"versions": []},
+        {"versions": [1]},
+        {"versions": [version]},
+        {"versions": [version] * 1000},
+        {"versions": [{**version, "segments": [path]}]},
+        {"versions": [{**version, "schema": {"dim": 1 << 60}}]},
         {"versions": [{**version, "segments": [{**segment, "bytes": -1}]}]},
-        {"versions": [{**version, "surprise": 1}]}, {"versions": [{**version, "ref": "../r"}]}, "[" * 100_000,
-    ]  # fmt: skip
+        {"versions": [{**version, "surprise": 1}]},
+        {"versions": [{**version, "ref": "../r"}]},
+        "[" * 100_000,
+    ]
     bad = tmp_path / "bad.plot"
     for bomb in bombs:
         bad.write_bytes(forged(bomb))

@@ -85,12 +85,21 @@ def test_the_plans_differ_where_a_parents_trigram_meets_a_domains_bigram(store: 
 @pytest.mark.parametrize(
     ("backoff", "says"),
     [
-        ("longest", "use order or version"), (7, "is unknown"), ([], "has 0 steps"), ([(3, 0)] * 2000, "2000 steps"),
-        ([3], "is no pair"), ([(3,)], "is no pair"), (["32"], "is no pair"), ([(4, 0)], "order 4 is unknown"),
-        ([(0, 0)], "order 0 is unknown"), ([(3, 2)], "a version that the chain of 2 lacks"), ([(3, -1)], "lacks"),
-        ([(3, "0")], "lacks"), ([(True, 0)], "order True is unknown"),
+        ("longest", "use order or version"),
+        (7, "is unknown"),
+        ([], "has 0 steps"),
+        ([(3, 0)] * 2000, "2000 steps"),
+        ([3], "is no pair"),
+        ([(3,)], "is no pair"),
+        (["32"], "is no pair"),
+        ([(4, 0)], "order 4 is unknown"),
+        ([(0, 0)], "order 0 is unknown"),
+        ([(3, 2)], "a version that the chain of 2 lacks"),
+        ([(3, -1)], "lacks"),
+        ([(3, "0")], "lacks"),
+        ([(True, 0)], "order True is unknown"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_plan_is_refused(store: Store, backoff: object, says: str) -> None:
     lab.put(store, "r", lab.content(1))
     lab.put(store, "r/a", lab.content(2))

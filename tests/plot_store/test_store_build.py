@@ -108,9 +108,13 @@ def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
     log = tmp_path / "log"
     traced = ["strace", "-f", "-y", "-o", str(log), "-e", "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat"]
     done = subprocess.run(
-        [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")], env=lab.child_env(), capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")],
+        env=lab.child_env(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if "ptrace" in done.stderr.lower() and done.returncode:
         pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

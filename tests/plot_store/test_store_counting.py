@@ -228,8 +228,13 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     counter = NgramCounter(3, (3,), tmp_path)
     good = np.array([1, 2], np.int32)
     for tokens, offsets in (
-        (good, [0, 1]), (good, [1, 2]), (good, [0, 2, 1, 2]), (good, []), (-good, [0, 2]), (good << 20, [0, 2]),
-    ):  # fmt: skip
+        (good, [0, 1]),
+        (good, [1, 2]),
+        (good, [0, 2, 1, 2]),
+        (good, []),
+        (-good, [0, 2]),
+        (good << 20, [0, 2]),
+    ):
         with pytest.raises(Invalid):
             counter.add(tokens, np.array(offsets, np.int64))
     counter.add(good, np.array([0, 2], np.int64))

@@ -90,8 +90,11 @@ def test_readers_of_other_processes_survive_the_unlinking(store: Store) -> None:
     old = lab.put(store, "r", lab.content(1))
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(store.path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=lab.child_env(),
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         lab.put(store, "r", lab.content(2))

@@ -41,10 +41,13 @@ def test_of_racing_processes_one_wins(store: Store) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(store.path), str(i)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=lab.child_env(),
         )
         for i in range(3)
-    ]  # fmt: skip
+    ]
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
@@ -109,7 +112,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a copy of."""
-    monkeypatch.setattr("plot_store.catalogue.catalogue._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
     kept: list[int] = []
@@ -129,7 +132,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     process.start()
     said = queue.get(timeout=60)
     process.join(60)
-    assert said.startswith("Forked: a transaction at")
+    assert said.startswith("Forked: a transaction of")
     assert "spawned" in said
     assert sorted(store.refs()) == ["r"]  # nothing here waits for a pause that was never made
     go_on.set()

@@ -15,7 +15,8 @@ import pytest
 
 from plot_store import Damaged, NotFound, Store, StoreIO
 from plot_store.care.scrub import ScrubProgress, probe, scrub
-from plot_store.catalogue.probe import check_length, check_record
+from plot_store.catalogue.probe import check_record
+from plot_store.database.lmdb_file import check_length
 from plot_store.database.lmdb_pages import INTEGER_KEYS, BadFile, Walk, newest
 
 

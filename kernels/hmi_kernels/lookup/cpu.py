@@ -118,8 +118,9 @@ def confirmed_at(owner: Any, key: Any, found: Any, headers: Any, culprit: Any) -
 
 
 @compiled
-def back_off(before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any,
-             depth: Any, culprit: Any) -> Any:  # fmt: skip
+def back_off(
+    before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any, depth: Any, culprit: Any
+) -> Any:
     """Terms of a window without a trigram. TRUE, LIES or DAMAGED."""
     no_terms(token, zeros)
     has_before, has_after = get(before, TOKEN) != 0, get(after, TOKEN) != 0
@@ -152,8 +153,9 @@ def back_off(before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros:
 
 
 @inlined
-def collect(before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any,
-            depth: Any, culprit: Any) -> Any:  # fmt: skip
+def collect(
+    before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any, depth: Any, culprit: Any
+) -> Any:
     """The terms of a token's window, its order and depth. TRUE, LIES (a fingerprint did) or DAMAGED."""
     at = get(token, INDEX)
     if at == GAP:
@@ -202,8 +204,9 @@ def add_up(begin: Any, ring: Any, dim: Any, mixed: Any, half: Any, out: Any, spa
 
 
 @compiled
-def lookup(head: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any,
-           room: Any) -> Any:  # fmt: skip
+def lookup(
+    head: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any, room: Any
+) -> Any:
     """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; head: `table.LevelTable.head`.
 
     room int64 [ROOM + dim]: scratch memory, of which the first words tell the damaged row. The caller's, because numba

@@ -104,8 +104,19 @@ def ask(ids: Any, filled: Any, order: Any, keys: Any, slot: Any) -> Any:
 
 
 @compiled
-def fill(headers: Any, dim: Any, order: Any, ids: Any, slot: Any, found: Any, terms: Any, scales: Any,
-         filled: Any, served: Any, depth: Any) -> Any:  # fmt: skip
+def fill(
+    headers: Any,
+    dim: Any,
+    order: Any,
+    ids: Any,
+    slot: Any,
+    found: Any,
+    terms: Any,
+    scales: Any,
+    filled: Any,
+    served: Any,
+    depth: Any,
+) -> Any:
     """Give every unfilled position a term for each n-gram found that covers it."""
     n, scales_at = ids.shape[1], 8 if order <= WORD_IDS else 16
     was = np.empty(n, np.int8)
@@ -178,8 +189,19 @@ def add_up(terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, r
 
 
 @compiled
-def lookup(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any, vocab: Any, rows: Any, half: Any,
-           served: Any, depth: Any, damage: Any) -> Any:  # fmt: skip
+def lookup(
+    head: Any,
+    steps: Any,
+    turns: Any,
+    tokens: Any,
+    offsets: Any,
+    vocab: Any,
+    rows: Any,
+    half: Any,
+    served: Any,
+    depth: Any,
+    damage: Any,
+) -> Any:
     """A whole ragged batch; see `hmi_kernels.lookup.ops.lookup`. rows: the output's bytes; head: `LevelTable.head`."""
     state = checked(tokens, offsets, vocab)
     if state != FINE:
@@ -206,8 +228,7 @@ def lookup(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any, vocab: 
             if bad >= 0:
                 damage[:FOUND_COLUMNS] = found[bad]
                 return DAMAGED
-            fill(headers, dim, order, ids, slot, found, terms, scales, filled, served[a : a + m],
-                 depth[a : a + m])  # fmt: skip
+            fill(headers, dim, order, ids, slot, found, terms, scales, filled, served[a : a + m], depth[a : a + m])
         size = dim * (2 if half else 4)
         for text in range(first, last):
             add_up(terms, scales, filled, offsets[text] - a, offsets[text + 1] - a, turns, room, out + a * size, half)

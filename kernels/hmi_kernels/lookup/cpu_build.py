@@ -39,8 +39,7 @@ def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any)
 
 
 @compiled
-def insert(slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any,
-           i: Any) -> Any:  # fmt: skip
+def insert(slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any) -> Any:
     """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new n-gram, -1
     when it would lie `left` slots or more after p."""
     words, new = keys.shape[1], 1

@@ -62,9 +62,16 @@ class DeviceTable:
 
 
 def lookup(
-    table: DeviceTable, tokens: Array, offsets: Array, vocab: int, out: Array, order: Array, depth: Array,
-    *, stream: int | None = None,
-) -> None:  # fmt: skip
+    table: DeviceTable,
+    tokens: Array,
+    offsets: Array,
+    vocab: int,
+    out: Array,
+    order: Array,
+    depth: Array,
+    *,
+    stream: int | None = None,
+) -> None:
     """`ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
 
     Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64 [texts + 1],
@@ -89,9 +96,21 @@ def lookup(
         wide = table.dim % 4 == 0 and at(out) % (4 * size) == 0
         device.launch(
             max(1, -(-total // TILE)),
-            (table.address, at(tokens), total, at(offsets), texts, vocab, at(out), int(size == 2), int(wide),
-             at(order), at(depth), at(wrong)),
-        )  # fmt: skip
+            (
+                table.address,
+                at(tokens),
+                total,
+                at(offsets),
+                texts,
+                vocab,
+                at(out),
+                int(size == 2),
+                int(wide),
+                at(order),
+                at(depth),
+                at(wrong),
+            ),
+        )
         bad_offsets, bad_token = device.read(wrong)
     if bad_offsets:
         raise ValueError(_bad_offsets(total))

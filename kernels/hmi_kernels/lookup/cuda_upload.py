@@ -106,10 +106,20 @@ def _structs(table: LevelTable, plan: _Plan, base: int) -> Ints:
 
 def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int]:
     return [
-        slots, run.slots.size, first, len(run.segments), run.shift, run.direct, run.dtype, run.depth,
-        stride(table.n, run.order, table.dim, run.dtype), scales_at(run.order), header_bytes(table.n, run.order),
-        salt_word(run), min(run.reach, run.slots.size),
-    ]  # fmt: skip
+        slots,
+        run.slots.size,
+        first,
+        len(run.segments),
+        run.shift,
+        run.direct,
+        run.dtype,
+        run.depth,
+        stride(table.n, run.order, table.dim, run.dtype),
+        scales_at(run.order),
+        header_bytes(table.n, run.order),
+        salt_word(run),
+        min(run.reach, run.slots.size),
+    ]
 
 
 def _fill(table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]) -> None:

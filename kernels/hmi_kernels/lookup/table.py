@@ -91,9 +91,19 @@ def level_table(
     for i, run in enumerate(ordered):
         _check_run(run, n, dim)
         levels[i] = (
-            run.slots.ctypes.data, run.slots.size, len(segs), len(run.segments), run.shift, run.dtype, run.depth,
-            run.direct, run.order, stride(n, run.order, dim, run.dtype), salt_word(run), min(run.reach, run.slots.size),
-        )  # fmt: skip
+            run.slots.ctypes.data,
+            run.slots.size,
+            len(segs),
+            len(run.segments),
+            run.shift,
+            run.dtype,
+            run.depth,
+            run.direct,
+            run.order,
+            stride(n, run.order, dim, run.dtype),
+            salt_word(run),
+            min(run.reach, run.slots.size),
+        )
         for view in run.segments:
             segs.append((view.rows.ctypes.data, view.rows.shape[0], view.verified.ctypes.data))
     asked = default_steps(n) if steps is None else steps

@@ -23,7 +23,8 @@ from plain import Op
 
 from plot_store import Conflict, Store, StoreIO
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import READERS, Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.database.database import READERS
 from plot_store.segments.mapping import map_read_only
 
 Emit = Callable[[Any], None]

@@ -77,8 +77,18 @@ def _grow(rng: Random, data: Bytes, other: bytes) -> None:
 
 
 EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
-    _flip, _flip, _byte, _number, _number, _number, _zero, _move, _splice, _cut, _grow,
-)  # fmt: skip
+    _flip,
+    _flip,
+    _byte,
+    _number,
+    _number,
+    _number,
+    _zero,
+    _move,
+    _splice,
+    _cut,
+    _grow,
+)
 
 
 def forged_segment(data: bytes) -> bytes:
@@ -135,9 +145,28 @@ def _change(rng: Random, value: object) -> None:
 
 
 STRANGE: tuple[object, ...] = (
-    None, "", "x" * 300, "../../etc/passwd", "r/../a", True, -1, 1.5, 1e308, [], {}, [[]], {"a": 1}, "rows", "index",
-    "int8", "fp16", "v" + "0" * 32, "0" * 32 + ".rows", "\0", "\ud7ff",
-)  # fmt: skip
+    None,
+    "",
+    "x" * 300,
+    "../../etc/passwd",
+    "r/../a",
+    True,
+    -1,
+    1.5,
+    1e308,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    "rows",
+    "index",
+    "int8",
+    "fp16",
+    "v" + "0" * 32,
+    "0" * 32 + ".rows",
+    "\0",
+    "\ud7ff",
+)
 
 
 def with_manifest(body: bytes, rest: bytes) -> bytes:
