@@ -17,7 +17,7 @@ from plot_store.database.checksum import seal, unseal
 from plot_store.database.database import Database
 from plot_store.database.lmdb_errors import Label
 from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
-from plot_store.ground.files import guarded
+from plot_store.ground.files import io_error
 
 FORMAT: Final = 3
 FIRST_MAP: Final = 1 << 26
@@ -108,13 +108,17 @@ class Catalogue:
 
     def read(self, body: Callable[[Txn], T]) -> T:
         """Run `body` in a read transaction; it must not keep anything of it."""
-        with guarded("using the catalogue"):
+        try:
             return self._database.read(lambda raw: body(Txn(raw)))
+        except OSError as error:
+            raise io_error(error, "using the catalogue") from error
 
     def write(self, body: Callable[[Txn], T]) -> T:
         """Run `body` in the one write transaction and commit durably; see `Database.write`."""
-        with guarded("using the catalogue"):
+        try:
             return self._database.write(lambda raw: body(Txn(raw)))
+        except OSError as error:
+            raise io_error(error, "using the catalogue") from error
 
     def forget_dead_readers(self) -> int:
         """See `Database.forget_dead_readers`."""

@@ -43,7 +43,7 @@ def unfinished(store: Path, oldest: float) -> dict[str, int]:
         if _DRAFT.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):  # whoever makes it has just ended
                 if path.stat().st_mtime < oldest:
-                    found[path.name] = files.tree_bytes(path)
+                    found[path.name] = files.folder_bytes(path)
     return found
 
 

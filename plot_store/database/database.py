@@ -5,21 +5,21 @@ LMDB must never be opened twice in a process: `plot_store.database.shared` gives
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 
-from plot_store.database.lmdb_errors import Grow, Label, TableFull, translated
+from plot_store.database.lmdb_errors import Label, as_ours, damaged, too_many
 from plot_store.database.lmdb_file import check_length, check_pages
+from plot_store.database.lmdb_pages import BadFile
 from plot_store.database.writer_lock import WriterLock
 from plot_store.ground.errors import Closed, Forked, ReadOnly, StoreIO
-from plot_store.ground.files import guarded
+from plot_store.ground.files import io_error
 from plot_store.ground.host import check_host
 
 READERS: Final = 4096  # places in the table of transactions that read; a process keeps one, and more for threads
@@ -57,33 +57,35 @@ class Database:
             _LIVE.add(self)
 
     def _open(self, create: bool, first_map: int, misplaced: Callable[[str], None] | None) -> Any:
-        data = self._folder / "data.mdb"
-        doing = f"opening {self._label.name}"
+        data, label = self._folder / "data.mdb", self._label
+        env: Any = None
         try:
-            with guarded(doing), translated("opening", self._folder, self._label):
-                if misplaced is None:
-                    check_length(data)
-                else:
-                    check_pages(data, misplaced)
-                size = data.stat().st_size if data.exists() else 0
-                env = lmdb.open(
-                    str(self._folder),
-                    map_size=max(first_map, size),
-                    create=create,
-                    readonly=self._read_only,
-                    sync=True,
-                    metasync=True,
-                    writemap=False,
-                    readahead=False,
-                    max_readers=READERS,
-                )
-        except TableFull as full:
-            raise self._too_many() from full
-        try:
+            if misplaced is None:
+                check_length(data)
+            else:
+                check_pages(data, misplaced)
+            env = lmdb.open(
+                str(self._folder),
+                map_size=max(first_map, data.stat().st_size if data.exists() else 0),
+                create=create,
+                readonly=self._read_only,
+                sync=True,
+                metasync=True,
+                writemap=False,
+                readahead=False,
+                max_readers=READERS,
+            )
             env.reader_check()  # who died in a transaction since the last opening or change gives up its slot
-        except BaseException:
-            env.close()
-            raise
+        except BadFile as error:
+            raise damaged(error, label) from error
+        except lmdb.ReadersFullError as error:
+            raise too_many(label) from error
+        except lmdb.Error as error:
+            if env is not None:
+                env.close()
+            raise as_ours(error, "opening", self._folder, label) from error
+        except OSError as error:
+            raise io_error(error, f"opening {label.name}") from error
         return env
 
     def read(self, body: Callable[[Any], T]) -> T:
@@ -99,63 +101,68 @@ class Database:
         if self._read_only:
             raise ReadOnly(f"{self._label.owner} was opened read-only: open it with read_only=False to change it")
         self._check_process()
-        with self._writer.held():  # before `_entered`, so that who waits for another process holds up nothing in this
+        with self._writer.held():  # before `_enter`, so that who waits for another process holds up nothing in this
             return self._run(body, write=True)
 
     def generation(self) -> int:
         """A number that each committed change, of whichever process, makes larger."""
-        with self._entered():
+        self._enter()
+        try:
             return int(self._env.info()["last_txnid"])
+        finally:
+            self._leave()
 
     def forget_dead_readers(self) -> int:
         """Free the reader slots of processes that died; how many."""
-        with self._entered():
+        self._enter()
+        try:
             return int(self._env.reader_check())
+        finally:
+            self._leave()
 
     def _run(self, body: Callable[[Any], T], *, write: bool) -> T:
         checked = False
         while True:
-            with self._entered():
-                try:
-                    with translated("using", self._folder, self._label):
-                        if write:
-                            self._env.reader_check()  # readers that died keep pages from being used again
-                        with self._env.begin(write=write) as raw:
-                            return body(raw)
-                except Grow as grow:
-                    size = 2 * self._env.info()["map_size"] if grow.ours else 0
-                except TableFull as full:
-                    if checked:
-                        raise self._too_many() from full
-                    self._env.reader_check()  # perhaps only because processes died in a transaction
-                    checked = True
-                    continue
+            self._enter()
+            try:
+                if write:
+                    self._env.reader_check()  # readers that died keep pages from being used again
+                with self._env.begin(write=write) as raw:
+                    return body(raw)
+            except lmdb.MapFullError:
+                size = 2 * self._env.info()["map_size"]
+            except lmdb.MapResizedError:
+                size = 0  # another process has made it larger
+            except lmdb.ReadersFullError as error:
+                if checked:
+                    raise too_many(self._label) from error
+                self._env.reader_check()  # perhaps only because processes died in a transaction
+                checked = True
+                continue
+            except lmdb.Error as error:
+                raise as_ours(error, "using", self._folder, self._label) from error
+            finally:
+                self._leave()
             self._resize(size)
-
-    def _too_many(self) -> StoreIO:
-        return StoreIO(
-            f"all places for transactions of {self._label.owner} are taken: run fewer processes at once; where many "
-            "were killed, any change by one that has it open frees their places"
-        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise Forked(f"{self._label.owner} was opened before a fork: open it again in the child process")
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Count a transaction of this process, once the map is not being resized."""
+    def _enter(self) -> None:
+        """Count a transaction of this process, once the map is not being resized; `_leave` ends it."""
         self._check_process()
         with self._gate:
-            self._gate.wait_for(lambda: not self._resizing)
+            while self._resizing:
+                self._gate.wait()
             if self._env is None:
                 raise Closed(f"{self._label.owner} has been closed: open it again")
             self._active += 1
-        try:
-            yield
-        finally:
-            with self._gate:
-                self._active -= 1
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._active -= 1
+            if not self._active:
                 self._gate.notify_all()
 
     def _resize(self, size: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,39 +25,26 @@ class Label:
     cure: str  # for damage: "restore … from a backup"
 
 
-class TableFull(Exception):
-    """LMDB's table of readers has no free slot; perhaps only because processes died in a read transaction."""
+def damaged(error: BadFile, label: Label) -> Damaged:
+    """The store's error for a file that a check refuses."""
+    return Damaged(f"{label.name} is damaged ({error}): {label.cure}")
 
 
-class Grow(Exception):
-    """The map must change size; ours = it is full, else another process has grown it."""
-
-    def __init__(self, ours: bool) -> None:
-        super().__init__()
-        self.ours = ours
-
-
-@contextlib.contextmanager
-def translated(doing: str, folder: Path, label: Label) -> Iterator[None]:
-    """LMDB's errors as the store's; `doing`: "using" or "opening"."""
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise Grow(True) from error
-    except lmdb.MapResizedError as error:
-        raise Grow(False) from error
-    except lmdb.ReadersFullError as error:
-        raise TableFull from error
-    except BadFile as error:
-        raise Damaged(f"{label.name} is damaged ({error}): {label.cure}") from error
-    except lmdb.Error as error:
-        raise _as_ours(error, f"{doing} {label.name}", folder, label) from error
+def too_many(label: Label) -> StoreIO:
+    """The store's error for LMDB's table of readers without a free slot."""
+    return StoreIO(
+        f"all places for transactions of {label.owner} are taken: run fewer processes at once; where many were killed, "
+        "any change by one that has it open frees their places"
+    )
 
 
-def _as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
-    """On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free room is
-    looked at first."""
-    text = str(error)
+def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
+    """The store's error for LMDB's; `doing`: "using" or "opening".
+
+    On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free room is
+    looked at first.
+    """
+    text, doing = str(error), f"{doing} {label.name}"
     if "No space left" in text or "quota" in text.lower() or _is_full(folder):
         return StoreFull(f"no space left while {doing} ({text}): free disk space, then run it again")
     if isinstance(error, _DAMAGE):

@@ -19,7 +19,7 @@ from plot_store.face.branches import Branches
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Closed, Invalid
-from plot_store.ground.files import tree_bytes
+from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import GcReport, Progress, Schema, StoreInfo, VerifyReport, VersionInfo
 from plot_store.reading.backoff import Backoff
@@ -234,7 +234,7 @@ class Store(Branches):
         for version in current.values():
             entries.update(version.entries)
         segments = sum(names.is_segment(file.name) for file in environment.folder.iterdir())
-        size = tree_bytes(environment.path)
+        size = folder_bytes(environment.path)
         return StoreInfo(str(environment.path), FORMAT, size, segments, len(refs), versions, dict(entries))
 
     def close(self) -> None:

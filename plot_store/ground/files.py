@@ -138,7 +138,7 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def tree_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Bytes on disk of all files below a folder; files that vanish meanwhile count nothing."""
     total = 0
     for base, _, names in os.walk(folder):

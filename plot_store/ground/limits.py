@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import StoreFull
-from plot_store.ground.files import free_bytes, guarded, tree_bytes
+from plot_store.ground.files import folder_bytes, free_bytes, guarded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
             )
         if limits.max_bytes is None:
             return
-        used = tree_bytes(store)
+        used = folder_bytes(store)
     if used + need > limits.max_bytes:
         raise StoreFull(
             f"{doing} needs {need} bytes and the store holds {used} of at most {limits.max_bytes} (max_bytes): "

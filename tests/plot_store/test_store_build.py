@@ -301,11 +301,11 @@ def test_a_writer_is_not_for_a_forked_child(store: Store) -> None:
 def test_limits_stop_writing_before_the_disk_does(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", create=True) as store:
         lab.put(store, "r", lab.content(1, (60, 10, 4)))
-        most = files.tree_bytes(store.path) + 80_000
+        most = files.folder_bytes(store.path) + 80_000
     with Store.open(tmp_path / "s", limits=Limits(max_bytes=most)) as store:
         with pytest.raises(StoreFull, match="max_bytes"):
             lab.put(store, "r", MADE, build="big")
-        assert files.tree_bytes(store.path) <= most
+        assert files.folder_bytes(store.path) <= most
         with store.reader("r") as reader:
             lab.same_as(reader, [lab.entries(lab.content(1, (60, 10, 4)))], lab.texts(1))
         lab.put(store, "other", {})
