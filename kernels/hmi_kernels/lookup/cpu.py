@@ -205,9 +205,9 @@ def add_up(begin: Any, ring: Any, dim: Any, mixed: Any, half: Any, out: Any, spa
 
 @compiled
 def lookup(
-    head: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any, room: Any
+    table: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any, room: Any
 ) -> Any:
-    """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; head: `table.LevelTable.head`.
+    """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; table: `LevelTable.fields`.
 
     room int64 [ROOM + dim]: scratch memory, of which the first words tell the damaged row. The caller's, because numba
     frees an array of its own after its last mention.
@@ -215,8 +215,8 @@ def lookup(
     state = checked(tokens_, offsets_, vocab)
     if state != FINE:
         return state
-    levels, segs, orders, headers, zeros = head[LEVELS], head[SEGS], head[ORDERS], head[HEADERS], head[ZEROS]
-    dim, mixed, out = head[DIM], head[MIXED], rows.ctypes.data
+    levels, segs, orders, headers, zeros = table[LEVELS], table[SEGS], table[ORDERS], table[HEADERS], table[ZEROS]
+    dim, mixed, out = table[DIM], table[MIXED], rows.ctypes.data
     tokens, offsets, texts = tokens_.ctypes.data, offsets_.ctypes.data, offsets_.size - 1
     order, depth = order_.ctypes.data, depth_.ctypes.data
     ring = room.ctypes.data + 8 * FOUND_COLUMNS

@@ -190,7 +190,7 @@ def add_up(terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, r
 
 @compiled
 def lookup(
-    head: Any,
+    table: Any,
     steps: Any,
     turns: Any,
     tokens: Any,
@@ -202,11 +202,11 @@ def lookup(
     depth: Any,
     damage: Any,
 ) -> Any:
-    """A whole ragged batch; see `hmi_kernels.lookup.ops.lookup`. rows: the output's bytes; head: `LevelTable.head`."""
+    """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; table: `LevelTable.fields`."""
     state = checked(tokens, offsets, vocab)
     if state != FINE:
         return state
-    levels, segs, headers, dim, out = head[LEVELS], head[SEGS], head[HEADERS], head[DIM], rows.ctypes.data
+    levels, segs, headers, dim, out = table[LEVELS], table[SEGS], table[HEADERS], table[DIM], rows.ctypes.data
     n, first = turns.size, 0
     room = np.empty((2, dim), np.float32)
     while first < offsets.size - 1:
@@ -237,9 +237,9 @@ def lookup(
 
 
 @compiled
-def candidates(head: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) -> Any:
+def candidates(table: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) -> Any:
     """The addresses of the rows that `lookup` would read, by fingerprint alone."""
-    levels, segs = head[LEVELS], head[SEGS]
+    levels, segs = table[LEVELS], table[SEGS]
     n, first, used = turns.size, 0, 0
     rows = np.empty(1024, np.int64)
     while first < offsets.size - 1:

@@ -26,8 +26,8 @@ EIGHT = np.uint64(8)
 ONE = np.uint64(1)
 LAST_ID = np.uint64((1 << FIELD_BITS) - 1)
 MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
-# fields of a table's head: addresses, numbers of a vector, whether rows of other types than int8 occur
-LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, HEAD_FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
+# fields of a table: addresses, numbers of a vector, whether rows of other types than int8 occur
+LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, TABLE_FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # fields of a level (one index; the columns of the level table) and of a segment
 IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, SALT, FAR, LEVEL_COLUMNS = range(13)
 BASE, COUNT, SEEN, SEGMENT_COLUMNS = 0, 1, 2, 3

@@ -89,10 +89,10 @@ def lookup(
     half, rows = out.dtype == np.uint16, out.view(np.uint8)
     room = np.empty(cpu_ring.ROOM + table.dim, np.int64)
     if table.plain:
-        state = cpu.lookup(table.head, tokens, offsets, vocab, rows, half, order, depth, room)
+        state = cpu.lookup(table.fields, tokens, offsets, vocab, rows, half, order, depth, room)
     else:
         steps, turns = table.steps, table.turns
-        state = cpu_any.lookup(table.head, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room)
+        state = cpu_any.lookup(table.fields, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room)
     if state != cpu_batch.FINE:
         _refuse(state, tokens, vocab)
         raise _damaged(table, room)
@@ -120,7 +120,7 @@ def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
 def _number(table: LevelTable, level: Ints) -> Ints:
     """The numbers of levels that the kernels tell by address."""
     # Not `strides`, which is 0 where there are no levels.
-    numbers: Ints = (level - table.head[cpu_index.LEVELS]) // (8 * cpu_index.LEVEL_COLUMNS)
+    numbers: Ints = (level - table.fields[cpu_index.LEVELS]) // (8 * cpu_index.LEVEL_COLUMNS)
     return numbers
 
 
@@ -129,7 +129,7 @@ def find(table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bo
     absent. `check` says whether rows are checked on first use; without it only their keys are read. Raises DamagedRow.
     """
     keys, found, lo, hi = _sought(table, order, ngrams)
-    levels, segs, headers = table.head[[cpu_index.LEVELS, cpu_index.SEGS, cpu_index.HEADERS]].tolist()
+    levels, segs, headers = table.fields[[cpu_index.LEVELS, cpu_index.SEGS, cpu_index.HEADERS]].tolist()
     bad = cpu_seek.confirm(levels, segs, headers, lo, hi, keys, len(keys), words(order), found, check)
     if bad >= 0:
         raise _damaged(table, found[bad])
@@ -147,7 +147,7 @@ def check_places(table: LevelTable) -> None:
     """Raises DamagedRow unless each row under a table's indexes is of the n-gram that the index means, as far as the
     index tells. Reads every slot and the first line of every row that one leads to."""
     found = np.zeros(cpu_index.FOUND_COLUMNS, np.int64)
-    levels, segs = table.head[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
+    levels, segs = table.fields[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
     for number, run in enumerate(table.runs):
         if cpu_seek.misplaced(levels + number * table.levels.strides[0], segs, words(run.order), found):
             raise _damaged(table, found)
@@ -156,7 +156,7 @@ def check_places(table: LevelTable) -> None:
 def _sought(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> tuple[Keys, Ints, int, int]:
     """(keys uint64 [m, 2], what their fingerprints find, the first and the end level of the order)."""
     keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
-    levels, segs = table.head[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
+    levels, segs = table.fields[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
     lo, hi = table.bounds[table.n - order : table.n - order + 2].tolist()
     cpu_seek.seek(levels, segs, lo, hi, keys, len(keys), words(order), found)
     return keys, found, lo, hi
@@ -174,7 +174,7 @@ def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np
     ValueError as `lookup` does.
     """
     _refuse(cpu_batch.checked(tokens, offsets, ID_LIMIT), tokens, ID_LIMIT)
-    rows: Ints = cpu_any.candidates(table.head, table.steps, table.turns, tokens, offsets)
+    rows: Ints = cpu_any.candidates(table.fields, table.steps, table.turns, tokens, offsets)
     return rows
 
 

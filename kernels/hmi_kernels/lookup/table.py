@@ -64,7 +64,7 @@ class LevelTable:
     orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filter
     filters: tuple[Keys, ...]
     zeros: Bytes  # what the kernels add where there is no vector
-    head: Ints  # [HEAD_FIELDS]: all that the kernels are handed
+    fields: Ints  # [TABLE_FIELDS]: all that the kernels are handed
     plain: bool  # n = 3 and the default steps: the fast body's case
 
 
@@ -126,7 +126,7 @@ def level_table(
         orders=orders,
         filters=filters,
         zeros=zeros,
-        head=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
+        fields=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
         plain=n == 3 and list(asked) == default_steps(n),
     )
 
