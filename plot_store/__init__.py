@@ -10,12 +10,13 @@ with Store.open(path, create=True) as store:
 
 from __future__ import annotations
 
-from plot_store.backoff import Backoff
-from plot_store.counted import Among, CountedNgrams
-from plot_store.counting import NgramCounter
-from plot_store.device import DeviceHits, DeviceReader
-from plot_store.diff import DiffReport, OrderDiff
-from plot_store.errors import (
+from plot_store.care.scrub import ScrubProgress, probe, scrub
+from plot_store.counting.counted import Among, CountedNgrams
+from plot_store.counting.counter import NgramCounter
+from plot_store.counting.misses import MissSketch
+from plot_store.environment.pins import Lease, LeaseInfo, Pin
+from plot_store.face.store import Store
+from plot_store.ground.errors import (
     Closed,
     Collected,
     Conflict,
@@ -30,9 +31,8 @@ from plot_store.errors import (
     StoreFull,
     StoreIO,
 )
-from plot_store.limits import Limits
-from plot_store.misses import MissSketch
-from plot_store.nouns import (
+from plot_store.ground.limits import Limits
+from plot_store.ground.nouns import (
     ORDER_NAMES,
     Damage,
     GcReport,
@@ -43,18 +43,61 @@ from plot_store.nouns import (
     VerifyReport,
     VersionInfo,
 )
-from plot_store.pins import Lease, LeaseInfo, Pin
-from plot_store.reader import Reader
-from plot_store.sizes import disk_bytes, entries_within, entry_bytes
-from plot_store.stand_ins import differences, stand_ins
-from plot_store.store import Store
-from plot_store.writer import ANY, AS_OPENED, Writer
+from plot_store.reading.backoff import Backoff
+from plot_store.reading.device import DeviceHits, DeviceReader
+from plot_store.reading.diff import DiffReport, OrderDiff
+from plot_store.reading.fallback import differences, fallbacks
+from plot_store.reading.reader import Reader
+from plot_store.writing.sizes import disk_bytes, entries_within, entry_bytes
+from plot_store.writing.writer import ANY, AS_OPENED, Writer
 
 __all__ = [
-    "ANY", "AS_OPENED", "ORDER_NAMES", "Among", "Backoff", "Closed", "Collected", "Conflict", "CountedNgrams", "Damage",
-    "Damaged", "DeviceHits", "DeviceReader", "DiffReport", "Forked", "FormatTooNew", "GcReport", "Hits", "InUse",
+    "ANY",
+    "AS_OPENED",
+    "ORDER_NAMES",
+    "Among",
+    "Backoff",
+    "Closed",
+    "Collected",
+    "Conflict",
+    "CountedNgrams",
+    "Damage",
+    "Damaged",
+    "DeviceHits",
+    "DeviceReader",
+    "DiffReport",
+    "Forked",
+    "FormatTooNew",
+    "GcReport",
+    "Hits",
+    "InUse",
     "Invalid",
-    "Lease", "LeaseInfo", "Limits", "MissSketch", "NgramCounter", "NotFound", "OrderDiff", "Pin", "PlotStoreError",
-    "ReadOnly", "Reader", "Schema", "SegmentInfo", "Store", "StoreFull", "StoreIO", "StoreInfo", "VerifyReport",
-    "VersionInfo", "Writer", "differences", "disk_bytes", "entries_within", "entry_bytes", "stand_ins",
-]  # fmt: skip
+    "Lease",
+    "LeaseInfo",
+    "Limits",
+    "MissSketch",
+    "NgramCounter",
+    "NotFound",
+    "OrderDiff",
+    "Pin",
+    "PlotStoreError",
+    "ReadOnly",
+    "Reader",
+    "Schema",
+    "ScrubProgress",
+    "SegmentInfo",
+    "Store",
+    "StoreFull",
+    "StoreIO",
+    "StoreInfo",
+    "VerifyReport",
+    "VersionInfo",
+    "Writer",
+    "differences",
+    "disk_bytes",
+    "entries_within",
+    "entry_bytes",
+    "fallbacks",
+    "probe",
+    "scrub",
+]

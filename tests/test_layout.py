@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("hmi", "plot_store", "kernels/hmi_kernels")
 SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-MAX_LINES = 300
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 
@@ -128,7 +128,7 @@ def test_the_installed_distribution_has_no_package_kernels() -> None:
 def test_the_hubs_package_is_found_from_our_folder_too(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("theirs = True\n")
-    code = "import kernels, hmi_kernels.layout; print(kernels.theirs)"
+    code = "import kernels, hmi_kernels.lookup.layout; print(kernels.theirs)"
     env = {**os.environ, "PYTHONPATH": f"{REPO / 'kernels'}:{tmp_path}"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPO, env=env, capture_output=True, text=True, timeout=120, check=False

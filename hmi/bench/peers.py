@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import lmdb
 import numpy as np
-from hmi_kernels.layout import Bytes
+from hmi_kernels.lookup.layout import Bytes
 
 from hmi.errors import Unavailable
-from plot_store.files import tree_bytes
+from plot_store.ground.files import folder_bytes
 
 Batch = tuple[list[bytes], list[int]]  # one batch's keys, as each peer wants them: made before the clock runs
 Gather = Callable[[Batch], Bytes]  # -> uint8 [m, row bytes], a copy that the caller owns
@@ -72,7 +72,7 @@ class Lmdb:
         return np.frombuffer(b"".join(values), np.uint8).reshape(-1, self._row_bytes)
 
     def bytes(self) -> int:
-        return tree_bytes(self._folder)
+        return folder_bytes(self._folder)
 
     def close(self) -> None:
         self._txn.abort()
@@ -131,7 +131,7 @@ class RocksDb:
         return np.frombuffer(b"".join(values), np.uint8).reshape(-1, self._row_bytes)
 
     def bytes(self) -> int:
-        return tree_bytes(self._folder)
+        return folder_bytes(self._folder)
 
     def close(self) -> None:
         self._db.close()
@@ -170,7 +170,7 @@ class MemmapDict:
         }
 
     def bytes(self) -> int:
-        return tree_bytes(self._folder)
+        return folder_bytes(self._folder)
 
     def close(self) -> None:
         del self._mapped

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from hmi_kernels.layout import Keys, pack_keys
+from hmi_kernels.lookup.layout import Keys, pack_keys
 
 from hmi.bench.store_data import UNCUT
 from hmi.errors import InvalidInput

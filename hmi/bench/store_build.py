@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import ops
-from hmi_kernels.layout import pack_keys, roles
+from hmi_kernels.lookup import ops
+from hmi_kernels.lookup.layout import pack_keys, roles
 
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_data import VOCAB, Ngrams, Vectors

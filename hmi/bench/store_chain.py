@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import limits
-from hmi_kernels.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
+from hmi_kernels.lookup.gather import gather
+from hmi_kernels.lookup.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from numpy.typing import NDArray
 
 from hmi.bench.store_data import LENGTH, VOCAB, Ngrams, Sample, Texts, Vectors, bigrams, distinct, trigrams
 from plot_store import Reader, Schema, Store, VersionInfo
-from plot_store import format as fmt
+from plot_store.segments import format as fmt
 
 TEXTS_AT_ONCE = 16
 BATCH = TEXTS_AT_ONCE * LENGTH  # tokens, and rows that a batch of hits asks for
@@ -151,9 +151,9 @@ class FlatRows:
         """Scales and vectors alone, uint8 [m, SCALES + bytes]: what a store without index, key or check would hold."""
         rows = np.empty((len(numbers), SCALES + self.vectors_bytes), np.uint8)
         vectors = np.empty((len(numbers), self.vectors_bytes), np.uint8)
-        limits.gather(self.addresses(numbers), vectors)
+        gather(self.addresses(numbers), vectors)
         scales = np.empty((len(numbers), SCALES), np.uint8)
-        limits.gather(self.addresses(numbers) - self._vectors_at + scales_at(3), scales)
+        gather(self.addresses(numbers) - self._vectors_at + scales_at(3), scales)
         rows[:, :SCALES], rows[:, SCALES:] = scales, vectors
         return rows
 

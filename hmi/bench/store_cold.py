@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import limits
+from hmi_kernels.lookup.gather import gather
 
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_chain import BATCH, OFFSETS, REFS, Chain
@@ -83,7 +83,7 @@ def _default(chain: Chain, batch: int) -> float:
     rows = chain.rows()
     addresses = rows.addresses(chain.tables.rows_of[batch])
     out = np.empty((BATCH, rows.vectors_bytes), np.uint8)
-    return seconds(lambda: limits.gather(addresses, out), time.perf_counter)
+    return seconds(lambda: gather(addresses, out), time.perf_counter)
 
 
 def _lookup(chain: Chain, batch: int, way: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from hmi_kernels.layout import pack_keys, roles, unpack_keys
+from hmi_kernels.lookup.layout import pack_keys, roles, unpack_keys
 from numpy.typing import NDArray
 
 from hmi.errors import InvalidInput

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from hmi_kernels import limits
+from hmi_kernels.lookup.gather import gather
 from numpy.typing import NDArray
 
 from hmi.bench.report import Row, paired_ratio, seconds
@@ -23,7 +23,7 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
     hits, natural = t.batches, t.natural_batches
     rows = chain.rows()
     check(chain, rows)
-    plain, count = gather(rows, t.rows_of), len(hits)
+    plain, count = copying(rows, t.rows_of), len(hits)
     cold = first_use(chain, hits)
     cases = [
         ("depth_1_hits", chain.shallow, hits, 1.5, 1.25),
@@ -66,7 +66,7 @@ def check(chain: Chain, rows: FlatRows) -> None:
         np.testing.assert_allclose(given[whole.ravel()], wanted[whole.ravel()], rtol=1e-4, atol=1e-4)
 
 
-def gather(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], object]:
+def copying(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], object]:
     """The limit: the vectors of a batch's rows copied together, their addresses known beforehand."""
     addresses = rows.addresses(numbers.ravel()).reshape(numbers.shape)
     out = np.empty((BATCH, rows.vectors_bytes), np.uint8)
@@ -74,7 +74,7 @@ def gather(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], object
     def work(i: int) -> object:
         # `rows` is named here because the addresses point into its mappings: it must live as long as this does.
         assert rows.maps
-        limits.gather(addresses[i], out)
+        gather(addresses[i], out)
         return out
 
     for i in range(len(addresses)):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels.layout import pack_keys
+from hmi_kernels.lookup.layout import pack_keys
 
 from hmi.bench.peers import PEERS, Batch, Gather, Lmdb, Peer
 from hmi.bench.report import Row, paired_ratio, seconds

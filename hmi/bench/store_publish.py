@@ -15,7 +15,7 @@ import numpy as np
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_data import VOCAB, Vectors
 from plot_store import Schema, Store
-from plot_store.catalogue import Catalogue
+from plot_store.catalogue.catalogue import Catalogue
 
 ROWS = 256  # n-grams in a small update
 DIM = 384

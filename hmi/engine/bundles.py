@@ -20,6 +20,7 @@ from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
 from hmi.stores.adapter_store import AdapterStore, DamagedArtefact
+from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
@@ -107,7 +108,7 @@ class Bundles:
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
         """The lower layers behind a PLOT: only the exact reference computes them."""
-        name: str | None = reader.version.meta.get("lower")  # of a branch that was pretrained further
+        name = PlotMeta.of(reader.version).lower
         key = "lower", version.root, version.root_version, name or ""
         return Part(key, self._exact, lambda: self._load_lower(version, upper.root, reader, name))
 

@@ -24,6 +24,7 @@ from hmi.model.lower import LocalLower
 from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000
@@ -40,7 +41,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         published = (_grow if spec["mode"] == "grow" else _build)(ctx, domain, spec)
     if spec["mode"] == "grow":
         grown(ctx, domain)
-    return {"domain": str(domain), "version": published.id, "bytes": published.bytes, **published.meta["report"]}
+    return {"domain": str(domain), "version": published.id, "bytes": published.bytes, **PlotMeta.of(published).report}
 
 
 def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
@@ -62,12 +63,11 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
         there = _There(reader, lower_name, fresh=pretrained, update=update)
         choice = _choose(ctx, counted, spec, options, schema, room, there)
 
-        def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+        def meta(stored: Mapping[int, int]) -> PlotMeta:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
             report["read"] = open_corpus(corpus).read
             report |= {"text_bytes": corpus.stat().st_size, **_left_out(schema, differences)}
-            told = {"root_version": root.info.version, "lower": lower_name, "alpha": choice.alpha, "report": report}
-            return told if budget is None else {**told, "budget_bytes": budget}
+            return PlotMeta(root.info.version, lower_name, choice.alpha, budget, report)
 
         return write_version(
             ctx,
@@ -127,7 +127,7 @@ def _choose(
 
 
 def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
-    """For the report: the number of entries left out as near their stand-in, and the bytes saved."""
+    """For the report: the number of entries left out as near their fallback, and the bytes saved."""
     dropped = {f"dropped_{ORDER_NAMES[k]}s": differences.dropped[k] for k in schema.orders if k > 1}
     return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 
@@ -166,7 +166,7 @@ def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo
 
 def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | None, LocalLower]:
     """The lower layers behind a PLOT version: a branch's own if it was pretrained further, else the root's."""
-    name = version.meta.get("lower")
+    name = PlotMeta.of(version).lower
     if name is None:
         assert root.lower is not None
         return None, root.lower

@@ -1,6 +1,6 @@
-"""Leaving out entries that are near their stand-in, and recording the choice for a resumed build.
+"""Leaving out entries that are near their fallback, and recording the choice for a resumed build.
 
-An entry's stand-in is what the build's own shorter n-grams and its ancestors give in its place. The choice needs the
+An entry's fallback is what the build's own shorter n-grams and its ancestors give in its place. The choice needs the
 computed entry, so it is made batch by batch and stored in the job's folder: a resumed build neither computes nor
 chooses again what is durable.
 """
@@ -46,7 +46,7 @@ class StoreAll:
 
 
 class Differences:
-    """A build's filter. It drops entries nearer to their stand-in than `least` (relative L2 distance); 0 keeps all."""
+    """A build's filter. It drops entries nearer to their fallback than `least` (relative L2 distance); 0 keeps all."""
 
     def __init__(self, folder: Path, least: float) -> None:
         self._folder, self._least = folder, least

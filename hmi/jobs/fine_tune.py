@@ -40,6 +40,7 @@ from hmi.model.training import PATIENCE, Trainer, TrainPlan, tenant_trainer
 from hmi.model.transitions import learns_transitions
 from hmi.model.usual import choose_epochs, usual_lr
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import Reader, VersionInfo
 
 
@@ -54,7 +55,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     # Rows first: what is wrong with them is said at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
     plot = _pinned_plot(ctx, spec["domain"])
-    root = load_root(ctx.settings.data / "roots" / plot.ref.split("/")[0] / plot.meta["root_version"])
+    root = load_root(ctx.settings.data / "roots" / plot.ref.split("/")[0] / PlotMeta.of(plot).root_version)
     made = _embedding(root, options) if data is None else _fine_tuned(ctx, root, plot, data, options)
     verdict, about = Verdict(), {"task": str(name)}
     if data is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from hmi.core import DomainId
 from hmi.errors import Conflict
@@ -12,6 +12,7 @@ from hmi.jobs.plots import Wanted, in_chunks, only_missing, write_version
 from hmi.model.lower import LocalLower
 from hmi.stores.layout import Layout
 from hmi.stores.miss_files import SKETCH, MissFiles, read_sketch
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import VersionInfo
 
 
@@ -27,7 +28,7 @@ def grow(
     ngrams, counts, _ = sketch.top(min_count=min_count)
     wanted = [Wanted(sketch.n, len(ngrams), in_chunks(ngrams))]
 
-    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+    def meta(stored: Mapping[int, int]) -> PlotMeta:
         if not stored[sketch.n]:
             raise Conflict(f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by")
         report = {
@@ -36,8 +37,7 @@ def grow(
             "stored_trigrams": stored[sketch.n],
             "min_count": min_count,
         }
-        inherited = {key: value for key, value in parent.meta.items() if key != "compacted"}
-        return {**inherited, "report": report}
+        return replace(PlotMeta.of(parent), report=report)
 
     with ctx.plots.reader(parent.id) as reader:
         missing = only_missing(wanted, reader, lower_name)

@@ -17,6 +17,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.root import RootInfo, read_root_info
+from hmi.stores.plot_meta import PlotMeta
 
 
 def without_rows(ctx: JobContext) -> bool:
@@ -33,7 +34,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
     plot = plots[domain]
     root = plot.ref.split("/")[0]
-    info = read_root_info(ctx.settings.data / "roots" / root / plot.meta["root_version"])
+    info = read_root_info(ctx.settings.data / "roots" / root / PlotMeta.of(plot).root_version)
     ctx.progress(0, 1, phase="importing")
     twin, state = _module(ctx, info)
     head = _head(ctx, info)

@@ -30,6 +30,7 @@ from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import ORDER_NAMES
 
 Parts = tuple[LocalLower, nn.ModuleList, InputBias]
@@ -209,13 +210,13 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
     vocabulary = np.arange(1, root.info.shape.vocab, dtype=np.uint32)[:, None]
     wanted = [Wanted(1, len(vocabulary), in_chunks(vocabulary)), *choose(counted, alpha)]
 
-    def meta(stored: Mapping[int, int]) -> dict[str, Any]:
+    def meta(stored: Mapping[int, int]) -> PlotMeta:
         report = {
             "alpha": alpha,
             "tokens": counted.total(root.info.n),
             **{f"stored_{ORDER_NAMES[order]}s": stored[order] for order in range(root.info.n, 1, -1)},
         }
-        return {"root_version": root.info.version, "lower": None, "alpha": alpha, "report": report}
+        return PlotMeta(root.info.version, alpha=alpha, report=report)
 
     write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
 

@@ -83,7 +83,7 @@ class BuildPlotOptions(Record):
         default=None,
         ge=0,
         le=10,
-        description="Do not store an entry whose distance to its stand-in (what a look-up gives without it), divided "
+        description="Do not store an entry whose distance to its fallback (what a look-up gives without it), divided "
         "by its length, is below this; 0 stores all. None: 0.15 with further pretraining, else 0.",
     )
     min_count: int = Field(default=1, ge=1)

@@ -15,6 +15,7 @@ from hmi.errors import Conflict
 from hmi.jobs.context import JobContext
 from hmi.jobs.differences import Decide, Differences, StoreAll
 from hmi.model.lower import LocalLower
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
 
 BATCH = 1024
@@ -48,7 +49,7 @@ def write_version(
     parent: str | None,
     onto: str | None,
     extend: bool,
-    meta: Callable[[Mapping[int, int]], dict[str, Any]],
+    meta: Callable[[Mapping[int, int]], PlotMeta],
     differences: Differences | None = None,
 ) -> VersionInfo:
     """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
@@ -73,7 +74,7 @@ def write_version(
                 stored[want.order] = _write_order(ctx, writer, lower, want, decide, done, total)
             done += want.total
             ctx.progress(done, total, phase="representations")
-        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored))
+        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored).to_dict())
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
@@ -131,7 +132,7 @@ def _compute(lower: LocalLower) -> Compute:
 def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> NDArray[np.bool_]:
     """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool [m]."""
     # Depth -1 (absent) picks the last entry.
-    same = np.array([*(version.meta.get("lower") == lower for version in reader.chain), False])
+    same = np.array([*(PlotMeta.of(version).lower == lower for version in reader.chain), False])
     return np.asarray(~same[reader.depths(order, ngrams)])
 
 
@@ -155,7 +156,7 @@ def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):
-        want, own = by_order.get(order, Wanted(order, 0, ())), reader.own(order)
+        want, own = by_order.get(order, Wanted(order, 0, ())), reader.ngrams(order)
         both.append(Wanted(order, want.total + len(own), _and_rest(want.chunks, own)))
     return both
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from hmi.manager.parts import Parts
 from hmi.stores.adapter_store import LOWER_CURE
+from hmi.stores.plot_meta import lowers_of
 from hmi.stores.plots import plot_errors
 from plot_store import Store, VersionInfo
 
@@ -17,7 +18,7 @@ Bytes = Callable[[int, int], None]
 def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) -> None:
     """Write a version to `archive`. Raises NotFound, Damaged, StorageFull, Unavailable."""
     with plot_errors():
-        lowers = _lowers(parts.plots.chain(version))
+        lowers = lowers_of(parts.plots.chain(version))
         for name, ref in lowers.items():
             parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
         parts.plots.export(version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress)
@@ -29,15 +30,10 @@ def import_domain(parts: Parts, archive: Path, name: str | None, progress: Bytes
     Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases exported
     none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged, StorageFull.
     """
-    lowers = _lowers(Store.archived(archive))
+    lowers = lowers_of(Store.archived(archive))
     for lower, content in Store.attached(archive):
         # Before the versions that need them; the collection spares what was stored in the last hour.
         if lower in lowers:
             parts.lowers.take_over(lower, content)
     version = parts.plots.import_archive(archive, ref=name, progress=progress)
     return version, sorted(ref for lower, ref in lowers.items() if not parts.lowers.has(lower))
-
-
-def _lowers(versions: Iterable[VersionInfo]) -> dict[str, str]:
-    """Names of lower layers, each with the ref of a version that was computed by them."""
-    return {str(v.meta["lower"]): v.ref for v in versions if v.meta.get("lower") is not None}

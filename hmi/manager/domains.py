@@ -14,6 +14,7 @@ from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
+from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors
 from plot_store import VersionInfo
 
@@ -70,7 +71,7 @@ class Domains:
             raise Conflict(f"domain {branch} exists already: update it, or choose another name", field="domain")
         if str(branch.parent) not in refs:
             raise NotFound(f"the parent of {branch} does not exist: create {branch.parent} first", field="domain")
-        return self._submit(branch, "create", corpus, alpha, pretrain, options, {})
+        return self._submit(branch, "create", corpus, alpha, pretrain, options, None)
 
     def update(
         self,
@@ -83,7 +84,7 @@ class Domains:
         branch = DomainId.parse(domain)
         current = self.current(branch)
         # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
-        return self._submit(branch, "update", corpus, alpha, pretrain, options, current.meta)
+        return self._submit(branch, "update", corpus, alpha, pretrain, options, PlotMeta.of(current))
 
     def grow(self, domain: str, min_count: int) -> JobRecord:
         """Extend the domain by what was recorded as missed. Raises Conflict where that is nothing."""
@@ -180,7 +181,7 @@ class Domains:
         alpha: float | None,
         pretrain: bool,
         options: Mapping[str, Any] | None,
-        before: Mapping[str, Any],
+        before: PlotMeta | None,
     ) -> JobRecord:
         checked = checked_options(BuildPlotOptions, options)
         alpha, checked["budget_bytes"] = _extent(alpha, checked["budget_bytes"], before)
@@ -212,13 +213,13 @@ class Domains:
             children=tuple(children),
             entries=_entries(current),
             bytes=sum(sizes.values()),
-            alpha=current.meta.get("alpha"),
+            alpha=PlotMeta.of(current).alpha,
             models=models[current.ref],
             record_misses=self._parts.misses.files.epoch(current.ref) is not None,
         )
 
 
-def _extent(alpha: float | None, budget: int | None, before: Mapping[str, Any]) -> tuple[float | None, int | None]:
+def _extent(alpha: float | None, budget: int | None, before: PlotMeta | None) -> tuple[float | None, int | None]:
     """(alpha, budget_bytes), one of them None: as given, else as in the previous version, else alpha 50.
 
     Raises InvalidInput if both are given.
@@ -227,24 +228,24 @@ def _extent(alpha: float | None, budget: int | None, before: Mapping[str, Any]) 
         raise InvalidInput(
             "alpha and options.budget_bytes both say how much is stored: give one of them", field="options.budget_bytes"
         )
-    if alpha is None and budget is None:
-        budget = before.get("budget_bytes")
+    if alpha is None and budget is None and before is not None:
+        budget = before.budget_bytes
     if budget is not None:
         return None, budget
-    kept = before.get("alpha") if alpha is None else alpha
+    kept = before.alpha if alpha is None and before is not None else alpha
     return checked_alpha(DEFAULT_ALPHA if kept is None else kept), None
 
 
 def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
-    meta = version.meta
+    meta = PlotMeta.of(version)
     return DomainVersionView(
         version=version.id,
         created=version.created,
         entries=_entries(version),
         bytes=version.bytes,
-        alpha=meta.get("alpha"),
-        budget_bytes=meta.get("budget_bytes"),
-        report=meta.get("report") or {},
+        alpha=meta.alpha,
+        budget_bytes=meta.budget_bytes,
+        report=dict(meta.report),
         current=current,
     )
 

@@ -19,6 +19,7 @@ from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.stores.plot_meta import PlotMeta
 
 if TYPE_CHECKING:
     from hmi.model.root import RootInfo
@@ -101,7 +102,7 @@ class Exchange:
             known = ", ".join(t for t in get_args(Task) if t != "embedding")
             raise InvalidInput(f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task")
         plot = self._domains.current(branch)
-        info = self._root(branch.root, plot.meta["root_version"])
+        info = self._root(branch.root, PlotMeta.of(plot).root_version)
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
         checked_files(

@@ -14,6 +14,7 @@ from hmi.model.checked import ROOT_CURE
 from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
 from hmi.stores.layout import read_json, tree_bytes
+from hmi.stores.plot_meta import PlotMeta, lowers_of
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
@@ -109,7 +110,7 @@ class Upkeep:
         """The lower layers that domains' versions have of their own, with a domain of each."""
         plots = self._parts.plots
         versions = [version for ref in plots.refs() for version in plots.history(ref)]
-        return {str(v.meta["lower"]): v.ref for v in versions if v.meta.get("lower") is not None}
+        return lowers_of(versions)
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
         """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind.
@@ -122,8 +123,8 @@ class Upkeep:
         with plot_errors():
             kept = parts.settings.plot_keep_versions
             freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
-            used = {v.meta.get("lower") for ref in parts.plots.refs() for v in parts.plots.history(ref)}
-            used |= {parts.plots.version(v).meta.get("lower") for v in keep if self._has_plot(v)}
+            used = {PlotMeta.of(v).lower for ref in parts.plots.refs() for v in parts.plots.history(ref)}
+            used |= {PlotMeta.of(parts.plots.version(v)).lower for v in keep if self._has_plot(v)}
         parts.misses.files.prune(self._has_plot)
         # A build may train for hours on lower layers that it has stored and not yet published.
         building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())

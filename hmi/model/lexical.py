@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import xxhash
-from hmi_kernels.cpu_words import FAR, NEAR, word_features
+from hmi_kernels.text.words import FAR, NEAR, word_features
 from numpy.typing import NDArray
 from torch import Tensor, nn
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from hmi_kernels.cpu_paths import forward_backward, viterbi
+from hmi_kernels.text.paths import forward_backward, viterbi
 from numpy.typing import NDArray
 
 Scheme = Literal["bio", "iob1", "io", "free"]

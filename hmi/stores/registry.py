@@ -26,7 +26,7 @@ from hmi.core import (
 from hmi.errors import Conflict, NotFound
 from hmi.stores import job_table, key_table, model_table, once_table
 from hmi.stores.layout import refuse_bereft
-from hmi.stores.ledger import FIRST_MAP, Ledger
+from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import Txn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 
@@ -38,15 +38,15 @@ T = TypeVar("T")
 class Registry:
     """Thread-safe. Reads are consistent snapshots of a memory map and take microseconds."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._table = ledger, Table()
+    def __init__(self, database: RegistryDatabase) -> None:
+        self._database, self._table = database, Table()
 
     @classmethod
     def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
         """Open the registry in the folder `path`, making it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_bereft(path)
-        registry = cls(Ledger.open(path, first_map))
+        registry = cls(RegistryDatabase.open(path, first_map))
         try:
             registry._index_jobs()
         except BaseException:
@@ -55,50 +55,50 @@ class Registry:
         return registry
 
     def close(self) -> None:
-        self._ledger.close()
+        self._database.release()
 
     def generation(self) -> int:
         """While it is the same, nothing in the registry has changed: for what is costly to read again."""
-        return self._ledger.generation()
+        return self._database.generation()
 
     def problems(self) -> list[str]:
         """Every record that is damaged or lost, one sentence each; reads all of them."""
-        return self._ledger.problems()
+        return self._database.problems()
 
     # Roots
 
     def roots(self, *, tolerant: bool = False) -> list[RootRecord]:
-        return self._ledger.read(lambda t: self._table.all(t, ROOT, RootRecord, tolerant=tolerant))
+        return self._database.read(lambda t: self._table.all(t, ROOT, RootRecord, tolerant=tolerant))
 
     def root(self, name: str) -> RootRecord:
         """Raises NotFound."""
         key = ROOT + check_name(name, "root")
-        found = self._ledger.read(lambda t: self._table.get(t, key, RootRecord))
+        found = self._database.read(lambda t: self._table.get(t, key, RootRecord))
         if found is None:
             raise NotFound(f"there is no root {name!r}: import it first", field="root")
         return found
 
     def put_root(self, record: RootRecord) -> None:
         key = ROOT + check_name(record.name, "root")
-        self._ledger.write(lambda t: self._table.put(t, key, record))
+        self._database.write(lambda t: self._table.put(t, key, record))
 
     def delete_root(self, name: str) -> bool:
         """Whether there was one."""
         key = ROOT + check_name(name, "root")
-        return self._ledger.write(lambda t: t.delete(key))
+        return self._database.write(lambda t: t.delete(key))
 
     # Tenants and keys
 
     def tenants(self) -> list[TenantRecord]:
-        return self._ledger.read(lambda t: self._table.all(t, TENANT, TenantRecord))
+        return self._database.read(lambda t: self._table.all(t, TENANT, TenantRecord))
 
     def count_tenants(self) -> int:
         """Without reading them."""
-        return self._ledger.read(lambda t: len(t.keys(TENANT)))
+        return self._database.read(lambda t: len(t.keys(TENANT)))
 
     def tenant(self, name: str) -> TenantRecord:
         """Raises NotFound."""
-        return self._ledger.read(lambda t: model_table.get_tenant(self._table, t, name))
+        return self._database.read(lambda t: model_table.get_tenant(self._table, t, name))
 
     def create_tenant(self, record: TenantRecord, key: KeyRecord) -> None:
         """A tenant and its first key in one step. Raises Conflict if the name is taken."""
@@ -111,7 +111,7 @@ class Registry:
             self._table.put(txn, name, record)
             key_table.put_key(self._table, txn, key)
 
-        self._ledger.write(body)
+        self._database.write(body)
 
     def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
         """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises NotFound."""
@@ -128,11 +128,11 @@ class Registry:
             txn.delete(TENANT + name)
             return models, keys, jobs
 
-        return self._ledger.write(body)
+        return self._database.write(body)
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """A tenant's keys; those of None are the administrator's."""
-        return self._ledger.read(lambda t: key_table.keys_of(self._table, t, tenant))
+        return self._database.read(lambda t: key_table.keys_of(self._table, t, tenant))
 
     def put_key(self, record: KeyRecord, limit: int | None = None) -> None:
         """Raises NotFound for a tenant that does not exist, QuotaExceeded where it has `limit` keys."""
@@ -143,20 +143,20 @@ class Registry:
             key_table.check_count(txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
-        self._ledger.write(body)
+        self._database.write(body)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
         """Raises NotFound."""
-        return self._ledger.write(lambda t: key_table.revoke_key(self._table, t, key_id))
+        return self._database.write(lambda t: key_table.revoke_key(self._table, t, key_id))
 
     def find_key(self, sha256: str) -> KeyRecord | None:
         """The key with this hash (64 hexadecimal digits), None if there is none."""
-        found = self._ledger.read(lambda t: key_table.find_key(self._table, t, sha256))
+        found = self._database.read(lambda t: key_table.find_key(self._table, t, sha256))
         # The tree's search is over hashes of what was sent, which nobody can steer; the last word is constant in time.
         return found if found is not None and hmac.compare_digest(found.sha256, sha256) else None
 
     def any_keys(self) -> bool:
-        return self._ledger.read(key_table.any_keys)
+        return self._database.read(key_table.any_keys)
 
     # Models
 
@@ -172,13 +172,13 @@ class Registry:
         lost; a tolerant call leaves it out."""
         below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
         start = None if after is None else str(after)
-        return self._ledger.read(
+        return self._database.read(
             lambda t: self._table.all(t, MODEL, ModelRecord, below=below, after=start, limit=limit, tolerant=tolerant)
         )
 
     def model(self, model: ModelId) -> ModelRecord:
         """Raises NotFound."""
-        return self._ledger.read(lambda t: model_table.get_model(self._table, t, model))
+        return self._database.read(lambda t: model_table.get_model(self._table, t, model))
 
     def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
         """Add a version (0 = the next number) and let it answer unless it is held back; once for a job, however often
@@ -188,15 +188,15 @@ class Registry:
         (no such tenant), Conflict (the number is taken), JobCancelled (the job, model or tenant is not wanted any
         more).
         """
-        return self._ledger.write(lambda t: model_table.publish_model(self._table, t, model, version))
+        return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
 
     def set_current(self, model: ModelId, version: int) -> ModelRecord:
         """Let an older or newer version answer. Raises NotFound."""
-        return self._ledger.write(lambda t: model_table.set_current(self._table, t, model, version))
+        return self._database.write(lambda t: model_table.set_current(self._table, t, model, version))
 
     def delete_model(self, model: ModelId) -> ModelRecord:
         """Remove a model and ask its jobs to stop; returns what it was. Raises NotFound."""
-        return self._ledger.write(lambda t: model_table.delete_model(self._table, t, model))
+        return self._database.write(lambda t: model_table.delete_model(self._table, t, model))
 
     # Jobs
 
@@ -209,7 +209,7 @@ class Registry:
         """
         read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
         tolerant = (tenant, state) != (None, None)
-        found = self._ledger.read(lambda t: read(self._table, t, tolerant=tolerant))
+        found = self._database.read(lambda t: read(self._table, t, tolerant=tolerant))
         return [j for j in found if tenant in (None, j.tenant) and state in (None, j.state)]
 
     def page_of_jobs(
@@ -217,22 +217,22 @@ class Registry:
     ) -> tuple[list[JobRecord], str | None]:
         """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is bounded, so
         a page may be short, even empty, and not the last."""
-        return self._ledger.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
+        return self._database.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
 
     def count_jobs(self) -> dict[str, int]:
         """How many jobs there are in each state, without reading them; a count that is damaged is left out."""
-        return self._ledger.read(job_table.count_jobs)
+        return self._database.read(job_table.count_jobs)
 
     def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
         """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves it out."""
-        return self._ledger.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
+        return self._database.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""
-        return self._ledger.read(lambda t: job_table.get_job(self._table, t, job))
+        return self._database.read(lambda t: job_table.get_job(self._table, t, job))
 
     def put_job(self, record: JobRecord) -> None:
-        self._ledger.write(lambda t: job_table.put_job(self._table, t, record))
+        self._database.write(lambda t: job_table.put_job(self._table, t, record))
 
     def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
         """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant);
@@ -243,18 +243,18 @@ class Registry:
                 model_table.get_tenant(self._table, txn, record.tenant)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
-        self._ledger.write(body)
+        self._database.write(body)
 
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
         """Raises QuotaExceeded where `add_job` would, before anything is written for the job."""
-        self._ledger.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
+        self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Read, change and write in one transaction. Raises NotFound."""
-        return self._ledger.write(lambda t: job_table.update_job(self._table, t, job, change))
+        return self._database.write(lambda t: job_table.update_job(self._table, t, job, change))
 
     def has_job(self, job: str) -> bool:
-        return self._ledger.read(lambda t: t.get(JOB + job) is not None)
+        return self._database.read(lambda t: t.get(JOB + job) is not None)
 
     def drop_ended_jobs(self, keep: int = KEPT_JOBS) -> list[str]:
         """Forget jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago; returns them.
@@ -263,18 +263,18 @@ class Registry:
         """
         today = datetime.now(UTC)
         day, month = today - timedelta(days=1), today - timedelta(days=30)
-        old = self._ledger.read(lambda t: job_table.old_jobs(self._table, t, keep, day, month))
+        old = self._database.read(lambda t: job_table.old_jobs(self._table, t, keep, day, month))
         if old:
-            self._ledger.write(lambda t: job_table.drop_jobs(self._table, t, old))
+            self._database.write(lambda t: job_table.drop_jobs(self._table, t, old))
         return old
 
     def _index_jobs(self) -> None:
-        if self._ledger.read(lambda t: t.get(JOBS_INDEXED)) is None:
-            self._ledger.write(lambda t: job_table.index_jobs(self._table, t))
+        if self._database.read(lambda t: t.get(JOBS_INDEXED)) is None:
+            self._database.write(lambda t: job_table.index_jobs(self._table, t))
 
     def forget_gone(self, job: str) -> None:
         """Drop the mark of a deleted tenant's job, once its process has ended."""
-        self._ledger.write(lambda t: t.delete(GONE + job))
+        self._database.write(lambda t: t.delete(GONE + job))
 
     def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
         """Run `act(models, jobs)` with those that depend on `domain`, while none can be added by anybody."""
@@ -284,14 +284,14 @@ class Registry:
             models = [f"{m.tenant}.{m.name}" for m in records if any(v.domain == domain for v in m.versions)]
             return act(models, job_table.users_of_domain(self._table, txn, domain))
 
-        return self._ledger.write(body)
+        return self._database.write(body)
 
     # Answers to repeated requests
 
     def remember(self, key: str, scope: str) -> dict[str, Any] | None:
         """What `store` kept for this key less than its lifetime ago."""
-        return self._ledger.read(lambda t: once_table.kept(t, key, scope))
+        return self._database.read(lambda t: once_table.kept(t, key, scope))
 
     def store(self, key: str, scope: str, response: dict[str, Any], ttl_s: float = DAY_S) -> None:
         """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
-        self._ledger.write(lambda t: once_table.keep(t, key, scope, response, ttl_s))
+        self._database.write(lambda t: once_table.keep(t, key, scope, response, ttl_s))

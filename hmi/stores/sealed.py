@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import xxhash
-
 from hmi.errors import Damaged
+from plot_store.database.checksum import seal, unseal
 
 MARK = b"="
 FORMAT_KEY, FORMAT = b"format", b"2"
 """1 has neither checks nor marks, and no record of its format."""
 CURE = "restore <data>/registry from a backup"
-_SUM = 8
 _HIGH = bytes(b | 0x80 for b in range(256))
 _LOW = bytes(b & 0x7F for b in range(256))
 
@@ -84,7 +82,7 @@ class Txn:
             more = cursor.prev() if cursor.set_range(end) else cursor.last()
             while more and cursor.key().startswith(head):
                 name = cursor.key()
-                if cursor.value() == seal(name, cursor.value()[_SUM:]):
+                if unseal(name, cursor.value()) is not None:
                     yield name.decode()[len(prefix) :]
                 more = cursor.prev()
 
@@ -107,14 +105,10 @@ def _marked(mark: bytes) -> bytes:
     return mark[len(MARK) :].translate(_LOW)
 
 
-def seal(name: bytes, body: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(name + body) + body
-
-
 def unsealed(name: bytes, value: bytes) -> bytes:
     """The body. Raises Damaged."""
-    body = value[_SUM:]
-    if value[:_SUM] != xxhash.xxh3_64_digest(name + body):
+    body = unseal(name, value)
+    if body is None:
         raise Damaged(f"the registry's record {_shown(name)} is damaged: {CURE}")
     return body
 

@@ -1,4 +1,4 @@
-"""Pydantic records in the ledger: the key of each kind, and a cache so that an unchanged value is parsed once."""
+"""Pydantic records of the registry: the key of each kind, and a cache so that an unchanged value is parsed once."""
 
 from __future__ import annotations
 

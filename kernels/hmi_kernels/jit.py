@@ -19,9 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _stamp() -> str:
-    """A hash of all of this package's sources."""
+    """A hash of the sources of this package and its rooms."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

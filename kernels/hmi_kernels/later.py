@@ -7,7 +7,8 @@ from typing import Any
 
 
 class Later:
-    """Stands in for `hmi_kernels.<name>`. What was asked for once is kept, and then costs what a module's own does."""
+    """Stands in for the module `hmi_kernels.<name>`. An attribute that was asked for once is kept, and then costs
+    what a module's own does."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -10,7 +10,7 @@ import pytest
 from hmi.api import routes
 from hmi.core import JobRecord, ModelId, ModelRecord, TenantRecord, now
 from hmi.stores import job_table, model_table
-from hmi.stores.ledger import Txn
+from hmi.stores.registry_database import Txn
 from hmi.stores.table import TENANT, Table
 from tests.hmi.api_world import World, running
 from tests.hmi.runner_bodies import version_by
@@ -71,7 +71,7 @@ def fill(world: World, count: int) -> None:
                 table, txn, JobRecord(job=f"j{i:06d}", kind="fine_tune", state="failed", created=now(), tenant=name)
             )
 
-    registry._ledger.write(body)
+    registry._database.write(body)
 
 
 async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

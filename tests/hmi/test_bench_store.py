@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hmi_kernels import limits, reference
-from hmi_kernels.layout import pack_keys
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.gather import gather
+from hmi_kernels.lookup.layout import pack_keys
 
 from hmi.bench import store_data as data
 from hmi.bench.peers import PEERS
@@ -31,7 +32,7 @@ def test_gather_copies_what_lies_at_each_address() -> None:
     rows = rng.integers(0, 256, (50, 77), np.uint8)
     wanted = rng.integers(0, 50, 200)
     out = np.empty((200, 70), np.uint8)
-    limits.gather(rows.ctypes.data + wanted * 77 + 3, out)
+    gather(rows.ctypes.data + wanted * 77 + 3, out)
     np.testing.assert_array_equal(out, rows[wanted, 3:73])
 
 

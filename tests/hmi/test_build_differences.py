@@ -30,7 +30,7 @@ def entries_of(manager: Manager, version: VersionInfo) -> LocalLower:
     return lower_from(manager.lowers.get(version.meta["lower"]), root.info, root.tokenizer.cls_id)
 
 
-def test_only_entries_that_are_far_from_their_stand_ins_are_stored(manager: Manager) -> None:
+def test_only_entries_that_are_far_from_their_fallbacks_are_stored(manager: Manager) -> None:
     corpus = text(30, 120)
     options: dict[str, float] = {"pretrain_steps": 6, "min_difference": 0}
     whole, every = create(manager, "tiny/every", corpus, alpha=100, pretrain=True, options=options)
@@ -46,7 +46,7 @@ def test_only_entries_that_are_far_from_their_stand_ins_are_stored(manager: Mana
     lower = entries_of(manager, few)
     for order in (2, 3):
         with manager.plots.reader(every.id) as all_of_it, manager.plots.reader(few.id) as reader:
-            wanted, stored = all_of_it.own(order), reader.own(order)
+            wanted, stored = all_of_it.ngrams(order), reader.ngrams(order)
             kept = {tuple(ngram) for ngram in stored.tolist()}
             left = np.array([ngram for ngram in wanted.tolist() if tuple(ngram) not in kept], np.uint32)
             # A look-up of the finished version gives nearly what was left out.
@@ -55,7 +55,7 @@ def test_only_entries_that_are_far_from_their_stand_ins_are_stored(manager: Mana
             assert away.max() < least
         parent = few.parent
         assert parent is not None
-        if order == 2:  # nothing that is shorter is stored here: a bigram's stand-ins are the parent's
+        if order == 2:  # nothing that is shorter is stored here: a bigram's fallbacks are the parent's
             with manager.plots.reader(parent) as root:
                 assert differences(root, 2, stored, plots._compute(lower)(stored))[0].min() >= least
 
@@ -64,7 +64,7 @@ def median_difference(manager: Manager, version: VersionInfo) -> float:
     lower, parent = entries_of(manager, version), version.parent
     assert parent is not None
     with manager.plots.reader(version.id) as reader:
-        ngrams = reader.own(3)
+        ngrams = reader.ngrams(3)
     with manager.plots.reader(parent) as root:
         return float(np.median(differences(root, 3, ngrams, plots._compute(lower)(ngrams))[0]))
 
@@ -130,7 +130,7 @@ def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def same_rows(manager: Manager, one: VersionInfo, other: VersionInfo) -> None:
     def own(reader: Reader, order: int) -> list[Any]:
-        return [reader.own(order), *reader.get(order, reader.own(order))]
+        return [reader.ngrams(order), *reader.get(order, reader.ngrams(order))]
 
     with manager.plots.reader(one.id) as first, manager.plots.reader(other.id) as second:
         for order in (2, 3):

@@ -85,7 +85,7 @@ def test_a_build_keeps_to_its_budget_and_says_its_alpha(manager: Manager, pretra
     assert result["alpha"] == version.meta["alpha"] == pytest.approx(hit_share(manager, version, corpus), abs=0.01)
     with manager.plots.reader("tiny") as root, manager.plots.reader(name) as reader:
         for order in (2, 3):
-            shared = root.contains(order, reader.own(order))
+            shared = root.contains(order, reader.ngrams(order))
             assert shared.any() == pretrain, "what the parent has costs nothing, unless the lower layers are others"
     shown = next(v for v in manager.domain(name).versions)
     assert (shown.alpha, shown.budget_bytes) == (result["alpha"], budget)

@@ -89,7 +89,7 @@ def test_a_branch_of_long_ngrams_is_pretrained_further(manager: Manager, tiny_so
 
 def own(manager: Manager, order: int) -> np.ndarray:
     with manager.plots.reader(manager.plots.refs()["tiny/news"].id) as reader:
-        return reader.own(order)
+        return reader.ngrams(order)
 
 
 def test_fidelity_is_measured_by_kind_and_shown(

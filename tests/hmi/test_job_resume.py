@@ -82,8 +82,8 @@ def test_an_interrupted_build_ends_like_any_other(manager: Manager, monkeypatch:
     assert sum(s.kind == "rows" for s in made.segments) > 3
     with manager.plots.reader(wanted.id) as one, manager.plots.reader(made.id) as other:
         for order in (2, 3):
-            ngrams = one.own(order)
-            assert np.array_equal(ngrams, other.own(order))
+            ngrams = one.ngrams(order)
+            assert np.array_equal(ngrams, other.ngrams(order))
             assert made.meta["report"]["stored_trigrams" if order == 3 else "stored_bigrams"] == len(ngrams)
             np.testing.assert_allclose(one.get(order, ngrams)[0], other.get(order, ngrams)[0], atol=0.02)
     rows = sum(s.count for s in made.segments if s.kind == "rows")

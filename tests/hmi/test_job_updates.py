@@ -58,7 +58,7 @@ Ngram = tuple[int, ...]
 
 def own(manager: Manager, version: str, order: int) -> set[Ngram]:
     with manager.plots.reader(version) as reader:
-        return {tuple(map(int, ngram)) for ngram in reader.own(order)}
+        return {tuple(map(int, ngram)) for ngram in reader.ngrams(order)}
 
 
 def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
@@ -81,7 +81,7 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
 
 def test_only_rows_of_the_same_lower_layers_are_shared(manager: Manager) -> None:
     with manager.plots.reader("tiny/news") as reader:
-        mine, roots = reader.own(3), np.array(sorted(own(manager, "tiny", 3)), np.uint32)
+        mine, roots = reader.ngrams(3), np.array(sorted(own(manager, "tiny", 3)), np.uint32)
         assert len(mine)
         assert len(roots)
         assert not own(manager, "tiny/news", 3) & own(manager, "tiny", 3)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hmi_kernels.cpu_words import BOUNDARY, FAR, NEAR, PAIR
+from hmi_kernels.text.words import BOUNDARY, FAR, NEAR, PAIR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

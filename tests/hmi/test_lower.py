@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hmi_kernels import reference
+from hmi_kernels.lookup import reference
 from torch import Tensor
 
 from hmi.model.batching import pad_ids

@@ -18,8 +18,8 @@ from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
 from hmi.manager.tenants import new_key
 from hmi.stores import job_table
 from hmi.stores.job_table import drop_jobs
-from hmi.stores.ledger import Ledger, Txn
 from hmi.stores.registry import Registry
+from hmi.stores.registry_database import RegistryDatabase, Txn
 from hmi.stores.table import Table
 from tests.hmi.runner_bodies import version_by
 
@@ -192,10 +192,10 @@ def test_expired_answers_are_dropped(registry: Registry, tmp_path: Path) -> None
         registry.store(f"k{i}", "s", {"n": i}, ttl_s=-5)
     registry.store("k0", "s", {"n": "again"})
     assert registry.remember("k0", "s") == {"n": "again"}
-    ledger = Ledger.open(tmp_path / "registry")
-    assert len(ledger.read(lambda t: t.keys("once/"))) == 1
-    assert len(ledger.read(lambda t: t.keys("onceuntil/"))) == 1
-    ledger.close()
+    database = RegistryDatabase.open(tmp_path / "registry")
+    assert len(database.read(lambda t: t.keys("once/"))) == 1
+    assert len(database.read(lambda t: t.keys("onceuntil/"))) == 1
+    database.release()
 
 
 def pages(registry: Registry, tenant: str | None, state: Any, kind: Any, limit: int) -> list[str]:
@@ -218,7 +218,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
         name = f"j{rng.randrange(40):04d}"
         old = {record.job: record for record in registry.jobs()}.get(name)
         if old is not None and rng.random() < 0.2:
-            registry._ledger.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
+            registry._database.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
         else:  # a job changes its state, and neither its owner nor its kind
             given = {"tenant": old.tenant, "kind": old.kind} if old else {"tenant": owners[i % 3], "kind": kinds[i % 4]}
             registry.put_job(job(name, created=f"2026-01-01T00:00:{name[-2:]}Z", state=rng.choice(states), **given))
@@ -231,7 +231,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
                     and kind in (None, r.kind)]  # fmt: skip
             assert pages(registry, tenant, state, kind, 3) == want
         if not again:  # a registry of an earlier release has no indexes: opening makes them
-            registry._ledger.write(unindexed)
+            registry._database.write(unindexed)
             assert registry.count_jobs() == {}
             Registry.open(tmp_path / "registry").close()
     registry.delete_tenant("acme")
@@ -248,7 +248,7 @@ def unindexed(txn: Txn) -> None:
 
 def test_a_page_of_jobs_reads_a_bounded_number_of_records(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "LOOKED_AT", 20)
-    registry._ledger.write(lambda t: [job_table.put_job(registry._table, t, job(f"j{i:04d}", state="failed"))
+    registry._database.write(lambda t: [job_table.put_job(registry._table, t, job(f"j{i:04d}", state="failed"))
                                       for i in range(100)])  # fmt: skip
     read: list[str] = []
     get = Table.get

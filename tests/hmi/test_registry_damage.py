@@ -26,8 +26,8 @@ from hmi.manager.tenants import new_key
 from hmi.metrics import Metrics
 from hmi.stores import once_table
 from hmi.stores.job_table import asked_to_stop
-from hmi.stores.ledger import Ledger
 from hmi.stores.registry import Registry
+from hmi.stores.registry_database import RegistryDatabase
 from hmi.stores.sealed import mark_of
 from tests.hmi.runner_bodies import version_by
 from tests.hmi.runner_lab import Lab
@@ -352,6 +352,6 @@ def test_marks_go_with_their_records(opened: Registry, folder: Path) -> None:
 
 
 def raw_records_of(registry: Registry) -> list[bytes]:
-    ledger = registry._ledger
-    assert isinstance(ledger, Ledger)
-    return ledger._run(lambda raw: [key for key, _ in raw.cursor()], write=False)
+    database = registry._database
+    assert isinstance(database, RegistryDatabase)
+    return database._database.read(lambda raw: [key for key, _ in raw.cursor()])

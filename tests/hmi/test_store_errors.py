@@ -17,13 +17,13 @@ from hmi.api.errors import known, status_of
 from hmi.config import Settings
 from hmi.core import DomainId
 from hmi.manager import Manager
-from hmi.stores import ledger
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import as_hmi, open_plots, plot_errors
+from hmi.stores.registry_database import RegistryDatabase
 from plot_store import PlotStoreError, Schema
-from plot_store.names import is_ref
+from plot_store.ground.names import is_ref
 from tests.hmi.test_misses import LAW, NEWS, kept, look, version
 
 HMI = Path(errors.__file__).parent
@@ -53,7 +53,7 @@ def refused(*_: Any, **__: Any) -> Any:
 
 
 def test_the_table_has_every_error_of_the_store() -> None:
-    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.errors"} == set(TABLE)
+    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.ground.errors"} == set(TABLE)
 
 
 @pytest.mark.parametrize("theirs", TABLE)
@@ -100,12 +100,12 @@ def test_an_artefact_that_cannot_be_read_is_not_damaged(tmp_path: Path, monkeypa
 def test_a_registry_that_the_disk_refuses_is_not_damaged(tmp_path: Path) -> None:
     (tmp_path / "registry").write_text("a file where the folder should be")
     with pytest.raises(errors.Unavailable, match="try again"):
-        ledger.Ledger.open(tmp_path / "registry")
+        RegistryDatabase.open(tmp_path / "registry")
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "data.mdb").write_bytes(b"\1" * 8192)
     with pytest.raises(errors.Damaged, match="backup"):
-        ledger.Ledger.open(damaged)
+        RegistryDatabase.open(damaged)
 
 
 def test_recorded_misses_outlive_a_disk_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,8 @@ def test_only_public_names_of_the_store_are_used() -> None:
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found |= {module for module in modules if module.split(".")[0] == "plot_store"}
-    assert found <= {"plot_store", "plot_store.scrub", "plot_store.host", "plot_store.writer_lock"}
+    database = {f"plot_store.database.{name}" for name in ("checksum", "database", "lmdb_errors", "shared")}
+    assert found <= {"plot_store", *database}
 
 
 def test_a_domain_is_as_deep_as_the_store_takes_it() -> None:

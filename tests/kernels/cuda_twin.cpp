@@ -1,4 +1,4 @@
-// kernels/hmi_kernels/lookup.cu compiled for the CPU: the threads of a block run one after another, in either direction, and
+// kernels/hmi_kernels/lookup/lookup.cu compiled for the CPU: the threads of a block run one after another, in either direction, and
 // shared memory begins with rubbish, as on a device.
 
 #include <cstring>
@@ -19,7 +19,7 @@ static unsigned __float_as_uint(float value) {
 
 #include "lookup.cu"
 
-// What kernels/hmi_kernels/cuda_upload.py and kernels/hmi_kernels/cuda.py take these to be.
+// What kernels/hmi_kernels/lookup/cuda_upload.py and kernels/hmi_kernels/lookup/cuda.py take these to be.
 static_assert(sizeof(Table) == 8 * TABLE_WORDS && sizeof(Step) == 8 * STEP_WORDS);
 static_assert(sizeof(Level) == 8 * LEVEL_WORDS && sizeof(Segment) == 8 * SEGMENT_WORDS);
 static_assert(TILE == HOST_TILE);

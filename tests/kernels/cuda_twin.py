@@ -1,4 +1,4 @@
-"""A `hmi_kernels.cuda.Device` on the CPU: hmi_kernels/lookup.cu compiled by g++, in memory between forbidden pages.
+"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu compiled by g++, in memory between forbidden pages.
 
 So the tests run the device's own source where there is no GPU. A read or write past the end of an array (or, on
 demand, before its beginning), a misaligned one and undefined arithmetic end the process at once; the direction in
@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hmi_kernels import cuda, cuda_device, cuda_upload
+from hmi_kernels.lookup import cuda, cuda_device, cuda_upload
 
-FLAGS = ["-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=undefined",
-         "-fsanitize-undefined-trap-on-error"]  # fmt: skip
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-Wall",
+    "-Werror",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fsanitize=undefined",
+    "-fsanitize-undefined-trap-on-error",
+]
 WORDS = ("TABLE_WORDS", "STEP_WORDS", "LEVEL_WORDS", "SEGMENT_WORDS")
 CONSTANTS = {name: getattr(cuda_upload, name) for name in WORDS} | {"HOST_TILE": cuda.TILE}
 LAUNCH_ARGUMENTS = 15

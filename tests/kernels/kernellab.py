@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from hmi_kernels import layout, ops, reference
+from hmi_kernels.lookup import layout, ops, reference
 
 Chain = list[dict[tuple[int, ...], np.ndarray]]
 Steps = Sequence[tuple[int, int | None]] | None

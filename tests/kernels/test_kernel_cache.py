@@ -10,7 +10,7 @@ from hmi_kernels import jit
 
 HELPER = "from hmi_kernels.jit import inlined\n\n\n@inlined\ndef number():\n    return {}\n"
 CALLER = (
-    "from hmi_kernels.helper import number\nfrom hmi_kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
+    "from hmi_kernels.room.helper import number\nfrom hmi_kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
     "    return 2 * number()\n"
 )
 
@@ -26,14 +26,17 @@ def twice(folder: Path) -> int:
 def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
     package = tmp_path / "hmi_kernels"
     package.mkdir()
+    room = package / "room"  # of its own: the stamp covers folders too
+    room.mkdir()
     (package / "__init__.py").touch()
+    (room / "__init__.py").touch()
     (package / "jit.py").write_bytes(Path(jit.__file__).read_bytes())
     (package / "caller.py").write_text(CALLER)
-    (package / "helper.py").write_text(HELPER.format(3))
+    (room / "helper.py").write_text(HELPER.format(3))
     assert [twice(tmp_path), twice(tmp_path)] == [6, -6]
     before = {path: path.read_bytes() for path in package.rglob("*.nb[ic]")}
     assert len(before) > 1
-    (package / "helper.py").write_text(HELPER.format(4))
+    (room / "helper.py").write_text(HELPER.format(4))
     assert [twice(tmp_path), twice(tmp_path)] == [8, -8]
     # No file is shared: a process of the old sources, or one that reads an index just written, finds its own code.
     assert {path: path.read_bytes() for path in before} == before

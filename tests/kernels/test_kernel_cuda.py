@@ -13,7 +13,7 @@ from typing import Any
 import cuda_twin
 import numpy as np
 import pytest
-from hmi_kernels import cuda, cuda_device, cuda_upload, layout, ops, reference
+from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, layout, ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ VOCAB = 7
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if cuda_twin.compiler() is None:
-        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup.cu for the CPU")
+        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup/lookup.cu for the CPU")
     return cuda_twin.compile_twin(tmp_path_factory.mktemp("twin"))
 
 
@@ -134,9 +134,18 @@ cases = given(
 @settings(max_examples=150, deadline=None)
 @cases
 def test_equals_the_reference(
-    library: ctypes.CDLL, seed: int, n: int, dtypes: list[int], dim: int, lengths: list[int], steps: Steps | None,
-    half: bool, backwards: bool, threads: int, blocks: int | None,
-) -> None:  # fmt: skip
+    library: ctypes.CDLL,
+    seed: int,
+    n: int,
+    dtypes: list[int],
+    dim: int,
+    lengths: list[int],
+    steps: Steps | None,
+    half: bool,
+    backwards: bool,
+    threads: int,
+    blocks: int | None,
+) -> None:
     rng = np.random.default_rng(seed)
     twin = cuda_twin.Twin(library, threads, backwards)
     twin.blocks = blocks
@@ -247,15 +256,25 @@ def test_arrays_that_do_not_fit_are_refused(device: cuda.Device) -> None:
     table = cuda_upload.upload(ops.level_table(runs, 3, 4), device)
     empty = device.empty
     good: dict[str, Any] = {
-        "tokens": put(device, np.array([1, 2], np.int32)), "offsets": put(device, np.array([0, 2], np.int64)),
-        "out": empty((2, 4), np.float32), "order": empty((2,), np.int8), "depth": empty((2,), np.int16),
-    }  # fmt: skip
+        "tokens": put(device, np.array([1, 2], np.int32)),
+        "offsets": put(device, np.array([0, 2], np.int64)),
+        "out": empty((2, 4), np.float32),
+        "order": empty((2,), np.int8),
+        "depth": empty((2,), np.int16),
+    }
     bad: list[tuple[str, Any]] = [
-        ("tokens", [1, 2]), ("tokens", empty((2,), np.int64)), ("offsets", empty((2, 1), np.int64)),
-        ("offsets", empty((2,), np.int32)), ("out", empty((3, 4), np.float32)), ("out", empty((2, 4), np.float64)),
-        ("out", empty((2, 8), np.float32)[:, ::2]), ("out", empty((8,), np.float32)),
-        ("order", empty((2,), np.int16)), ("order", empty((4,), np.int8)[::2]), ("depth", empty((1,), np.int16)),
-    ]  # fmt: skip
+        ("tokens", [1, 2]),
+        ("tokens", empty((2,), np.int64)),
+        ("offsets", empty((2, 1), np.int64)),
+        ("offsets", empty((2,), np.int32)),
+        ("out", empty((3, 4), np.float32)),
+        ("out", empty((2, 4), np.float64)),
+        ("out", empty((2, 8), np.float32)[:, ::2]),
+        ("out", empty((8,), np.float32)),
+        ("order", empty((2,), np.int16)),
+        ("order", empty((4,), np.int8)[::2]),
+        ("depth", empty((1,), np.int16)),
+    ]
     for name, array in bad:
         arguments = good | {name: array}
         with pytest.raises(ValueError, match=name):

@@ -1,4 +1,4 @@
-"""kernels/hmi_kernels/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a sum."""
+"""kernels/hmi_kernels/lookup/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a sum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hmi_kernels.cuda_device import KERNEL, OPTIONS, SOURCE
+from hmi_kernels.lookup.cuda_device import KERNEL, OPTIONS, SOURCE
 
 
 @pytest.mark.parametrize("architecture", ["80", "90"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import layout, ops
+from hmi_kernels.lookup import layout, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import layout, ops
-from hmi_kernels.layout import Bytes
+from hmi_kernels.lookup import layout, ops
+from hmi_kernels.lookup.layout import Bytes
 
 MASK = (1 << 64) - 1
 MULTIPLIER = 0xD6E8FEB86659FD93

@@ -7,7 +7,7 @@ import itertools
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import layout, ops, reference
+from hmi_kernels.lookup import layout, ops, reference
 
 SHAPES = [(n, order) for n in range(1, layout.MAX_N + 1) for order in range(1, n + 1)]
 
@@ -158,8 +158,10 @@ def test_vectors_too_small_for_a_scale_are_zeros() -> None:
         peak = np.abs(vectors).max(axis=-1, keepdims=True)
         stored = np.abs(back).max(axis=-1, keepdims=True) > 0
         assert (stored == (peak / np.float32(127) >= 2.0**-126)).all()
-        assert (np.abs(back - vectors)[np.broadcast_to(stored, back.shape)] <= np.broadcast_to(
-            peak / 254 * 1.001, back.shape)[np.broadcast_to(stored, back.shape)]).all()  # fmt: skip
+        assert (
+            np.abs(back - vectors)[np.broadcast_to(stored, back.shape)]
+            <= np.broadcast_to(peak / 254 * 1.001, back.shape)[np.broadcast_to(stored, back.shape)]
+        ).all()
 
 
 def test_too_large_for_a_half_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import ops, reference
+from hmi_kernels.lookup import ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels import ops, parallel
+from hmi_kernels.lookup import ops, parallel
 
 
 def spread(

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels import reference
-from hmi_kernels.layout import DTYPES, roles
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import DTYPES, roles
 
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
 

@@ -13,8 +13,9 @@ import pytest
 import xxhash
 import zstandard
 
-from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull, attachments
-from plot_store.archive_format import Packer
+from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
+from plot_store.care import attachments
+from plot_store.care.archive_format import Packer
 
 CONTENTS = {"r": lab.content(1), "r/a": lab.content(2), "r/a/x": lab.content(3, (100, 0, 3))}
 DTYPES = {"r": "int8", "r/a": "fp16", "r/a/x": "int8"}
@@ -143,16 +144,31 @@ def forged(manifest: object, tail: bytes = b"") -> bytes:
 def test_hostile_manifests(store: Store, tmp_path: Path) -> None:
     segment = {"name": "0" * 32 + ".rows", "kind": "rows", "order": 3, "count": 1, "bytes": 5000}
     version = {
-        "id": "v" + "0" * 32, "ref": "r", "parent": None, "previous": None, "created": "now", "build": "",
-        "schema": {"n": 3, "dim": 4, "dtype": "int8", "vocab": 9}, "segments": [segment], "meta": {},
-    }  # fmt: skip
+        "id": "v" + "0" * 32,
+        "ref": "r",
+        "parent": None,
+        "previous": None,
+        "created": "now",
+        "build": "",
+        "schema": {"n": 3, "dim": 4, "dtype": "int8", "vocab": 9},
+        "segments": [segment],
+        "meta": {},
+    }
     path = {**segment, "name": "../../etc/passwd"}
     bombs: list[object] = [
-        [], {}, {"versions": []}, {"versions": [1]}, {"versions": [version]}, {"versions": [version] * 1000},
-        {"versions": [{**version, "segments": [path]}]}, {"versions": [{**version, "schema": {"dim": 1 << 60}}]},
+        [],
+        {},
+        {"versions": []},
+        {"versions": [1]},
+        {"versions": [version]},
+        {"versions": [version] * 1000},
+        {"versions": [{**version, "segments": [path]}]},
+        {"versions": [{**version, "schema": {"dim": 1 << 60}}]},
         {"versions": [{**version, "segments": [{**segment, "bytes": -1}]}]},
-        {"versions": [{**version, "surprise": 1}]}, {"versions": [{**version, "ref": "../r"}]}, "[" * 100_000,
-    ]  # fmt: skip
+        {"versions": [{**version, "surprise": 1}]},
+        {"versions": [{**version, "ref": "../r"}]},
+        "[" * 100_000,
+    ]
     bad = tmp_path / "bad.plot"
     for bomb in bombs:
         bad.write_bytes(forged(bomb))
@@ -188,7 +204,7 @@ def test_a_frame_that_claims_more_than_its_chunk_is_not_expanded(store: Store, t
 def test_an_archive_that_cannot_fit_is_refused_first(store: Store, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from plot_store.records import version_id
+    from plot_store.catalogue.records import version_id
 
     exported(tmp_path, "r")
     with Store.open(tmp_path / "from") as origin:
@@ -205,8 +221,8 @@ def test_a_segment_is_refused_by_its_first_bytes(store: Store, tmp_path: Path) -
     """What its header says must be what the manifest says, before the rest is read or written."""
     from dataclasses import replace
 
-    from plot_store.archive_format import CHUNK
-    from plot_store.records import version_id
+    from plot_store.care.archive_format import CHUNK
+    from plot_store.catalogue.records import version_id
 
     exported(tmp_path, "r")
     with Store.open(tmp_path / "from") as origin:

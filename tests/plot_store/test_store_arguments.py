@@ -11,7 +11,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import CountedNgrams, Invalid, Limits, MissSketch, NgramCounter, Schema, Store
-from plot_store.scrub import probe, scrub
+from plot_store.care.scrub import probe, scrub
 
 NAN = float("nan")
 JUNK: list[Any] = [None, 5, 2.5, True, b"r", [], "", "A", "r@", "a\0b", "x" * 600, object()]
@@ -124,10 +124,16 @@ def test_the_refusal_names_the_argument(store: Store, named: str, call: Callable
 def test_what_is_no_path(store: Store, path: Any) -> None:
     lab.put(store, "r", {})
     for call in (
-        lambda: Store.open(path), lambda: Store.open(path, create=True), lambda: store.export("r", path),
-        lambda: store.import_archive(path), lambda: Store.archived(path), lambda: probe(path), lambda: scrub(path),
-        lambda: NgramCounter(3, (3,), path), lambda: CountedNgrams.open(path),
-    ):  # fmt: skip
+        lambda: Store.open(path),
+        lambda: Store.open(path, create=True),
+        lambda: store.export("r", path),
+        lambda: store.import_archive(path),
+        lambda: Store.archived(path),
+        lambda: probe(path),
+        lambda: scrub(path),
+        lambda: NgramCounter(3, (3,), path),
+        lambda: CountedNgrams.open(path),
+    ):
         with pytest.raises(Invalid, match="no path"):
             call()
 

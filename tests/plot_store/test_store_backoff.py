@@ -7,7 +7,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import Invalid, Store
-from plot_store.backoff import steps_of
+from plot_store.reading.backoff import steps_of
 
 WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}
 FEW = 4  # so small a vocabulary that windows of five are found too
@@ -85,15 +85,24 @@ def test_the_plans_differ_where_a_parents_trigram_meets_a_domains_bigram(store: 
 @pytest.mark.parametrize(
     ("backoff", "says"),
     [
-        ("longest", "use order or version"), (7, "is unknown"), ([], "has 0 steps"), ([(3, 0)] * 2000, "2000 steps"),
-        ([3], "is no pair"), ([(3,)], "is no pair"), (["32"], "is no pair"), ([(4, 0)], "order 4 is unknown"),
-        ([(0, 0)], "order 0 is unknown"), ([(3, 2)], "a version that the chain of 2 lacks"), ([(3, -1)], "lacks"),
-        ([(3, "0")], "lacks"), ([(True, 0)], "order True is unknown"),
+        ("longest", "use order or version"),
+        (7, "is unknown"),
+        ([], "has 0 steps"),
+        ([(3, 0)] * 2000, "2000 steps"),
+        ([3], "is no pair"),
+        ([(3,)], "is no pair"),
+        (["32"], "is no pair"),
+        ([(4, 0)], "order 4 is unknown"),
+        ([(0, 0)], "order 0 is unknown"),
+        ([(3, 2)], "a version that the chain of 2 lacks"),
+        ([(3, -1)], "lacks"),
+        ([(3, "0")], "lacks"),
+        ([(True, 0)], "order True is unknown"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_plan_is_refused(store: Store, backoff: object, says: str) -> None:
     lab.put(store, "r", lab.content(1))
     lab.put(store, "r/a", lab.content(2))
     with pytest.raises(Invalid, match=says):
         store.reader("r/a", backoff=backoff)  # type: ignore[arg-type]
-    assert not store._env().pins()
+    assert not store._env().held()

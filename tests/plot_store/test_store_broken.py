@@ -14,9 +14,10 @@ import plotlab as lab
 import pytest
 import xxhash
 
-from plot_store import Conflict, Damaged, NotFound, Store, archive
-from plot_store.indexing import MAX_RUNS
-from plot_store.probe import has_segments
+from plot_store import Conflict, Damaged, NotFound, Store
+from plot_store.care import archive
+from plot_store.catalogue.probe import has_segments
+from plot_store.writing.indexing import MAX_RUNS
 
 FORMAT_1 = Path(__file__).parent / "formats" / "format-1.plot"
 
@@ -41,10 +42,10 @@ def test_a_damaged_key_is_no_other_ngram(store: Store) -> None:
     name = damage_key(store, "r/a")
     with store.reader("r/a") as reader:
         with pytest.raises(Damaged, match=f"rows of segment {name} are damaged: restore"):
-            reader.own(3)
-        assert len(reader.own(2)) == len(lab.content(2)[2][0])
+            reader.ngrams(3)
+        assert len(reader.ngrams(2)) == len(lab.content(2)[2][0])
     with store.reader("r") as reader:
-        assert np.array_equal(reader.own(3), np.unique(lab.content(1)[3][0], axis=0))
+        assert np.array_equal(reader.ngrams(3), np.unique(lab.content(1)[3][0], axis=0))
 
 
 def test_a_row_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) -> None:
@@ -65,10 +66,10 @@ def test_nor_one_of_format_1_that_has_no_check(store: Store) -> None:
     vocab = old.schema.vocab
     store.append(old.ref, lab.content(1, (20, 5, 1), dim=old.schema.dim, vocab=vocab))
     with store.reader(old.ref) as reader:
-        known = set(map(tuple, reader.own(3).tolist()))
+        known = set(map(tuple, reader.ngrams(3).tolist()))
     name = damage_key(store, old.ref, 0)
     with store.reader(old.ref) as reader:
-        assert set(map(tuple, reader.own(3).tolist())) != known  # nothing tells it here
+        assert set(map(tuple, reader.ngrams(3).tolist())) != known  # nothing tells it here
     with pytest.raises(Damaged, match=f"{name} is damaged"):
         store.compact(old.ref, max_segments=1, target_bytes=1 << 15)
 

@@ -15,8 +15,10 @@ import numpy as np
 import plotlab as lab
 import pytest
 
-from plot_store import Conflict, Forked, Invalid, Limits, Schema, Store, StoreFull, StoreIO, Writer, files, outbox
-from plot_store.catalogue import Catalogue
+from plot_store import Conflict, Forked, Invalid, Limits, Schema, Store, StoreFull, StoreIO, Writer
+from plot_store.catalogue.catalogue import Catalogue
+from plot_store.ground import files
+from plot_store.writing import segment_writer
 
 MADE = lab.content(2, (1500, 60, 8))
 OPTIONS: dict[str, Any] = {"schema": lab.schema(), "build": "b", "segment_bytes": 1 << 15}
@@ -62,7 +64,7 @@ def test_a_sealed_build_is_published_by_one_synced_transaction(store: Store, mon
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
-        writer._outbox.drain()
+        writer._segments.drain()
         counts.taken()
         writer.seal()
         assert counts.taken() == (6, 1, 1)  # the rest of three orders and their indexes, the folder, the record
@@ -79,7 +81,7 @@ def test_publishing_without_sealing_takes_one_transaction_too(store: Store, monk
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
-        writer._outbox.drain()
+        writer._segments.drain()
         counts.taken()
         writer.publish()
     assert counts.taken() == (6, 1, 1)
@@ -106,9 +108,13 @@ def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
     log = tmp_path / "log"
     traced = ["strace", "-f", "-y", "-o", str(log), "-e", "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat"]
     done = subprocess.run(
-        [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")], env=lab.child_env(), capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")],
+        env=lab.child_env(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if "ptrace" in done.stderr.lower() and done.returncode:
         pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
@@ -173,14 +179,14 @@ def test_aborting_a_sealed_build_leaves_nothing(store: Store) -> None:
 def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments may be on their way; the third waits for the first."""
     gate, begun = threading.Event(), []
-    real = outbox.write_segment
+    real = segment_writer.write_segment
 
     def slow(*arguments: Any) -> Any:
         begun.append(threading.current_thread().name)
         assert gate.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(outbox, "write_segment", slow)
+    monkeypatch.setattr(segment_writer, "write_segment", slow)
     ngrams, rows = MADE[3]
     with store.writer("r", **OPTIONS) as writer:
         writer.add(3, ngrams[:700], rows[:700])  # 256 rows a segment: two are full
@@ -259,7 +265,7 @@ def test_a_conflict_keeps_what_was_added(store: Store) -> None:
 
 def test_keys_past_their_budget_are_read_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lab.put(store, "r", MADE)
-    monkeypatch.setattr(outbox, "KEYS_BYTES", 5000)
+    monkeypatch.setattr(segment_writer, "KEYS_BYTES", 5000)
     again = lab.put(store, "s", MADE)
     assert [s.name for s in again.segments] == [s.name for s in whole.segments]
 
@@ -295,11 +301,11 @@ def test_a_writer_is_not_for_a_forked_child(store: Store) -> None:
 def test_limits_stop_writing_before_the_disk_does(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", create=True) as store:
         lab.put(store, "r", lab.content(1, (60, 10, 4)))
-        most = files.tree_bytes(store.path) + 80_000
+        most = files.folder_bytes(store.path) + 80_000
     with Store.open(tmp_path / "s", limits=Limits(max_bytes=most)) as store:
         with pytest.raises(StoreFull, match="max_bytes"):
             lab.put(store, "r", MADE, build="big")
-        assert files.tree_bytes(store.path) <= most
+        assert files.folder_bytes(store.path) <= most
         with store.reader("r") as reader:
             lab.same_as(reader, [lab.entries(lab.content(1, (60, 10, 4)))], lab.texts(1))
         lab.put(store, "other", {})

@@ -200,9 +200,10 @@ def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(store: Store, monk
 
 DIES = """
 import os, sys
-from plot_store import Store, promote
-from plot_store.outbox import Outbox
-moment, name, register = sys.argv[2], promote.promote, Outbox.register
+from plot_store import Store
+from plot_store.writing import promote
+from plot_store.writing.segment_writer import SegmentWriter
+moment, name, register = sys.argv[2], promote.promote, SegmentWriter.register
 
 def dying(folder, drafts):
     if moment != "written":
@@ -214,7 +215,7 @@ def registering(*given):
     register(*given)
     os._exit(9)
 
-promote.promote, Outbox.register = dying, registering
+promote.promote, SegmentWriter.register = dying, registering
 with Store.open(sys.argv[1]) as store:
     store.compact("r", max_segments=1, target_bytes=1 << 16)
 """
@@ -277,7 +278,7 @@ def test_rows_of_format_1_are_compacted_with_checks(store: Store) -> None:
     data[4096 + 40] ^= 1
     file.write_bytes(data)
     with store.reader(old.ref) as reader, pytest.raises(Damaged, match=file.name):
-        reader.get(3, reader.own(3))
+        reader.get(3, reader.ngrams(3))
 
 
 def plain_diff(a: lab.Entries, b: lab.Entries, order: int) -> dict[str, set[tuple[int, ...]]]:
@@ -333,10 +334,10 @@ def test_diff_of_what_cannot_be_compared(store: Store) -> None:
 
 def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction and comparison in pieces of a few rows give the same."""
-    import plot_store.own
+    import plot_store.reading.entries
 
     known = grow(store, 6)
-    monkeypatch.setattr(plot_store.own, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(plot_store.reading.entries, "PIECE_BYTES", 1000)
     old = store.version("r")
     assert store.compact("r", max_segments=1, target_bytes=1 << 14) is not None
     assert store.diff(old.id, "r").equal
@@ -346,7 +347,7 @@ def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_width_of_window(store: Store) -> None:
-    from hmi_kernels.layout import roles
+    from hmi_kernels.lookup.layout import roles
 
     from plot_store import Schema
 

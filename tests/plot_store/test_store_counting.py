@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plot_store import runs
-from plot_store.counted import Among, CountedNgrams
-from plot_store.counting import LEAST_MEMORY, NgramCounter
-from plot_store.errors import Closed, Damaged, Invalid, StoreFull
-from plot_store.tally import Tally, combined, tally
-from plot_store.windows import pack, unpack
+from plot_store.counting import runs
+from plot_store.counting.counted import Among, CountedNgrams
+from plot_store.counting.counter import LEAST_MEMORY, NgramCounter
+from plot_store.counting.key_counts import KeyCounts, combined, count_keys
+from plot_store.counting.windows import pack, unpack
+from plot_store.ground.errors import Closed, Damaged, Invalid, StoreFull
 
 Text = list[int]
 Ngram = tuple[int, ...]
@@ -73,9 +73,9 @@ def given(counted: CountedNgrams, order: int, alpha: float, min_count: int = 1) 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many runs, several levels of merging and many blocks, from a small corpus."""
-    monkeypatch.setattr("plot_store.counting._room", lambda _budget, _words: 97)
-    monkeypatch.setattr("plot_store.counting.FAN_IN", 3)
-    monkeypatch.setattr("plot_store.counting.BLOCK_ENTRIES", 16)
+    monkeypatch.setattr("plot_store.counting.counter._room", lambda _budget, _words: 97)
+    monkeypatch.setattr("plot_store.counting.counter.FAN_IN", 3)
+    monkeypatch.setattr("plot_store.counting.counter.BLOCK_ENTRIES", 16)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
@@ -228,8 +228,13 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     counter = NgramCounter(3, (3,), tmp_path)
     good = np.array([1, 2], np.int32)
     for tokens, offsets in (
-        (good, [0, 1]), (good, [1, 2]), (good, [0, 2, 1, 2]), (good, []), (-good, [0, 2]), (good << 20, [0, 2]),
-    ):  # fmt: skip
+        (good, [0, 1]),
+        (good, [1, 2]),
+        (good, [0, 2, 1, 2]),
+        (good, []),
+        (-good, [0, 2]),
+        (good << 20, [0, 2]),
+    ):
         with pytest.raises(Invalid):
             counter.add(tokens, np.array(offsets, np.int64))
     counter.add(good, np.array([0, 2], np.int64))
@@ -295,7 +300,7 @@ def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: 
 
 def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:
     keys = pack(np.random.default_rng(0).integers(0, 50, (300, 5)).astype(np.uint32))
-    wanted = tally(keys)
+    wanted = count_keys(keys)
     writer = runs.RunWriter(tmp_path / "a.run", 2, block=64)
     writer.add(wanted)
     sound = writer.close().read_bytes()
@@ -313,11 +318,11 @@ def test_every_damaged_byte_of_a_run_is_noticed(tmp_path: Path) -> None:
 def test_keys_keep_ngrams_and_their_order(order: int) -> None:
     ngrams = np.random.default_rng(order).integers(0, 1 << 20, (500, order)).astype(np.uint32)
     assert np.array_equal(unpack(pack(ngrams), order), ngrams)
-    found = unpack(tally(pack(ngrams)).keys, order)
+    found = unpack(count_keys(pack(ngrams)).keys, order)
     assert [tuple(g) for g in found.tolist()] == sorted({tuple(g) for g in ngrams.tolist()})
 
 
-def same(a: Tally, b: Tally) -> bool:
+def same(a: KeyCounts, b: KeyCounts) -> bool:
     return np.array_equal(a.keys, b.keys) and np.array_equal(a.counts, b.counts)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import plotlab as lab
 
 from plot_store import NotFound, Store
-from plot_store.catalogue import Catalogue
+from plot_store.catalogue.catalogue import Catalogue
 
 OLD = lab.content(1, (60, 10, 4))
 NEW = lab.content(2, (700, 60, 8))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels import layout, ops
+from hmi_kernels.lookup import layout, ops
 
-from plot_store import Store, indexing
-from plot_store.errors import Invalid
+from plot_store import Store
+from plot_store.ground.errors import Invalid
+from plot_store.writing import indexing
 
 MULTIPLIER = 0xD6E8FEB86659FD93
 COVERS = [("ab" * 16, 3000)]

@@ -14,13 +14,14 @@ import numpy as np
 import plotlab as lab
 import pytest
 import xxhash
-from hmi_kernels import layout
-from hmi_kernels.layout import DTYPES, header_bytes
+from hmi_kernels.lookup import layout
+from hmi_kernels.lookup.layout import DTYPES, header_bytes
 
-from plot_store import Damaged, FormatTooNew, Store, StoreIO, check
-from plot_store import format as fmt
-from plot_store.catalogue import FORMAT
-from plot_store.segment import Segment, open_segment
+from plot_store import Damaged, FormatTooNew, Store, StoreIO
+from plot_store.care import check
+from plot_store.catalogue.catalogue import FORMAT
+from plot_store.segments import format as fmt
+from plot_store.segments.segment import Segment, open_segment
 
 
 def flip(path: Path, at: int, bit: int) -> None:
@@ -154,8 +155,29 @@ def test_a_rebuild_heals_a_damaged_segment_even_while_it_is_read(store: Store) -
 
 def resealed(raw: bytes, **fields: int) -> bytes:
     """A header with some fields changed and its checksum made right again: a hostile one."""
-    names = ("magic", "format", "kind", "order", "roles", "dtype", "n", "dim", "stride", "vocab", "shift", "count",
-             "cap", "covers", "data_at", "data_bytes", "checks_at", "block", "pad", "file_bytes", "salt")  # fmt: skip
+    names = (
+        "magic",
+        "format",
+        "kind",
+        "order",
+        "roles",
+        "dtype",
+        "n",
+        "dim",
+        "stride",
+        "vocab",
+        "shift",
+        "count",
+        "cap",
+        "covers",
+        "data_at",
+        "data_bytes",
+        "checks_at",
+        "block",
+        "pad",
+        "file_bytes",
+        "salt",
+    )
     values = dict(zip(names, fmt._HEADER.unpack_from(raw), strict=True)) | fields
     body = fmt._HEADER.pack(*values.values()).ljust(248, b"\0")
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + raw[256:]
@@ -164,11 +186,32 @@ def resealed(raw: bytes, **fields: int) -> bytes:
 def test_a_header_that_lies_is_refused(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1, (60, 20, 5)))
     lies = [
-        {"count": 1 << 39}, {"count": 1}, {"stride": 16}, {"dim": 1}, {"data_at": 0}, {"data_bytes": 1 << 60},
-        {"checks_at": 0}, {"file_bytes": 1 << 62}, {"kind": 2}, {"kind": 3}, {"kind": 4}, {"order": 9}, {"order": 0},
-        {"roles": 9}, {"dtype": 7}, {"n": 5}, {"n": 0}, {"covers": 1 << 30}, {"cap": 5}, {"block": 1}, {"shift": 60},
-        {"vocab": 7}, {"format": 0}, {"salt": 2}, {"salt": 1 << 63},
-    ]  # fmt: skip
+        {"count": 1 << 39},
+        {"count": 1},
+        {"stride": 16},
+        {"dim": 1},
+        {"data_at": 0},
+        {"data_bytes": 1 << 60},
+        {"checks_at": 0},
+        {"file_bytes": 1 << 62},
+        {"kind": 2},
+        {"kind": 3},
+        {"kind": 4},
+        {"order": 9},
+        {"order": 0},
+        {"roles": 9},
+        {"dtype": 7},
+        {"n": 5},
+        {"n": 0},
+        {"covers": 1 << 30},
+        {"cap": 5},
+        {"block": 1},
+        {"shift": 60},
+        {"vocab": 7},
+        {"format": 0},
+        {"salt": 2},
+        {"salt": 1 << 63},
+    ]
     for info in (version.segments[0], version.segments[-1]):
         path = store.path / "segments" / info.name
         good = path.read_bytes()
@@ -289,8 +332,10 @@ def test_a_shorter_catalogue_is_refused_and_kills_nobody(tmp_path: Path, kept: f
             lab.put(made, "r", lab.content(seed), meta={"note": "x" * 6000})
     data = path / "catalogue" / "data.mdb"
     os.truncate(data, int(data.stat().st_size * kept) // 4096 * 4096)
-    code = "import sys, plot_store\ntry: plot_store.Store.open(sys.argv[1]).refs()\n" \
-           "except plot_store.Damaged as error: print(error); sys.exit(7)"  # fmt: skip
+    code = (
+        "import sys, plot_store\ntry: plot_store.Store.open(sys.argv[1]).refs()\n"
+        "except plot_store.Damaged as error: print(error); sys.exit(7)"
+    )
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 7, ran
     assert "restore the store" in ran.stdout

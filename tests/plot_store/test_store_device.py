@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels import cuda, cuda_device
+from hmi_kernels.lookup import cuda, cuda_device
 
 from plot_store import Closed, Damaged, Invalid, Store, StoreFull
-from plot_store.device import DeviceReader
+from plot_store.reading.device import DeviceReader
 
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 import cuda_twin
@@ -24,7 +24,7 @@ OLD = Path(__file__).parent / "formats" / "format-1.plot"
 @pytest.fixture(scope="session")
 def twin_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if cuda_twin.compiler() is None:
-        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup.cu for the CPU")
+        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup/lookup.cu for the CPU")
     return cuda_twin.compile_twin(tmp_path_factory.mktemp("twin"))
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import plotlab as lab
 import pytest
 from formats.make import WIDTHS, fixed
-from hmi_kernels.layout import header_bytes
+from hmi_kernels.lookup.layout import header_bytes
 
 from plot_store import Damaged, Store
-from plot_store import format as fmt
-from plot_store.indexing import MAX_RUNS
+from plot_store.segments import format as fmt
+from plot_store.writing.indexing import MAX_RUNS
 
 OLD = Path(__file__).parent / "formats"
 FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3) for end in sorted(WIDTHS))]

@@ -153,7 +153,9 @@ def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyP
     """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it says."""
     import lmdb
 
-    from plot_store import Damaged, catalogue, lmdb_errors
+    from plot_store import Damaged
+    from plot_store.catalogue import catalogue
+    from plot_store.database import lmdb_errors
 
     lab.put(store, "r", OLD)
     error = lmdb.CorruptedError(said) if "MDB" in said else lmdb.Error(said)
@@ -181,7 +183,7 @@ def test_short_writes_are_completed(store: Store, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_catalogue_grows_when_it_is_full(tmp_path: Path) -> None:
-    from plot_store.catalogue import Catalogue
+    from plot_store.catalogue.catalogue import Catalogue
 
     (tmp_path / "catalogue").mkdir()
     catalogue = Catalogue(tmp_path / "catalogue", create=True, read_only=False, first_map=1 << 16)
@@ -219,27 +221,27 @@ def test_a_creation_that_fails_leaves_a_place_for_the_next(
 
 
 def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
-    from plot_store import drafts
+    from plot_store.catalogue import creation
 
     other = tmp_path / "other" / "catalogue"
     other.parent.mkdir()
-    drafts.make(other)
+    creation.make(other)
     before = (other / "data.mdb").stat().st_ino
     draft = tmp_path / "draft"
-    drafts.make(draft)
-    drafts._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
-    drafts.make(other)
+    creation.make(draft)
+    creation._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
+    creation.make(other)
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").touch()
     with pytest.raises(StoreIO, match="no catalogue"):
-        drafts.make(tmp_path / "stray")
+        creation.make(tmp_path / "stray")
 
 
 GROW = """
 import sys, os
 from pathlib import Path
-from plot_store.catalogue import Catalogue
+from plot_store.catalogue.catalogue import Catalogue
 catalogue = Catalogue(Path(sys.argv[1]), create=False, read_only=False, first_map=1 << 16)
 for i in range(400):
     catalogue.write(lambda txn: txn.put(f"c/{i}", "y" * 3000))
@@ -248,7 +250,7 @@ catalogue.close()
 
 
 def test_another_process_may_grow_the_catalogue(tmp_path: Path) -> None:
-    from plot_store.catalogue import Catalogue
+    from plot_store.catalogue.catalogue import Catalogue
 
     folder = tmp_path / "catalogue"
     folder.mkdir()

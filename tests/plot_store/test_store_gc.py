@@ -12,7 +12,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
-from plot_store.catalogue import FORMAT, Txn
+from plot_store.catalogue.catalogue import FORMAT, Txn
 
 
 def files(store: Store) -> set[str]:
@@ -90,8 +90,11 @@ def test_readers_of_other_processes_survive_the_unlinking(store: Store) -> None:
     old = lab.put(store, "r", lab.content(1))
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(store.path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=lab.child_env(),
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         lab.put(store, "r", lab.content(2))
@@ -121,12 +124,14 @@ def test_builds_hold_their_segments_and_their_ground_until_abandoned(store: Stor
 
 DIES = """
 import os, sys, numpy as np, plotlab as lab
-from plot_store import Store, writer
+from plot_store import Store
+from plot_store.writing import writer
 writer.publication.publish = lambda *_: os._exit(9)
-writer.Outbox.submit = (lambda real: lambda self, *given: (real(self, *given), self.drain()))(writer.Outbox.submit)
+real = writer.SegmentWriter.submit
+writer.SegmentWriter.submit = lambda self, *given: (real(self, *given), self.drain())
 lab.put  # the append's first segment is durable when it dies
-import plot_store.append
-plot_store.append.SEGMENT_BYTES = 1 << 15
+import plot_store.writing.append
+plot_store.writing.append.SEGMENT_BYTES = 1 << 15
 with Store.open(sys.argv[1]) as store:
     store.append("r", lab.content(3, (1500, 0, 0)), build=sys.argv[2] or None)
 """

@@ -10,7 +10,8 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Invalid, Store, StoreIO, host
+from plot_store import Invalid, Store, StoreIO
+from plot_store.ground import host
 
 MOUNTED = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 41 22 {device} / /srv/a\\040b rw,relatime shared:2 master:1 - {kind} server:/export rw

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels import reference
-from hmi_kernels.layout import DTYPES
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import DTYPES
 
 from plot_store import Closed, Invalid, Store
-from plot_store.indexing import MAX_RUNS
+from plot_store.writing.indexing import MAX_RUNS
 
 
 @pytest.mark.parametrize("dtypes", [["int8"], ["fp16"], ["fp32"], ["int8"] * 4, ["fp16", "int8", "fp32"]])
@@ -135,14 +135,14 @@ def test_own_and_get_for_every_width(store: Store, counts: tuple[int, ...]) -> N
     assert version.entries == {order: len(ngrams) for order, (ngrams, _) in made.items()}
     with store.reader("r") as reader:
         for order, (ngrams, rows) in made.items():
-            assert np.array_equal(reader.own(order), np.unique(ngrams, axis=0))
+            assert np.array_equal(reader.ngrams(order), np.unique(ngrams, axis=0))
             got, depth = reader.get(order, ngrams)
             assert np.array_equal(got, reference.stored(rows, DTYPES["int8"]))
             assert (depth == 0).all()
             assert np.array_equal(reader.depths(order, ngrams), depth)
         for bad in (0, n + 1, True, "3"):
             with pytest.raises(Invalid, match=f"is unknown where n = {n}: use {n} "):
-                reader.own(bad)  # type: ignore[arg-type]
+                reader.ngrams(bad)  # type: ignore[arg-type]
 
 
 def test_unigrams_are_indexed_directly_once_they_are_many(store: Store) -> None:

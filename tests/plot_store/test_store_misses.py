@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plot_store import Hits
-from plot_store.errors import Damaged, Invalid
-from plot_store.misses import WAITING, MissSketch
+from plot_store.counting.misses import WAITING, MissSketch
+from plot_store.ground.errors import Damaged, Invalid
 
 Ngram = tuple[int, ...]
 Batch = tuple[np.ndarray, np.ndarray, Hits]
@@ -132,10 +132,13 @@ def test_arrays_bring_it_back() -> None:
 def test_foreign_arrays_are_refused() -> None:
     good = MissSketch(3).to_arrays()
     for wrong in (
-        {}, {**good, "figures": np.zeros(2, np.int64)}, {**good, "figures": np.array([9, 1, 0, 0])},
-        {**good, "counts": np.zeros(3, np.int64)}, {**good, "ngrams": np.zeros((0, 2), np.uint32)},
+        {},
+        {**good, "figures": np.zeros(2, np.int64)},
+        {**good, "figures": np.array([9, 1, 0, 0])},
+        {**good, "counts": np.zeros(3, np.int64)},
+        {**good, "ngrams": np.zeros((0, 2), np.uint32)},
         {**good, "ngrams": np.zeros((0, 3), np.float32)},
-    ):  # fmt: skip
+    ):
         with pytest.raises(Damaged, match="delete them"):
             MissSketch.from_arrays(wrong)
     for n, capacity in ((0, 1), (6, 1), (3, 0)):

@@ -13,12 +13,13 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Conflict, Store, StoreIO, VersionInfo, reader
-from plot_store.backoff import Step
-from plot_store.catalogue import Txn
-from plot_store.environment import Environment
-from plot_store.mapped import Mapped, map_chain
-from plot_store.segment import SegmentCache
+from plot_store import Conflict, Store, StoreIO, VersionInfo
+from plot_store.catalogue.catalogue import Txn
+from plot_store.environment.environment import Environment
+from plot_store.reading import reader
+from plot_store.reading.backoff import Step
+from plot_store.reading.mapped import Mapped, map_chain
+from plot_store.segments.segment import SegmentCache
 
 RACE = """
 import sys, plotlab as lab
@@ -40,10 +41,13 @@ def test_of_racing_processes_one_wins(store: Store) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(store.path), str(i)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=lab.child_env(),
         )
         for i in range(3)
-    ]  # fmt: skip
+    ]
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
@@ -108,7 +112,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a copy of."""
-    monkeypatch.setattr("plot_store.catalogue._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
     kept: list[int] = []
@@ -128,7 +132,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     process.start()
     said = queue.get(timeout=60)
     process.join(60)
-    assert said.startswith("Forked: a transaction at")
+    assert said.startswith("Forked: a transaction of")
     assert "spawned" in said
     assert sorted(store.refs()) == ["r"]  # nothing here waits for a pause that was never made
     go_on.set()
@@ -174,7 +178,7 @@ def test_processes_that_are_spawned_work_side_by_side(store: Store) -> None:
     assert len(store.history("r")) == 3
     known = {k: v for seed in (1, 12, 13) for k, v in lab.entries(lab.content(seed)).items()}
     with store.reader("r") as reader:
-        assert set(map(tuple, reader.own(3).tolist())) == {g for g in known if len(g) == 3}
+        assert set(map(tuple, reader.ngrams(3).tolist())) == {g for g in known if len(g) == 3}
     assert len(store.pins()) == 2
     lab.check(store)
 
@@ -231,7 +235,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     store: Store, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
     version = lab.put(store, "r", {})
-    monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
     stopped = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(store.path)], stdout=subprocess.PIPE, text=True, env=lab.child_env()
     )
@@ -240,7 +244,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         assert stopped.stdout.readline() == "inside\n"
         with pytest.raises(StoreIO, match=f"process {stopped.pid} holds the write lock.*kill -CONT"):
             store.tag("r", "new")
-        monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 600.0)
+        monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 600.0)
         with pytest.raises(StoreIO, match="in 1 s"):  # the next ones do not wait so long
             store.tag("r", "new")
         assert store.version("r") == version  # readers wait for nobody
@@ -269,7 +273,7 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
     thread.start()
     assert inside.wait(60)
-    monkeypatch.setattr("plot_store.writer_lock.LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.1)
     with pytest.raises(StoreIO, match="another thread of this process"):
         store.tag("r", "new")
     monkeypatch.undo()

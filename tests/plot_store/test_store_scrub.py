@@ -14,9 +14,10 @@ import plotlab as lab
 import pytest
 
 from plot_store import Damaged, NotFound, Store, StoreIO
-from plot_store.mdb_file import INTEGER_KEYS, BadFile, Walk, newest
-from plot_store.probe import check_length, check_record
-from plot_store.scrub import ScrubProgress, probe, scrub
+from plot_store.care.scrub import ScrubProgress, probe, scrub
+from plot_store.catalogue.probe import check_record
+from plot_store.database.lmdb_file import check_length
+from plot_store.database.lmdb_pages import INTEGER_KEYS, BadFile, Walk, newest
 
 
 @pytest.fixture
@@ -200,8 +201,8 @@ def test_a_child_that_dies_is_a_damage(made: Path, monkeypatch: pytest.MonkeyPat
         return real([sys.executable, "-c", code], **options)  # type: ignore[call-overload,no-any-return]
 
     probe(made)
-    monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
-    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    monkeypatch.setattr("plot_store.care.scrub.probe", lambda path: None)
+    monkeypatch.setattr("plot_store.care.scrub.subprocess.Popen", instead)
     report = scrub(made)
     assert [d.segment for d in report.damages] == ["abc.rows"]
     assert "SIGBUS" in report.damages[0].what
@@ -213,8 +214,8 @@ def test_a_child_that_hangs_is_killed(made: Path, monkeypatch: pytest.MonkeyPatc
     def instead(command: list[str], **options: object) -> subprocess.Popen[str]:
         return real([sys.executable, "-c", "import time; time.sleep(900)"], **options)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("plot_store.scrub.probe", lambda path: None)
-    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    monkeypatch.setattr("plot_store.care.scrub.probe", lambda path: None)
+    monkeypatch.setattr("plot_store.care.scrub.subprocess.Popen", instead)
     began = time.monotonic()
     with pytest.raises(StoreIO, match="stopped answering"):
         scrub(made, silence_s=0.5)
@@ -231,7 +232,7 @@ def test_a_child_that_is_killed_from_outside_tells_nothing_of_the_store(
         code = "import os; os.kill(os.getpid(), 9)"
         return real([sys.executable, "-c", code], **options)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("plot_store.scrub.subprocess.Popen", instead)
+    monkeypatch.setattr("plot_store.care.scrub.subprocess.Popen", instead)
     for call in (scrub, probe):
         with pytest.raises(StoreIO, match="was ended by SIGKILL"):
             call(made)

@@ -7,8 +7,9 @@ import time
 import plotlab as lab
 import pytest
 
-from plot_store import Collected, Conflict, InUse, Invalid, NotFound, Store, version_tree
-from plot_store.catalogue import Txn
+from plot_store import Collected, Conflict, InUse, Invalid, NotFound, Store
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Txn
 
 
 def three(store: Store) -> list[str]:

@@ -18,6 +18,7 @@ from hmi.cli.store.arguments import opened, version_of
 from hmi.cli.store.bars import byte_bar
 from hmi.core import DomainId
 from hmi.errors import Conflict
+from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
     roots = {root.name: root.version for root in manager.registry.roots()}
     for at, version in enumerate(manager.plots.archived(archive)):
         root = DomainId.parse(name if at == 0 and name is not None else version.ref).root
-        made_on = version.meta.get("root_version")
+        made_on = PlotMeta.of(version).root_version or None
         if made_on is None or roots.get(root) != made_on:
             raise Conflict(
                 f"{version.ref} in {archive} was computed with version {made_on} of its root, which is not what this "

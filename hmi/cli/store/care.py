@@ -81,7 +81,7 @@ def scrub(session: Session, domain: str | None, rate: int | None, as_json: bool)
 
 def _scrubbed(session: Session, ref: str | None, rate: int | None) -> VerifyReport:
     from hmi.stores.layout import Layout
-    from plot_store.scrub import scrub
+    from plot_store import scrub
 
     with plot_errors(), byte_bar("reading PLOTs") as show:
         path = Layout(session.settings().data).plots

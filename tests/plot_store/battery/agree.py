@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import plain
 import play
-from hmi_kernels import reference
+from hmi_kernels.lookup import reference
 from plain import Plain
 
 from plot_store import PlotStoreError, Reader, Store
@@ -51,8 +51,7 @@ def _pins(store: Store, model: Plain) -> list[str]:
     found = []
     for pin in store.pins():
         with store.reader(pin.version) as reader:
-            meant = [v for v, owner in model.pins
-                     if owner == pin.owner and model.versions[v].ref == reader.version.ref]  # fmt: skip
+            meant = [v for v, owner in model.pins if owner == pin.owner and model.versions[v].ref == reader.version.ref]
             if all(wrong_vectors(reader, model, v) for v in meant):
                 found.append(f"{pin.owner} pins {pin.version}, which is none of the versions that it should")
     return found

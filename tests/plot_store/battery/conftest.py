@@ -39,8 +39,10 @@ def iolog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("iolog") / "iolog.so"
     done = subprocess.run(
         [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "iolog.c"), "-ldl", "-lpthread"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         pytest.skip(f"the recorder does not compile here: {done.stderr[:500]}")
     return library

@@ -17,7 +17,7 @@ from job_crash import Ops
 from plain import Op, Plain
 
 from plot_store import PlotStoreError, Store
-from plot_store.scrub import probe
+from plot_store.care.scrub import probe
 
 PAGE = 4096
 

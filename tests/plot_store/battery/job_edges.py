@@ -21,9 +21,11 @@ import sabotage
 from job_history import spawn
 from plain import Op
 
-from plot_store import Conflict, Store, StoreIO, version_tree
-from plot_store.catalogue import READERS, Catalogue, Txn
-from plot_store.mapping import map_read_only
+from plot_store import Conflict, Store, StoreIO
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.database.database import READERS
+from plot_store.segments.mapping import map_read_only
 
 Emit = Callable[[Any], None]
 EACH = 64  # transactions of one process that dies

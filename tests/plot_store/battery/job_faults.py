@@ -26,9 +26,20 @@ def prepare(*, emit: Emit, folder: str, side: str, ops: Ops) -> list[bool]:
 
 
 def fault(
-    *, emit: Emit, folder: str, side: str, ops: Ops, changed: list[bool], call: list[Any], at: int, sticky: bool,
-    action: str, code: int, kinds: str, log: str | None = None,
-) -> Any:  # fmt: skip
+    *,
+    emit: Emit,
+    folder: str,
+    side: str,
+    ops: Ops,
+    changed: list[bool],
+    call: list[Any],
+    at: int,
+    sticky: bool,
+    action: str,
+    code: int,
+    kinds: str,
+    log: str | None = None,
+) -> Any:
     """Do `call` on a store in which `ops` were done; its at-th operation of these kinds goes wrong (0: none).
 
     sticky: all later ones too. Then the store must be as before or after the call, and the call must work again.
@@ -53,8 +64,14 @@ def fault(
         if not found:
             found, follow, ended = go_on(store, follow, ended, now, Path(side))
     recorder.stop()
-    return {"count": count, "failed": failed, "found": _unclean(failed) + found, "reopened": reopened,
-            "ops": follow, "changed": ended}  # fmt: skip
+    return {
+        "count": count,
+        "failed": failed,
+        "found": _unclean(failed) + found,
+        "reopened": reopened,
+        "ops": follow,
+        "changed": ended,
+    }
 
 
 def _unclean(failed: str) -> list[str]:

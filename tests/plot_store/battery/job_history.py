@@ -50,17 +50,17 @@ def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Shared:
     """Two numbers that all processes see: the newest acknowledged version, and whether to stop.
 
-    Packed natively: "q" stores eight bytes at once, where "<q" stores them one by one, and half a number could be read.
+    In an array, which stores eight bytes at once: `struct.pack_into` first writes zeros, and others may see them.
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 16)
+        self._numbers = np.frombuffer(mmap.mmap(-1, 16), np.int64)
 
     def get(self, place: int) -> int:
-        return int(struct.unpack_from("q", self._memory, 8 * place)[0])
+        return int(self._numbers[place])
 
     def put(self, place: int, value: int) -> None:
-        struct.pack_into("q", self._memory, 8 * place, value)
+        self._numbers[place] = value
 
 
 ACKED, STOP = 0, 1

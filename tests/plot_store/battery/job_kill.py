@@ -21,9 +21,17 @@ def operations(seed: int, first: int, count: int) -> list[Op]:
 
 
 def live(
-    *, emit: Callable[[Any], None], folder: str, side: str, seed: int, first: int, count: int, kinds: str, at: int,
+    *,
+    emit: Callable[[Any], None],
+    folder: str,
+    side: str,
+    seed: int,
+    first: int,
+    count: int,
+    kinds: str,
+    at: int,
     after: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Emits "open", then for each operation (kind of error or "", whether it changed anything).
 
     kinds, at, after: die by SIGKILL before (after) the at-th operation on files of these kinds; at = 0: live on.

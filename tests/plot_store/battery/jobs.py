@@ -21,9 +21,27 @@ from plain import Op
 from plot_store import Store
 
 __all__ = [
-    "archives", "catalogue", "creation", "dead", "fault", "full_disk", "ground", "growing", "history", "judge", "live",
-    "lost", "mappings", "prepare", "record", "records", "segments", "victims", "walk", "warm_up",
-]  # fmt: skip
+    "archives",
+    "catalogue",
+    "creation",
+    "dead",
+    "fault",
+    "full_disk",
+    "ground",
+    "growing",
+    "history",
+    "judge",
+    "live",
+    "lost",
+    "mappings",
+    "prepare",
+    "record",
+    "records",
+    "segments",
+    "victims",
+    "walk",
+    "warm_up",
+]
 
 
 def warm_up() -> None:

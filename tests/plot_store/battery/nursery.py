@@ -76,9 +76,13 @@ class Nursery:
             environment["LD_PRELOAD"] = str(preload)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process; closed by __exit__)
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "nursery.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._said, text=True, env=environment,
-        )  # fmt: skip
+            [sys.executable, str(HERE / "nursery.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env=environment,
+        )
         self._answer()
 
     def run(self, job: str, *, kill_after: float | None = None, patience: float = PATIENCE_S, **given: Any) -> Outcome:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from hmi_kernels import reference
-from hmi_kernels.layout import DTYPES
+from hmi_kernels.lookup import reference
+from hmi_kernels.lookup.layout import DTYPES
 
 from plot_store import Schema
 
@@ -62,8 +62,11 @@ def content(ref: str, seed: int) -> Content:
 def entries(ref: str, seed: int) -> Entries:
     """The same as it comes back from storage."""
     code = DTYPES[schema_of(ref).dtype]
-    return {tuple(map(int, gram)): vectors for ngrams, rows in content(ref, seed).values()
-            for gram, vectors in zip(ngrams, reference.stored(rows, code), strict=True)}  # fmt: skip
+    return {
+        tuple(map(int, gram)): vectors
+        for ngrams, rows in content(ref, seed).values()
+        for gram, vectors in zip(ngrams, reference.stored(rows, code), strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,12 @@ class Plain:
 
     def _delete(self, op: Op) -> None:
         self._need(op.ref)
-        if any(self.versions[v].ref == op.ref for other, tip in self.current.items() if other != op.ref
-               for v in self.chain(tip)[1:]):  # fmt: skip
+        if any(
+            self.versions[v].ref == op.ref
+            for other, tip in self.current.items()
+            if other != op.ref
+            for v in self.chain(tip)[1:]
+        ):
             raise Refused("in_use")
         if any(ref == op.ref for ref, _ in self.tags):
             raise Refused("in_use")
@@ -134,8 +141,7 @@ class Plain:
         held = {*self.tags.values(), *(version for version, _ in self.pins)}
         self.begun.clear()  # `play` counts every build as abandoned
         for ref, versions in self.kept.items():
-            self.kept[ref] = [v for i, v in enumerate(versions)
-                              if i < op.arg or v == self.current[ref] or v in held]  # fmt: skip
+            self.kept[ref] = [v for i, v in enumerate(versions) if i < op.arg or v == self.current[ref] or v in held]
 
     def _tag(self, op: Op) -> None:
         current = self._need(op.ref)
@@ -202,9 +208,23 @@ def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
 
 REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d")
 ODDS: Final = {
-    "publish": 16, "sealed": 5, "extend": 8, "append": 10, "compact": 6, "begin": 4, "finish": 4, "rollback": 6,
-    "delete": 7, "gc": 8, "tag": 4, "untag": 2, "pin": 3, "unpin": 3, "import": 4, "export": 2,
-}  # fmt: skip
+    "publish": 16,
+    "sealed": 5,
+    "extend": 8,
+    "append": 10,
+    "compact": 6,
+    "begin": 4,
+    "finish": 4,
+    "rollback": 6,
+    "delete": 7,
+    "gc": 8,
+    "tag": 4,
+    "untag": 2,
+    "pin": 3,
+    "unpin": 3,
+    "import": 4,
+    "export": 2,
+}
 
 
 def draw(rng: random.Random, number: int) -> Op:
@@ -220,10 +240,28 @@ def draw(rng: random.Random, number: int) -> Op:
 
 # Every kind of operation at least once, in an order in which none is refused.
 SCRIPT = [
-    Op("publish", "r", 1), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("publish", "r", 4), Op("tag", "r", 0, 1),
+    Op("publish", "r", 1),
+    Op("publish", "r/a", 2),
+    Op("append", "r/a", 3),
+    Op("publish", "r", 4),
+    Op("tag", "r", 0, 1),
     Op("publish", "r", 4),  # the same segments again, under names that are there
-    Op("begin", "s", 5), Op("finish", "s", 5), Op("append", "r/a", 6), Op("compact", "r/a"), Op("import", "i1", 1),
-    Op("pin", "r/a", 0, 1), Op("publish", "q", 8), Op("delete", "s"), Op("rollback", "r", 0, 1), Op("gc", arg=1),
-    Op("extend", "q", 9), Op("unpin", "r/a", 0, 1), Op("compact", "q"), Op("delete", "q"), Op("sealed", "r", 10),
-    Op("gc", arg=1), Op("import", "i2", 2), Op("export", "i2/a"),
-]  # fmt: skip
+    Op("begin", "s", 5),
+    Op("finish", "s", 5),
+    Op("append", "r/a", 6),
+    Op("compact", "r/a"),
+    Op("import", "i1", 1),
+    Op("pin", "r/a", 0, 1),
+    Op("publish", "q", 8),
+    Op("delete", "s"),
+    Op("rollback", "r", 0, 1),
+    Op("gc", arg=1),
+    Op("extend", "q", 9),
+    Op("unpin", "r/a", 0, 1),
+    Op("compact", "q"),
+    Op("delete", "q"),
+    Op("sealed", "r", 10),
+    Op("gc", arg=1),
+    Op("import", "i2", 2),
+    Op("export", "i2/a"),
+]

@@ -37,8 +37,9 @@ def prepare(side: Path, seeds: range = range(1, 4)) -> None:
 
 
 def _build(store: Store, op: Op, build: str, extend: bool = False, seal: bool = False) -> bool:
-    writer = store.writer(op.ref, schema=plain.schema_of(op.ref), build=build, extend=extend,
-                          segment_bytes=SEGMENT_BYTES)  # fmt: skip
+    writer = store.writer(
+        op.ref, schema=plain.schema_of(op.ref), build=build, extend=extend, segment_bytes=SEGMENT_BYTES
+    )
     with writer:
         for order, (ngrams, rows) in plain.content(op.ref, op.seed).items():
             at = writer.resume_point(order)

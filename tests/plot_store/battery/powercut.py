@@ -96,8 +96,17 @@ class Disk:
             return
         if op.kind == "?":
             raise NotImplementedError(f"{op.data.decode()} on {op.path}: teach powercut.py what that does")
-        {"c": self._create, "m": self._create, "w": self._change, "t": self._change, "f": self._sync, "e": self._lose,
-         "r": self._rename, "u": self._remove, "d": self._remove}[op.kind](op)  # fmt: skip
+        {
+            "c": self._create,
+            "m": self._create,
+            "w": self._change,
+            "t": self._change,
+            "f": self._sync,
+            "e": self._lose,
+            "r": self._rename,
+            "u": self._remove,
+            "d": self._remove,
+        }[op.kind](op)
 
     def _find(self, path: str) -> _File | _Folder | None:
         """What the running process sees under a path; None for a file that has been unlinked."""

@@ -9,8 +9,12 @@ from typing import Any, Final
 
 import lmdb
 
-from plot_store import builds, catalogue, files, gc, promote, publication, version_tree
-from plot_store.catalogue import Catalogue, Txn
+from plot_store.care import gc
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.database import database
+from plot_store.ground import files
+from plot_store.writing import builds, promote, publication
 
 
 def _without_sync(of_folders: bool) -> None:
@@ -129,10 +133,10 @@ def after_a_lost_one() -> None:
 def resize_at_once() -> None:
     """The map changes its size under running transactions."""
 
-    def resize(self: Catalogue, ours: bool) -> None:
-        self._env.set_mapsize(self._env.info()["map_size"] * 2 if ours else 0)
+    def resize(self: database.Database, size: int) -> None:
+        self._env.set_mapsize(size)
 
-    Catalogue._resize = resize  # type: ignore[method-assign]
+    database.Database._resize = resize  # type: ignore[method-assign]
 
 
 def base_unheld() -> None:
@@ -164,7 +168,7 @@ EDGES: Final = {  # and the job that sees them
     "resize at once": (resize_at_once, "growing"),
     "base unheld": (base_unheld, "ground"),
 }
-assert catalogue.lmdb is lmdb  # or `sync_off` would change another module's
+assert database.lmdb is lmdb  # or `sync_off` would change another module's
 
 
 def plant(name: str) -> None:

@@ -88,8 +88,14 @@ def judge(nursery: Nursery, recording: Recording, side: Path, state: State) -> t
     """(what was acknowledged, the verdict on the store in this state)."""
     with lab.scratch() as folder:
         write_tree(state.tree, recording.root, folder)
-        outcome = nursery.run("judge", folder=folder / "deep" / "store", side=side, ops=recording.script,
-                              changed=recording.changed, done=state.done)  # fmt: skip
+        outcome = nursery.run(
+            "judge",
+            folder=folder / "deep" / "store",
+            side=side,
+            ops=recording.script,
+            changed=recording.changed,
+            done=state.done,
+        )
     if not outcome.well:
         return state.done, {"found": [outcome.trouble]}
     return state.done, outcome.result
@@ -110,8 +116,10 @@ def test_no_power_cut_loses_anything(
             ends["new" if verdict.get("next") else verdict.get("refused", "old")] += 1
         seed += 1
     kinds = sorted({op.kind for op in SCRIPT})
-    tell(f"crash replay: {judged:,} states of {len(recording.ops)} operations over {', '.join(kinds)}: "
-         f"{bad.total()} violations ({dict(ends)})")  # fmt: skip
+    tell(
+        f"crash replay: {judged:,} states of {len(recording.ops)} operations over {', '.join(kinds)}: "
+        f"{bad.total()} violations ({dict(ends)})"
+    )
     assert not bad, bad.most_common(5)
     assert ends["old"] > wanted // 10
     assert ends["new"] > 30  # all there are, some 80: a change that is done but not yet acknowledged is a short while

@@ -15,10 +15,17 @@ from nursery import Nurseries, Nursery
 from plain import Op
 
 OPS = [
-    Op("publish", "r", 4), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("publish", "q", 5),
-    Op("publish", "r", 8), Op("tag", "r", 0, 1), Op("delete", "q"), Op("gc", arg=5), Op("publish", "d", 3),
+    Op("publish", "r", 4),
+    Op("publish", "r/a", 2),
+    Op("append", "r/a", 3),
+    Op("publish", "q", 5),
+    Op("publish", "r", 8),
+    Op("tag", "r", 0, 1),
+    Op("delete", "q"),
+    Op("gc", arg=5),
+    Op("publish", "d", 3),
     Op("append", "r/a", 6),
-]  # fmt: skip
+]
 BATCH = 20
 
 
@@ -98,8 +105,9 @@ def test_damaged_catalogues(
     total = counts(40, 500)
 
     def one(nursery: Nursery, seed: int) -> tuple[str, list[str]]:
-        outcome = nursery.run("catalogue", folder=ground.folder, side=ground.side, ops=OPS, changed=ground.changed,
-                              seed=seed)  # fmt: skip
+        outcome = nursery.run(
+            "catalogue", folder=ground.folder, side=ground.side, ops=OPS, changed=ground.changed, seed=seed
+        )
         if not outcome.well:
             return "crash", [f"seed {seed}, {outcome.lines[-1:]}: {outcome.trouble}"]
         return outcome.result["answer"], [f"seed {seed}, {outcome.result['how']}: {w}" for w in outcome.result["found"]]

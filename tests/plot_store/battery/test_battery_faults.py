@@ -18,16 +18,35 @@ from plain import Op
 from powercut import Disk, read_log, read_tree, write_tree
 
 BEFORE = [
-    Op("publish", "r", 4), Op("publish", "r/a", 2), Op("append", "r/a", 3), Op("append", "r/a", 5),
-    Op("publish", "r", 8), Op("publish", "s", 1), Op("tag", "r", 0, 1), Op("pin", "s", 0, 1), Op("begin", "s", 12),
-    Op("publish", "s", 3), Op("delete", "s"),
-]  # fmt: skip
+    Op("publish", "r", 4),
+    Op("publish", "r/a", 2),
+    Op("append", "r/a", 3),
+    Op("append", "r/a", 5),
+    Op("publish", "r", 8),
+    Op("publish", "s", 1),
+    Op("tag", "r", 0, 1),
+    Op("pin", "s", 0, 1),
+    Op("begin", "s", 12),
+    Op("publish", "s", 3),
+    Op("delete", "s"),
+]
 CALLS = [
-    Op("publish", "r", 12), Op("sealed", "q", 4), Op("extend", "r/a", 8), Op("append", "r/a", 9),
-    Op("begin", "r/b", 4), Op("finish", "s", 12), Op("compact", "r/a"), Op("import", "i1", 1), Op("export", "r/a"),
-    Op("gc", arg=1), Op("delete", "r/a"), Op("rollback", "r", 0, 1), Op("tag", "r/a", 0, 2), Op("untag", "r", 0, 1),
+    Op("publish", "r", 12),
+    Op("sealed", "q", 4),
+    Op("extend", "r/a", 8),
+    Op("append", "r/a", 9),
+    Op("begin", "r/b", 4),
+    Op("finish", "s", 12),
+    Op("compact", "r/a"),
+    Op("import", "i1", 1),
+    Op("export", "r/a"),
+    Op("gc", arg=1),
+    Op("delete", "r/a"),
+    Op("rollback", "r", 0, 1),
+    Op("tag", "r/a", 0, 2),
+    Op("untag", "r", 0, 1),
     Op("pin", "r", 0, 2),
-]  # fmt: skip
+]
 
 
 class Fault(NamedTuple):
@@ -70,16 +89,33 @@ def ground(nurseries: Nurseries) -> Iterator[Ground]:
         yield Ground(folder / "ground", folder / "side", outcome.result)
 
 
-def strike(nursery: Nursery, ground: Ground, call: Op, fault: Fault, at: int, log: Path | None = None,
-           folder: Path | None = None) -> Any:  # fmt: skip
+def strike(
+    nursery: Nursery,
+    ground: Ground,
+    call: Op,
+    fault: Fault,
+    at: int,
+    log: Path | None = None,
+    folder: Path | None = None,
+) -> Any:
     """The job's answer, with {"found": …} also where it died."""
     with lab.scratch() as made:
         place = folder or made / "disk"
         shutil.copytree(ground.folder, place, dirs_exist_ok=True)
         outcome = nursery.run(
-            "fault", folder=place, side=ground.side, ops=BEFORE, changed=ground.changed, call=call, at=at, log=log,
-            sticky=fault.sticky, action=fault.action, code=fault.code, kinds=fault.kinds,
-        )  # fmt: skip
+            "fault",
+            folder=place,
+            side=ground.side,
+            ops=BEFORE,
+            changed=ground.changed,
+            call=call,
+            at=at,
+            log=log,
+            sticky=fault.sticky,
+            action=fault.action,
+            code=fault.code,
+            kinds=fault.kinds,
+        )
     return outcome.result if outcome.well else {"found": [outcome.trouble], "failed": "dead", "reopened": False}
 
 
@@ -105,8 +141,10 @@ def test_each_operation_of_each_call_goes_wrong(
         kinds[answer["failed"] or "none"] += 1
         reopened += answer["reopened"]
         bad += [f"{fault.name} at operation {at} of {call}: {what}" for what in answer["found"][:1]]
-    tell(f"faults: {len(plan):,} over {len(CALLS)} calls {dict(struck)}: answers {dict(kinds)}, {reopened} opened "
-         f"anew, {len(bad)} violations")  # fmt: skip
+    tell(
+        f"faults: {len(plan):,} over {len(CALLS)} calls {dict(struck)}: answers {dict(kinds)}, {reopened} opened "
+        f"anew, {len(bad)} violations"
+    )
     assert not bad, "\n".join(bad[:20])
     assert kinds["store_io"] > 0
     assert kinds["store_full"] > 0
@@ -116,8 +154,15 @@ def test_creation_with_faults(nurseries: Nurseries, tell: Callable[[str], None])
     def create(nursery: Nursery, given: tuple[Fault, int]) -> Any:
         fault, at = given
         with lab.scratch() as folder:
-            outcome = nursery.run("creation", folder=folder, at=at, sticky=fault.sticky, action=fault.action,
-                                  code=fault.code, kinds=fault.kinds)  # fmt: skip
+            outcome = nursery.run(
+                "creation",
+                folder=folder,
+                at=at,
+                sticky=fault.sticky,
+                action=fault.action,
+                code=fault.code,
+                kinds=fault.kinds,
+            )
         return outcome.result if outcome.well else {"found": [outcome.trouble], "count": 0}
 
     quiet = zip(FAULTS, nurseries.map(create, [(fault, 0) for fault in FAULTS]), strict=True)
@@ -146,13 +191,23 @@ def test_a_failed_fsync_is_not_believed_later(
                 disk.apply(op)
             (folder / "after").mkdir()
             write_tree(disk.cut(random.Random(0), "none"), disk.root, folder / "after")
-            outcome = nursery.run("judge", folder=folder / "after" / "store", side=ground.side, ops=answer["ops"],
-                                  changed=answer["changed"], done=len(answer["ops"]), redo=False)  # fmt: skip
+            outcome = nursery.run(
+                "judge",
+                folder=folder / "after" / "store",
+                side=ground.side,
+                ops=answer["ops"],
+                changed=answer["changed"],
+                done=len(answer["ops"]),
+                redo=False,
+            )
             return outcome.result["found"] if outcome.well else [outcome.trouble]
 
     plan = rounds(nurseries, ground, [LOST], counts(30, 0))
-    bad = [f"fsync {at} of {call} failed: {what}" for (call, _, at), found in
-           zip(plan, nurseries.map(lose, plan), strict=True) for what in found[:1]]  # fmt: skip
+    bad = [
+        f"fsync {at} of {call} failed: {what}"
+        for (call, _, at), found in zip(plan, nurseries.map(lose, plan), strict=True)
+        for what in found[:1]
+    ]
     tell(f"failed fsyncs, then a power cut: {len(plan)}, {len(bad)} violations")
     assert not bad, "\n".join(bad[:20])
     assert plan

@@ -20,8 +20,12 @@ SIZES = [1 << 15, *(50_000 + 17_000 * i for i in range(19))]
 def small_disk(size: int) -> Iterator[Path]:
     """A tmpfs of so many bytes; skips where mounting is not allowed."""
     with lab.scratch() as folder:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
         try:

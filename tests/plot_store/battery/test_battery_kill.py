@@ -51,10 +51,17 @@ def one_round(nursery: Nursery, folder: Path, side: Path, seed: int, past: Past)
     timed = point == "any moment"
     first = 1000 * seed
     outcome = nursery.run(
-        "live", folder=folder, side=side, seed=seed, first=first, count=COUNT, kinds=POINTS.get(point, ""),
-        at=0 if timed else rng.randint(1, 40), after=rng.random() < 0.5,
+        "live",
+        folder=folder,
+        side=side,
+        seed=seed,
+        first=first,
+        count=COUNT,
+        kinds=POINTS.get(point, ""),
+        at=0 if timed else rng.randint(1, 40),
+        after=rng.random() < 0.5,
         kill_after=rng.uniform(0.0, 0.1) if timed else None,
-    )  # fmt: skip
+    )
     if outcome.signal not in (0, signal.SIGKILL) or outcome.error:
         return [outcome.trouble]
     past.deaths[point if outcome.signal else "none"] += 1
@@ -68,8 +75,15 @@ def one_round(nursery: Nursery, folder: Path, side: Path, seed: int, past: Past)
 
 def after(nursery: Nursery, folder: Path, side: Path, past: Past, running: list[Op]) -> list[str]:
     """Judge the store. running: the operation that the process died in, if it had begun one."""
-    outcome = nursery.run("judge", folder=folder / "store", side=side, ops=past.ops + running, changed=past.changed,
-                          done=len(past.ops) if past.born else -1, redo=False)  # fmt: skip
+    outcome = nursery.run(
+        "judge",
+        folder=folder / "store",
+        side=side,
+        ops=past.ops + running,
+        changed=past.changed,
+        done=len(past.ops) if past.born else -1,
+        redo=False,
+    )
     if not outcome.well:
         return [outcome.trouble]
     if outcome.result["next"]:
@@ -102,7 +116,9 @@ def test_killed_at_any_time(
             whole.update(past.whole)
             bad += found
         seed += 2
-    tell(f"kill -9: {deaths.total() - deaths['none']:,} processes killed ({dict(deaths)}), then found {dict(whole)}: "
-         f"{len(bad)} violations")  # fmt: skip
+    tell(
+        f"kill -9: {deaths.total() - deaths['none']:,} processes killed ({dict(deaths)}), then found {dict(whole)}: "
+        f"{len(bad)} violations"
+    )
     assert not bad, bad
     assert whole["the new state"] > 0

@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import plotlab as lab  # noqa: E402 (after the path that leads to it)
-from hmi_kernels.layout import roles  # noqa: E402 (the same)
+from hmi_kernels.lookup.layout import roles  # noqa: E402 (the same)
 
 from plot_store import Store  # noqa: E402 (the same)
-from plot_store.format import FORMAT  # noqa: E402 (the same)
+from plot_store.segments.format import FORMAT  # noqa: E402 (the same)
 
 WIDTHS = {"": 3, "-n2": 2, "-n5": 5}  # by the end of the file's name; ref r is int8, its branch r/a fp16
 

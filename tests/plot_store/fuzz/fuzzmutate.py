@@ -10,11 +10,11 @@ from random import Random
 
 import numpy as np
 import xxhash
-from hmi_kernels.layout import header_bytes, row_checks, sum_checks
+from hmi_kernels.lookup.layout import header_bytes, row_checks, sum_checks
 
-from plot_store import records
-from plot_store.archive_format import Packer, Unpacker
-from plot_store.format import HEADER_BYTES, ROWS, Layout
+from plot_store.care.archive_format import Packer, Unpacker
+from plot_store.catalogue import records
+from plot_store.segments.format import HEADER_BYTES, ROWS, Layout
 
 NUMBERS = (0, 1, 2, 3, 5, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
 HEAD = 320  # where the fields lie that decide sizes
@@ -77,8 +77,18 @@ def _grow(rng: Random, data: Bytes, other: bytes) -> None:
 
 
 EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
-    _flip, _flip, _byte, _number, _number, _number, _zero, _move, _splice, _cut, _grow,
-)  # fmt: skip
+    _flip,
+    _flip,
+    _byte,
+    _number,
+    _number,
+    _number,
+    _zero,
+    _move,
+    _splice,
+    _cut,
+    _grow,
+)
 
 
 def forged_segment(data: bytes) -> bytes:
@@ -135,9 +145,28 @@ def _change(rng: Random, value: object) -> None:
 
 
 STRANGE: tuple[object, ...] = (
-    None, "", "x" * 300, "../../etc/passwd", "r/../a", True, -1, 1.5, 1e308, [], {}, [[]], {"a": 1}, "rows", "index",
-    "int8", "fp16", "v" + "0" * 32, "0" * 32 + ".rows", "\0", "\ud7ff",
-)  # fmt: skip
+    None,
+    "",
+    "x" * 300,
+    "../../etc/passwd",
+    "r/../a",
+    True,
+    -1,
+    1.5,
+    1e308,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    "rows",
+    "index",
+    "int8",
+    "fp16",
+    "v" + "0" * 32,
+    "0" * 32 + ".rows",
+    "\0",
+    "\ud7ff",
+)
 
 
 def with_manifest(body: bytes, rest: bytes) -> bytes:

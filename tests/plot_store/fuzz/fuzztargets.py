@@ -19,14 +19,14 @@ import fuzzmutate as mutate
 import numpy as np
 import plotlab as lab
 import xxhash
-from hmi_kernels import ops
+from hmi_kernels.lookup import ops
 
 from plot_store import PlotStoreError, Schema, SegmentInfo, Store, VersionInfo
-from plot_store.archive_format import Unpacker, segments_of
-from plot_store.mdb_file import BadFile
-from plot_store.probe import walk
-from plot_store.reader import index_run
-from plot_store.segment import Segment, open_segment
+from plot_store.care.archive_format import Unpacker, segments_of
+from plot_store.catalogue.probe import walk
+from plot_store.database.lmdb_pages import BadFile
+from plot_store.reading.reader import index_run
+from plot_store.segments.segment import Segment, open_segment
 
 COUNTS = (60, 20, 6)
 

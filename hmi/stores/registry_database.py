@@ -1,0 +1,99 @@
+"""The registry's database: `plot_store`'s LMDB environment, holding sealed records (`hmi.stores.sealed`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from hmi.errors import HmiError, Unavailable
+from hmi.stores.plots import as_hmi
+from hmi.stores.sealed import CURE, Txn, is_sealed, problems, upgrade
+from plot_store import Closed, PlotStoreError
+from plot_store.database.database import Database
+from plot_store.database.lmdb_errors import Label
+from plot_store.database.shared import Shared
+
+log = logging.getLogger("hmi.stores")
+FIRST_MAP = 16 << 20
+T = TypeVar("T")
+
+
+class RegistryDatabase:
+    """Short transactions over the registry's records: one writer in all processes, and readers never wait."""
+
+    _shared: Final[Shared[RegistryDatabase]] = Shared()
+
+    def __init__(self, folder: Path, first_map: int) -> None:
+        label = Label("the registry", "the registry", CURE)
+        self._database = Database(folder, label, create=True, first_map=first_map, misplaced=_warn)
+        try:
+            if not self._database.read(is_sealed):
+                self._database.write(upgrade)
+        except BaseException:
+            self._database.close()
+            raise
+
+    @classmethod
+    def open(cls, folder: Path, first_map: int = FIRST_MAP) -> RegistryDatabase:
+        """Open or share the database at `folder`, which exists. Raises Damaged, StorageFull, Unavailable (the disk)."""
+        try:
+            return cls._shared.acquire(folder, lambda real: cls(real, first_map))
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def release(self) -> None:
+        """Give back one use; the last one closes the database, after the transactions that run."""
+        self._shared.release(self)
+
+    def generation(self) -> int:
+        """A number that each committed change, of whichever process, makes larger."""
+        try:
+            return self._database.generation()
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def read(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
+        try:
+            return self._database.read(lambda raw: body(Txn(raw)))
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def problems(self) -> list[str]:
+        """Every record that is damaged or missing; one sentence each."""
+        try:
+            return self._database.read(problems)
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def write(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` alone among all processes and commit durably; an exception undoes it.
+
+        `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use this database
+        only through its Txn. Raises Unavailable if another process holds the registry for a minute.
+        """
+        try:
+            return self._database.write(lambda raw: body(Txn(raw)))
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def abandon(self) -> None:
+        """See `Database.abandon`."""
+        self._database.abandon()
+
+    def close(self) -> None:
+        """See `Database.close`."""
+        self._database.close()
+
+
+def _warn(problem: str) -> None:
+    log.error("the registry: %s; some records cannot be found: %s", problem, CURE)
+
+
+def _as_ours(error: PlotStoreError) -> HmiError:
+    """The database's error as ours."""
+    if isinstance(error, Closed):
+        return Unavailable("the registry has been closed: the process is stopping, try again after its restart")
+    return as_hmi(error)

@@ -1,0 +1,1 @@
+"""Look-ups in PLOT indexes and rows, on the CPU and on CUDA devices."""

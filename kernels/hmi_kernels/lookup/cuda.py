@@ -1,0 +1,138 @@
+"""The look-up on a CUDA device: the level table is uploaded once (cuda_upload.py), and batches stay on the device.
+
+The kernel is lookup.cu. It runs on a `Device`: cuda_device.py or, in the tests, a twin that runs the same source on
+the CPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+TILE: Final = 8  # tokens for one block; as in lookup.cu, though any number of blocks gives the same answer
+
+Array = Any  # an array of the device; numpy has no type for one
+
+
+class Device(Protocol):
+    """Memory and a compiled kernel. Arrays have shape, dtype and flags.c_contiguous, as numpy's."""
+
+    def active(self, stream: int | None) -> AbstractContextManager[object]:
+        """Everything inside goes to this device and stream (a raw handle; None: the current one)."""
+
+    def free_bytes(self) -> int:
+        """What `reserve` may take."""
+
+    def reserve(self, size: int) -> Array:
+        """uint8 [size] at a multiple of 256, given back to the system when dropped. Raises MemoryError."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """A passing array. Raises MemoryError."""
+
+    def view(self, array: Array) -> Array:
+        """An array over the memory of any array on this device. Raises ValueError for one that is not."""
+
+    def address(self, array: Array) -> int:
+        """The address of its first element on the device."""
+
+    def write(self, host: NDArray[Any], to: Array) -> None:
+        """Copy to an array of the same shape and dtype; `host` may change when this returns."""
+
+    def read(self, array: Array) -> NDArray[Any]:
+        """Wait for everything before and copy to the host."""
+
+    def launch(self, blocks: int, arguments: tuple[int, ...]) -> None:
+        """Run the kernel; does not wait."""
+
+
+@dataclass(frozen=True)
+class DeviceTable:
+    """A level table in device memory, independent of the files it came from."""
+
+    device: Device
+    n: int
+    dim: int
+    bytes: int  # of device memory held, for as long as this lives
+    memory: Array  # uint8 [bytes]: the structs of lookup.cu, then slots and rows
+    address: int  # of the Table struct
+
+
+def lookup(
+    table: DeviceTable,
+    tokens: Array,
+    offsets: Array,
+    vocab: int,
+    out: Array,
+    order: Array,
+    depth: Array,
+    *,
+    stream: int | None = None,
+) -> None:
+    """`ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
+
+    Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64 [texts + 1],
+    out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16 [total], all C-contiguous.
+    stream: raw handle of the stream that made them (torch: `torch.cuda.current_stream().cuda_stream`). Raises
+    ValueError for an array, offsets or a token id that does not fit; the outputs are then unspecified.
+    """
+    device = table.device
+    with device.active(stream):
+        tokens = _array(device, tokens, "tokens", (None,), np.int32)
+        offsets = _array(device, offsets, "offsets", (None,), np.int64)
+        total, texts = tokens.shape[0], offsets.shape[0] - 1
+        out = _array(device, out, "out", (total, table.dim), np.float32, np.uint16, np.int16)
+        order = _array(device, order, "order", (total,), np.int8)
+        depth = _array(device, depth, "depth", (total,), np.int16)
+        if texts < 0:
+            raise ValueError(_bad_offsets(total))
+        wrong = device.empty((2,), np.int32)
+        device.write(np.zeros(2, np.int32), wrong)
+        at = device.address
+        size = out.dtype.itemsize
+        wide = table.dim % 4 == 0 and at(out) % (4 * size) == 0
+        device.launch(
+            max(1, -(-total // TILE)),
+            (
+                table.address,
+                at(tokens),
+                total,
+                at(offsets),
+                texts,
+                vocab,
+                at(out),
+                int(size == 2),
+                int(wide),
+                at(order),
+                at(depth),
+                at(wrong),
+            ),
+        )
+        bad_offsets, bad_token = device.read(wrong)
+    if bad_offsets:
+        raise ValueError(_bad_offsets(total))
+    if bad_token:
+        raise ValueError(f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary")
+
+
+def _bad_offsets(total: int) -> str:
+    return f"offsets must rise from 0 to the number of tokens ({total})"
+
+
+def _array(device: Device, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> Array:
+    """The device's view of a caller's array. Raises ValueError unless shape and type are these (None: any length)."""
+    try:
+        found = device.view(array)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    fits = len(found.shape) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, found.shape, strict=True)
+    )
+    if not fits or found.dtype not in [np.dtype(d) for d in dtypes] or not found.flags.c_contiguous:
+        kinds = " or ".join(np.dtype(d).name for d in dtypes)
+        wanted = "one-dimensional" if shape == (None,) else f"of shape {shape}"
+        raise ValueError(f"{name} must be a C-contiguous {kinds} array {wanted} on the device: convert it")
+    return found

@@ -1,0 +1,160 @@
+"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one block of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.lookup import ops
+from hmi_kernels.lookup.cuda import Array, Device, DeviceTable
+from hmi_kernels.lookup.layout import MAX_N, Bytes, header_bytes, scales_at, stride
+from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, salt_word
+
+ALIGN: Final = 256  # of every array in device memory: whole transactions, and any vector load
+CHUNK_BYTES: Final = 64 << 20  # rows checked and uploaded together
+TABLE_WORDS: Final = 6 + MAX_N  # the structs of lookup.cu, in fields of 8 bytes
+STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 3, 13, 2
+
+
+class DeviceFull(MemoryError):
+    """A table does not fit into the device's memory."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(
+            f"the table needs {needed} bytes of device memory and {free} are free: "
+            "close other device readers, use int8 rows, compact the branch, or look up on the CPU"
+        )
+        self.needed = needed
+        self.free = free
+
+
+@dataclass
+class _Plan:
+    """Where each array of the host goes. Segments that several indexes or versions share go once."""
+
+    size: int  # bytes so far
+    at: dict[tuple[int, int], int]  # (address, bytes) on the host -> offset on the device
+
+    def place(self, array: NDArray[Any]) -> None:
+        key = _identity(array)
+        if key not in self.at:
+            self.at[key] = self.size
+            self.size += _up(array.nbytes)
+
+
+def upload(table: LevelTable, device: Device, soon: Callable[[Bytes], None] = lambda rows: None) -> DeviceTable:
+    """Copy a table's indexes and rows to a device; every row not yet verified is checked on the way.
+
+    soon: told of rows a chunk before they are read, so that it may have them read from disk. Raises DeviceFull, and
+    DamagedRow when a row is not what was written; nothing stays allocated then.
+    """
+    with device.active(None):
+        plan = _plan(table)
+        free = device.free_bytes()
+        if plan.size > free:
+            raise DeviceFull(plan.size, free)
+        try:
+            memory = device.reserve(plan.size)
+        except MemoryError as error:  # somebody else took it in between
+            raise DeviceFull(plan.size, device.free_bytes()) from error
+        address = device.address(memory)
+        head = _structs(table, plan, address)
+        _write(device, memory, 0, head)
+        _fill(table, plan, device, memory, soon)
+        ops.check_places(table)
+        device.read(memory[:1])  # the copies are done, whatever stream comes next
+        return DeviceTable(device, table.n, table.dim, plan.size, memory, address)
+
+
+def _identity(array: NDArray[Any]) -> tuple[int, int]:
+    return array.ctypes.data, array.nbytes
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def _plan(table: LevelTable) -> _Plan:
+    views = [view for run in table.runs for view in run.segments]
+    words = TABLE_WORDS + STEP_WORDS * len(table.steps) + LEVEL_WORDS * len(table.runs) + SEGMENT_WORDS * len(views)
+    plan = _Plan(_up(8 * words), {})
+    for run in table.runs:
+        plan.place(run.slots)
+    for view in views:
+        plan.place(view.rows)
+    return plan
+
+
+def _structs(table: LevelTable, plan: _Plan, base: int) -> Ints:
+    """Table, steps, levels and segments as lookup.cu declares them, to lie at `base`."""
+    levels: list[int] = []
+    segments: list[int] = []
+    for run in table.runs:
+        levels += _level(run, table, base + plan.at[_identity(run.slots)], len(segments) // SEGMENT_WORDS)
+        for view in run.segments:
+            segments += [base + plan.at[_identity(view.rows)], view.rows.shape[0]]
+    steps = base + 8 * TABLE_WORDS
+    level_at = steps + 8 * table.steps.size
+    head = [table.n, table.dim, len(table.steps), steps, level_at, level_at + 8 * len(levels)]
+    turns = [*table.turns.tolist(), *[0] * (MAX_N - table.n)]
+    return np.array([*head, *turns, *table.steps.ravel().tolist(), *levels, *segments], np.int64)
+
+
+def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int]:
+    return [
+        slots,
+        run.slots.size,
+        first,
+        len(run.segments),
+        run.shift,
+        run.direct,
+        run.dtype,
+        run.depth,
+        stride(table.n, run.order, table.dim, run.dtype),
+        scales_at(run.order),
+        header_bytes(table.n, run.order),
+        salt_word(run),
+        min(run.reach, run.slots.size),
+    ]
+
+
+def _fill(table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]) -> None:
+    """Upload slots and rows, each array once."""
+    done: set[int] = set()
+    segment = 0
+    for run in table.runs:
+        _write(device, memory, plan.at[_identity(run.slots)], run.slots)
+        for view in run.segments:
+            at = plan.at[_identity(view.rows)]
+            if at not in done:
+                for start, rows in _checked(view, table.n, run.order, segment, soon):
+                    _write(device, memory, at + start * rows.shape[1], rows)
+                done.add(at)
+            segment += 1
+
+
+def _checked(
+    view: RowsView, n: int, order: int, segment: int, soon: Callable[[Bytes], None]
+) -> Iterator[tuple[int, Bytes]]:
+    """A segment's rows in chunks with their place, checked unless they are known to be sound. Raises DamagedRow."""
+    step = max(1, CHUNK_BYTES // view.rows.shape[1] // 64) * 64  # whole words of the bitmap
+    soon(view.rows[:step])
+    for start in range(0, len(view.rows), step):
+        soon(view.rows[start + step : start + 2 * step])
+        rows = view.rows[start : start + step].copy()  # what is checked is what is uploaded
+        words = view.verified[start // 64 : (start + step) // 64]
+        seen = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(rows)].astype(np.bool_)
+        if not seen.all():
+            bad = ~seen & ~ops.check_rows(rows, n, order) & ~ops.check_rows(rows, n, order, old=True)
+            if bad.any():
+                raise DamagedRow(segment, start + int(bad.argmax()))
+        yield start, rows
+
+
+def _write(device: Device, memory: Array, at: int, host: NDArray[Any]) -> None:
+    flat = host.reshape(-1).view(np.uint8)
+    device.write(flat, memory[at : at + flat.size])

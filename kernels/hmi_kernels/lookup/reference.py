@@ -1,0 +1,125 @@
+"""The reference of every kernel, slow and obvious, in plain Python and numpy: the tests' oracle.
+
+A chain here is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, any order per key.
+Steps say how a window is filled: a list of (order, depth), depth None for every version, nearest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.lookup.layout import NUMPY_TYPES, before
+
+Vectors = NDArray[np.float32]
+Entries = Mapping[tuple[int, ...], Vectors]
+Steps = Sequence[tuple[int, int | None]]
+
+
+def default_steps(n: int) -> list[tuple[int, int | None]]:
+    """Longer n-grams first, of each the nearest version's: a grandparent's trigram beats the domain's bigram."""
+    return [(order, None) for order in range(n, 0, -1)]
+
+
+def stored(vectors: Vectors, dtype: int) -> Vectors:
+    """What comes back after storing float32 [..., dim] as int8 (one scale per vector), fp16 or fp32.
+
+    Of int8 a vector all below 2**-119 comes back as zeros.
+    """
+    if dtype == 0:
+        scale = (np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
+        scale = np.where(scale >= np.float32(2.0**-126), scale, np.float32(0))  # too few bits below
+        safe = np.where(scale > 0, scale, np.float32(1))
+        codes = np.where(scale > 0, np.clip(np.rint(vectors / safe), -127, 127), 0)
+        return np.asarray(codes.astype(np.float32) * scale)
+    return np.asarray(vectors.astype(NUMPY_TYPES[dtype]), np.float32)
+
+
+def bfloat16(values: Vectors) -> NDArray[np.uint16]:
+    """The bits of finite float32 numbers as bfloat16, rounded to nearest, half to even; the same shape."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, np.uint16)
+
+
+def find(chain: Sequence[Entries], ngram: tuple[int, ...], depth: int | None = None) -> tuple[Vectors | None, int]:
+    """The nearest version's entry (or that of the version `depth`) and its depth; (None, -1) if there is none."""
+    for at, entries in enumerate(chain):
+        if depth in (None, at) and ngram in entries:
+            return entries[ngram], at
+    return None, -1
+
+
+def window(
+    chain: Sequence[Entries], ids: tuple[int, ...], dim: int, steps: Steps | None = None
+) -> tuple[Vectors, int, int]:
+    """The vectors float32 [n, dim] of one window, the highest order that filled any of it (0: nothing), and the depth
+    of the first n-gram of order 2 or more that did (-1: none)."""
+    n = len(ids)
+    vectors, filled = np.zeros((n, dim), np.float32), [False] * n
+    served, first = 0, -1
+    for order, depth in default_steps(n) if steps is None else steps:
+        if all(filled):
+            break
+        found: dict[int, Vectors] = {}  # by placement
+        for place in _placements(ids, order, filled):
+            rows, at = find(chain, ids[place : place + order], depth)
+            if rows is not None:
+                found[place] = rows
+                served = max(served, order)
+                first = at if first < 0 and order > 1 else first
+        for position in [p for p in range(n) if not filled[p]]:
+            over = [rows[s * order + position - s] for s, rows in found.items() if s <= position < s + order]
+            if over:
+                vectors[position] = mean(over)
+                filled[position] = True
+    return vectors, served, first
+
+
+def _placements(ids: tuple[int, ...], order: int, filled: list[bool]) -> list[int]:
+    """Where an n-gram of this order is looked up: anywhere inside the text that covers a position still unfilled."""
+    n = len(ids)
+    if order == n:
+        return [0]  # the window itself, its zeros included
+    inside = [i != 0 or p == before(n) for p, i in enumerate(ids)]
+    every = range(n - order + 1)
+    return [s for s in every if all(inside[s : s + order]) and not all(filled[s : s + order])]
+
+
+def mean(vectors: Sequence[Vectors]) -> Vectors:
+    """The mean, each vector weighted before they are added, in the order given."""
+    weight = np.float32(1) / np.float32(len(vectors))
+    total = vectors[0] * weight
+    for vector in vectors[1:]:
+        total = total + vector * weight
+    return total
+
+
+def lookup(
+    chain: Sequence[Entries], texts: Sequence[Sequence[int]], dim: int, n: int = 3, steps: Steps | None = None
+) -> tuple[Vectors, list[int], list[int]]:
+    """float32 [sum of lengths, dim], the order served per token and its depth."""
+    out: list[Vectors] = []
+    orders: list[int] = []
+    depths: list[int] = []
+    for text in texts:
+        padded = [0] * before(n) + list(text) + [0] * (n - 1 - before(n))
+        cut = [window(chain, tuple(padded[i : i + n]), dim, steps) for i in range(len(text))]
+        for i in range(len(text)):
+            total = np.zeros(dim, np.float32)
+            for p in positions(n):
+                t = i + before(n) - p  # the window whose position p is token i
+                if 0 <= t < len(text):
+                    total = total + cut[t][0][p]
+            out.append(total)
+        orders += [order for _, order, _ in cut]
+        depths += [depth for _, _, depth in cut]
+    return (np.stack(out) if out else np.zeros((0, dim), np.float32)), orders, depths
+
+
+def positions(n: int) -> list[int]:
+    """The order in which a token's n vectors are added: the centre, then (n = 3) right and left or (else) rising."""
+    centre = before(n)
+    others = [p for p in range(n) if p != centre]
+    return [centre, *(reversed(others) if n == 3 else others)]

@@ -1,0 +1,201 @@
+"""The level table: pointers to all indexes and rows of a chain, in the order of the look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.later import Later
+from hmi_kernels.lookup.layout import MAX_N, PLAIN_SALT, REACH, Bytes, Keys, header_bytes, stride
+from hmi_kernels.lookup.reference import default_steps, positions
+
+if TYPE_CHECKING:
+    from hmi_kernels.lookup import cpu_build, cpu_index
+else:
+    cpu_build = Later("lookup.cpu_build")
+    cpu_index = Later("lookup.cpu_index")
+
+Ints = NDArray[np.int64]
+MAX_LANES = 8  # levels that a filter tells apart
+FILTER_SLOTS = 1 << 22  # a larger index is not worth the memory
+SLOTS_PER_WORD = 8  # six n-grams a word: 1.6% are let through for nothing
+
+
+@dataclass(frozen=True)
+class RowsView:
+    """The rows of one segment and which of them have been checked since it was mapped."""
+
+    rows: Bytes  # uint8 [count, stride]
+    verified: Keys  # uint64 [(count + 63) // 64], writable: bit r % 64 of word r // 64 is row r's; all ones = no checks
+
+
+@dataclass(frozen=True)
+class IndexRun:
+    """One index over some segments of one version: the unit that the kernels probe."""
+
+    order: int
+    depth: int  # of the version in its chain, 0 = nearest
+    dtype: int  # code of the rows' storage type
+    slots: Keys  # uint64 [cap]
+    shift: int  # a row id is (ordinal << shift) | row
+    direct: bool  # slots[token] is a row id or EMPTY_SLOT (order 1 only); else a hash index
+    segments: tuple[RowsView, ...]  # by ordinal
+    salt: int = PLAIN_SALT  # of a hash index: odd, below 2**64
+    reach: int = REACH  # slots of a hash index that are searched from an n-gram's home on
+
+
+@dataclass(frozen=True)
+class LevelTable:
+    """A chain as the kernels read it. Keeps the arrays that it points at alive; for the columns see cpu_index.py."""
+
+    n: int
+    dim: int
+    runs: tuple[IndexRun, ...]  # one per level, in the levels' order
+    levels: Ints  # [levels, LEVEL_COLUMNS]
+    segs: Ints  # [segments, SEGMENT_COLUMNS]: the runs' segments, one run after the other
+    steps: Ints  # [steps, 3]: order, first level, end level of each step of the back-off
+    headers: Ints  # [n + 1]: bytes of a row's header by order
+    turns: Ints  # [n]: the positions of a window in the order in which they are added
+    bounds: Ints  # [n + 2]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
+    orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filter
+    filters: tuple[Keys, ...]
+    zeros: Bytes  # what the kernels add where there is no vector
+    fields: Ints  # [TABLE_FIELDS]: all that the kernels are handed
+    plain: bool  # n = 3 and the default steps: the fast body's case
+
+
+class DamagedRow(Exception):
+    """A row is not what was written. `segment` counts the runs' segments in the order of `LevelTable.runs`."""
+
+    def __init__(self, segment: int, row: int) -> None:
+        super().__init__(f"row {row} of segment {segment} fails its check")
+        self.segment = segment
+        self.row = row
+
+
+def level_table(
+    runs: Sequence[IndexRun], n: int, dim: int, steps: Sequence[tuple[int, int | None]] | None = None
+) -> LevelTable:
+    """runs: nearest version first, newest run of a version first; any mix of orders 1..n.
+
+    steps: how a window is filled, (order, depth) or (order, None) for every version; None: the longest n-grams first.
+    """
+    assert 1 <= n <= MAX_N
+    ordered = sorted(runs, key=lambda run: (-run.order, run.depth))  # stable: newest first inside a version
+    levels = np.zeros((len(ordered), cpu_index.LEVEL_COLUMNS), np.int64)
+    segs: list[tuple[int, int, int]] = []
+    for i, run in enumerate(ordered):
+        _check_run(run, n, dim)
+        levels[i] = (
+            run.slots.ctypes.data,
+            run.slots.size,
+            len(segs),
+            len(run.segments),
+            run.shift,
+            run.dtype,
+            run.depth,
+            run.direct,
+            run.order,
+            stride(n, run.order, dim, run.dtype),
+            salt_word(run),
+            min(run.reach, run.slots.size),
+        )
+        for view in run.segments:
+            segs.append((view.rows.ctypes.data, view.rows.shape[0], view.verified.ctypes.data))
+    asked = default_steps(n) if steps is None else steps
+    table = np.array(segs, np.int64).reshape(-1, cpu_index.SEGMENT_COLUMNS)
+    bounds = np.searchsorted([-run.order for run in ordered], range(-n, 1)).astype(np.int64)
+    orders, filters = _filters(ordered, n, bounds)
+    headers = np.array([0, *(header_bytes(n, order) for order in range(1, n + 1))], np.int64)
+    zeros = np.zeros(64 + 4 * dim, np.uint8)
+    parts = (levels, table, orders, headers, zeros)
+    return LevelTable(
+        n=n,
+        dim=dim,
+        runs=tuple(ordered),
+        levels=levels,
+        segs=table,
+        steps=np.array([_step(ordered, *step) for step in asked], np.int64).reshape(-1, 3),
+        headers=headers,
+        turns=np.array(positions(n), np.int64),
+        bounds=bounds,
+        orders=orders,
+        filters=filters,
+        zeros=zeros,
+        fields=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
+        plain=n == 3 and list(asked) == default_steps(n),
+    )
+
+
+def salt_word(run: IndexRun) -> int:
+    """The salt as the signed number of the same bits."""
+    return run.salt - (run.salt >> 63 << 64)
+
+
+def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tuple[Keys, ...]]:
+    """The orders' table, and its filters: of each order one for the last level and one for those before it."""
+    orders, filters = np.zeros((n + 1, cpu_index.ORDER_COLUMNS), np.int64), []
+    # where there is no filter the kernels still ask the cache for it: at an address that costs nothing
+    orders[:, [cpu_index.FILTER, cpu_index.LAST_FILTER]] = orders.ctypes.data
+    for order in range(1, n + 1):
+        first, end = bounds[n - order : n - order + 2].tolist()
+        orders[order, [cpu_index.FIRST, cpu_index.END]] = first, end
+        near = [run if _is_filtered(run) else None for run in runs[first : end - 1][:MAX_LANES]]
+        if any(near):
+            groups = _filter(near, -(-len(near) // 4) * 4)
+            unknown = ~sum(1 << lane for lane, run in enumerate(near) if run)
+            orders[order, cpu_index.FILTER : cpu_index.LAST_FILTER] = groups.ctypes.data, *groups.shape, unknown
+            filters.append(groups)
+        if 0 < end - first < 63 and _is_filtered(runs[end - 1]):
+            words = _filter([runs[end - 1]], 1)
+            orders[order, cpu_index.LAST_FILTER :] = words.ctypes.data, words.size, 1 << (end - 1 - first)
+            filters.append(words)
+    return orders, tuple(filters)
+
+
+def _is_filtered(run: IndexRun) -> bool:
+    return not run.direct and run.slots.size <= FILTER_SLOTS
+
+
+def _filter(runs: Sequence[IndexRun | None], lanes: int) -> Keys:
+    """A filter with a lane for each of these indexes: uint64 [groups, lanes]."""
+    slots = max(run.slots.size for run in runs if run)
+    groups = _aligned(-(-slots // SLOTS_PER_WORD), lanes)
+    for lane, run in enumerate(runs):
+        if run:
+            cpu_build.fill_filter(run.slots, lane, groups)
+    return groups
+
+
+def _aligned(groups: int, lanes: int) -> Keys:
+    """Zeros, uint64 [groups, lanes], no group of them across two cache lines."""
+    room = np.zeros(groups * lanes + 8, np.uint64)
+    skip = -room.ctypes.data % 64 // 8
+    return room[skip : skip + groups * lanes].reshape(groups, lanes)
+
+
+def _check_run(run: IndexRun, n: int, dim: int) -> None:
+    assert 1 <= run.order <= n
+    assert run.order == 1 or not run.direct
+    assert run.slots.dtype == np.uint64
+    assert run.slots.flags.c_contiguous
+    assert run.slots.size > 0
+    assert run.salt & 1
+    for view in run.segments:
+        assert view.rows.dtype == np.uint8
+        assert view.rows.flags.c_contiguous
+        assert view.rows.shape[1] == stride(n, run.order, dim, run.dtype)
+        assert view.verified.dtype == np.uint64
+        assert view.verified.flags.c_contiguous
+        assert view.verified.flags.writeable
+        assert view.verified.size * 64 >= view.rows.shape[0]
+
+
+def _step(runs: Sequence[IndexRun], order: int, depth: int | None) -> tuple[int, int, int]:
+    """A step and its levels, which lie together because the runs are sorted."""
+    chosen = [i for i, run in enumerate(runs) if run.order == order and depth in (None, run.depth)]
+    return (order, chosen[0], chosen[-1] + 1) if chosen else (order, 0, 0)

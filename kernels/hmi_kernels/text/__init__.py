@@ -1,0 +1,1 @@
+"""Kernels over words and paths: the lexical and tagging parts of models."""

@@ -1,0 +1,1 @@
+"""Checking, collecting, compacting and copying whole stores."""

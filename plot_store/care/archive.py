@@ -1,0 +1,268 @@
+"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from plot_store.care import attachments, check
+from plot_store.care.archive_format import CHUNK, Packer, Unpacker, segments_of
+from plot_store.catalogue import records, version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import BuildRecord, RefRecord
+from plot_store.environment.environment import Environment
+from plot_store.ground import files, names
+from plot_store.ground.errors import Conflict, Damaged, FormatTooNew, Invalid, NotFound
+from plot_store.ground.files import Buffer, guarded, remove, write_temporary
+from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
+from plot_store.reading.reader import Reader, open_reader
+from plot_store.segments import format as fmt
+from plot_store.segments.mapping import read_soon
+from plot_store.segments.segment import Draft, check_agreement
+from plot_store.writing import builds, promote
+
+_TOUCH_EVERY_S: Final = 60.0
+
+
+def export(
+    environment: Environment, ref_or_id: str, path: Path, attached: Mapping[str, Path], progress: Progress | None = None
+) -> None:
+    """See `Store.export`. Raises NotFound, Invalid, Damaged (a segment is), StoreFull, StoreIO."""
+    with open_reader(environment, ref_or_id) as reader:
+        draft = write_temporary(path.absolute().parent, _pieces(environment, reader, attached, progress))
+        with guarded(f"naming the export {path}"):
+            try:
+                os.replace(draft, path)
+            finally:
+                remove(draft)
+            files.sync_folder(path.absolute().parent)
+
+
+def _pieces(
+    environment: Environment, reader: Reader, attached: Mapping[str, Path], progress: Progress | None
+) -> Iterator[Buffer]:
+    packer = Packer()
+    versions = list(reader.chain)
+    count = _Counter(versions, progress)
+    listed = attachments.described(attached)
+    yield packer.head(versions, [asdict(one) for one in listed])
+    yield from attachments.pieces(packer, listed, attached)
+    for info, version in segments_of(versions):
+        segment = environment.segment(info, version.schema)
+        whole = xxhash.xxh3_128()
+        read_soon(segment.raw)
+        for start in range(0, info.bytes, CHUNK):
+            raw = segment.raw[start : start + CHUNK].tobytes()
+            whole.update(raw)
+            yield packer.chunk(raw)
+            count.add(len(raw))
+        if whole.hexdigest() != info.digest:
+            raise Damaged(f"segment {info.name} is damaged, so nothing was exported: build the version again")
+    yield packer.tail()
+
+
+def versions_of(path: Path) -> list[VersionInfo]:
+    """See `Store.archived`."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}: pass one that `export` wrote")
+    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+        return Unpacker(file).head()
+
+
+class _Counter:
+    """Tells how far an export or import is."""
+
+    def __init__(self, versions: list[VersionInfo], progress: Progress | None) -> None:
+        self._total = sum(info.bytes for info, _ in segments_of(versions))
+        self._done = 0
+        self._progress = progress
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def import_archive(
+    environment: Environment, path: Path, ref: str | None, progress: Progress | None = None
+) -> VersionInfo:
+    """See `Store.import_archive`."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}: pass one that `export` wrote")
+    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+        unpacker = Unpacker(file)
+        versions = unpacker.head()
+        attachments.skip(unpacker)
+        if ref is not None:
+            versions[0] = _renamed(versions, names.check_ref(ref))
+        present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
+        if present is not None and all(_is_sound(environment, info) for info, _ in segments_of(versions)):
+            return present  # else: what is damaged or missing here is taken from the archive
+        _check_room(environment, versions)
+        count = _Counter(versions, progress)
+        lease = _Lease(environment, versions[0])
+        try:
+            for info, version in segments_of(versions):
+                lease.take(info, version, unpacker, count)
+            unpacker.tail()
+            for version in versions:
+                damages = check.check_version(environment, version, {}, lease.watch)
+                if damages:
+                    raise Damaged(f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}")
+            return environment.catalogue.write(lambda txn: _publish(txn, versions, lease))
+        finally:
+            lease.end()
+
+
+def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
+    """The first version under another ref. Its id is again its content's, so importing it twice gives one version."""
+    tip = versions[0]
+    if tip.ref == ref:
+        return tip
+    if any(version.ref == ref for version in versions[1:]):
+        raise Invalid(f"{ref} is the name of an ancestor in this export: choose another")
+    return records.new_version(
+        ref=ref,
+        parent=tip.parent,
+        previous=None,
+        created=tip.created,
+        schema=tip.schema,
+        segments=tip.segments,
+        build=tip.build,
+        meta=tip.meta,
+    )
+
+
+def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
+    """The version if its ref has it. Raises Conflict when the ref holds something that this does not follow."""
+    record = version_tree.get_ref(txn, tip.ref)
+    if record is None:
+        return None
+    if tip.id in record.versions:
+        return version_tree.get_version(txn, tip.id)
+    if record.current != tip.previous:
+        raise Conflict(
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: "
+            "import with ref=another name"
+        )
+    return None
+
+
+def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
+    """Checks the room before any work, against manifests that claim petabytes. Raises StoreFull."""
+    need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
+    environment.check_room(need, "the import")
+
+
+def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
+    """Whether the store's own file is there, every byte as its name says. Raises StoreIO."""
+    try:
+        check.check_bytes(environment, info)
+    except (Damaged, FormatTooNew):
+        return False
+    return True
+
+
+def _publish(txn: Txn, versions: list[VersionInfo], lease: _Lease) -> VersionInfo:
+    lease.end_in(txn)
+    tip = versions[0]
+    present = _already(txn, tip)
+    if present is not None:
+        return present
+    for version in versions:
+        version_tree.put_version(txn, version)
+        record = version_tree.get_ref(txn, version.ref)
+        if record is None:
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))
+        elif version is tip:
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *record.versions)))
+    return tip
+
+
+class _Lease:
+    """Holds the segments taken over so far, as a build in progress does."""
+
+    def __init__(self, environment: Environment, tip: VersionInfo) -> None:
+        self.build = f"import-{uuid.uuid4().hex}"
+        self._environment = environment
+        self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
+        environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
+
+    def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
+        """Read one segment from the archive; keep the store's own file of that name if there is one."""
+        sound = _is_sound(self._environment, info)
+        if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
+            self._write(info, version, unpacker, count)
+            self._record = self._with(info)
+            return
+        self._record = self._with(info)  # before `watch`, which writes it
+        for chunk in unpacker.chunks(info.name, info.bytes):
+            count.add(len(chunk))
+            self.watch(info.name, len(chunk))
+
+    def _with(self, info: SegmentInfo) -> BuildRecord:
+        return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
+
+    def _share(self, txn: Txn, info: SegmentInfo) -> bool:
+        """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
+        if not self._environment.holds(info):
+            return False
+        builds.still_ours(txn, self.build, self._record)
+        files.sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
+        version_tree.put_build(txn, self.build, self._with(info))
+        return True
+
+    def _write(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
+        whole = xxhash.xxh3_128()
+
+        def checked() -> Iterator[bytes]:
+            first = True
+            for chunk in unpacker.chunks(info.name, info.bytes):
+                if first:
+                    check_agreement(fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), info, version.schema)
+                first = False
+                whole.update(chunk)
+                count.add(len(chunk))
+                self.watch(info.name, len(chunk))
+                yield chunk
+
+        draft = Draft(write_temporary(self._environment.folder, checked()), info)
+        try:
+            if whole.hexdigest() != info.digest:
+                raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
+
+            def body(txn: Txn) -> None:
+                builds.still_ours(txn, self.build, self._record)
+                promote.promote(self._environment.folder, [draft])
+                version_tree.put_build(txn, self.build, self._with(info))
+
+            self._environment.catalogue.write(body)
+        finally:
+            promote.discard([draft])
+
+    def watch(self, segment: str, read: int) -> None:
+        """While a segment is written and while all are verified, let nobody take the import for one that died."""
+        if time.time() - self._record.touched > _TOUCH_EVERY_S:
+            self._record = replace(self._record, touched=time.time())
+            self._environment.catalogue.write(self._touch)
+
+    def _touch(self, txn: Txn) -> None:
+        builds.still_ours(txn, self.build, self._record)
+        version_tree.put_build(txn, self.build, self._record)
+
+    def end_in(self, txn: Txn) -> None:
+        """The transaction's versions hold the segments from now on. Raises Conflict when a collection took them."""
+        builds.still_ours(txn, self.build, self._record)
+        txn.delete(version_tree.BUILD + self.build)
+
+    def end(self) -> None:
+        """Give the lease back; segments that no version took over go."""
+        self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
+        promote.sweep(self._environment, [info.name for info in self._record.segments])

@@ -1,0 +1,153 @@
+"""The bytes of an export; written down in docs/plot-format.md.
+
+    magic "PLOTARC\\0", u16 format, 6 zero bytes, u64 length and u64 xxh3-64 of the manifest, the manifest (JSON)
+    then each attachment and then each segment the manifest lists, in its order, as chunks of at most 1 MiB:
+        u32 compressed length, u32 raw length, u64 xxh3-64 of the raw bytes, one zstd frame
+    then the SHA-256 of everything before, and nothing after it.
+
+A reader trusts no length: each is bounded before anything is allocated. A foreign LMDB file is never opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Final
+
+import xxhash
+import zstandard
+
+from plot_store.catalogue import records
+from plot_store.catalogue.version_tree import MAX_DEPTH
+from plot_store.ground.errors import Damaged, FormatTooNew
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
+
+MAGIC: Final = b"PLOTARC\0"
+FORMAT: Final = 3  # as the segments' and schemas'; attachments from 3 on, else the frame is that of 1
+CHUNK: Final = 1 << 20
+MAX_PACKED: Final = CHUNK + (1 << 14)
+MAX_MANIFEST: Final = 1 << 27
+LEVEL: Final = 3
+_HEAD: Final = struct.Struct("<8sH6xQQ")
+_CHUNK: Final = struct.Struct("<IIQ")
+CURE: Final = "export it again, or copy it again from where it came from"
+
+
+def segments_of(versions: list[VersionInfo]) -> list[tuple[SegmentInfo, VersionInfo]]:
+    """Each distinct segment once, with the first version that lists it, in the order in which an archive holds them."""
+    found: dict[str, tuple[SegmentInfo, VersionInfo]] = {}
+    for version in versions:
+        for info in version.segments:
+            found.setdefault(info.name, (info, version))
+    return list(found.values())
+
+
+class Packer:
+    """Makes the pieces of an archive, in order."""
+
+    def __init__(self) -> None:
+        self._whole = hashlib.sha256()
+        self._zstd = zstandard.ZstdCompressor(level=LEVEL)
+
+    def head(self, versions: list[VersionInfo], attachments: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        manifest: dict[str, Any] = {"versions": [records.version_fields(version) for version in versions]}
+        if attachments:
+            manifest["attachments"] = list(attachments)
+        body = records.dump(manifest)
+        return self._counted(_HEAD.pack(MAGIC, FORMAT, len(body), xxhash.xxh3_64_intdigest(body)) + body)
+
+    def chunk(self, raw: bytes) -> bytes:
+        packed = self._zstd.compress(raw)
+        return self._counted(_CHUNK.pack(len(packed), len(raw), xxhash.xxh3_64_intdigest(raw)) + packed)
+
+    def tail(self) -> bytes:
+        return self._whole.digest()
+
+    def _counted(self, piece: bytes) -> bytes:
+        self._whole.update(piece)
+        return piece
+
+
+class Unpacker:
+    """Reads an archive in order. Every method raises Damaged for anything that `Packer` would not have written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._whole = hashlib.sha256()
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
+        self.attachments: Any = []
+        """The manifest's list of attachments, unchecked; call it after `head`."""
+
+    def head(self) -> list[VersionInfo]:
+        """The versions, nearest first: a chain that ends at a root."""
+        magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
+        if magic != MAGIC:
+            raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
+        if version > FORMAT:
+            raise FormatTooNew(
+                f"the export has format {version}, this release reads up to {FORMAT}: upgrade the release"
+            )
+        if size > MAX_MANIFEST:
+            raise Damaged(f"the export's manifest claims {size} bytes: {CURE}")
+        body = self._read(size)
+        if xxhash.xxh3_64_intdigest(body) != checksum:
+            raise Damaged(f"the export's manifest is damaged: {CURE}")
+        try:
+            manifest = json.loads(body)
+            listed, self.attachments = manifest["versions"], manifest.get("attachments", [])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"the export's manifest is malformed ({error}): {CURE}") from error
+        return _checked_chain(listed)
+
+    def chunks(self, name: str, size: int) -> Iterator[bytes]:
+        """The raw bytes of one attachment or segment of `size` bytes."""
+        left = size
+        while left:
+            packed, raw, checksum = _CHUNK.unpack(self._read(_CHUNK.size))
+            if raw != min(CHUNK, left) or packed > MAX_PACKED:
+                raise Damaged(f"a chunk of {name} has an impossible size: {CURE}")
+            chunk = self._unpack(self._read(packed), raw, name)
+            if xxhash.xxh3_64_intdigest(chunk) != checksum:
+                raise Damaged(f"a chunk of {name} is damaged: {CURE}")
+            left -= raw
+            yield chunk
+
+    def tail(self) -> None:
+        """The end: the whole's checksum and nothing after it."""
+        expected = self._whole.digest()
+        if self._read(len(expected)) != expected or self._file.read(1):
+            raise Damaged(f"the export's end does not match its content: {CURE}")
+
+    def _unpack(self, packed: bytes, raw: int, name: str) -> bytes:
+        try:  # a frame's own claim decides what zstd allocates, so it is looked at first
+            if zstandard.frame_content_size(packed) == raw:
+                return self._zstd.decompress(packed, max_output_size=raw)
+        except zstandard.ZstdError as error:
+            raise Damaged(f"a chunk of {name} does not decompress ({error}): {CURE}") from error
+        raise Damaged(f"a chunk of {name} has another size than it says: {CURE}")
+
+    def _read(self, size: int) -> bytes:
+        """Read this many bytes. The allocation is bounded by the bytes that are there, not by those claimed."""
+        parts: list[bytes] = []
+        while size:
+            parts.append(self._file.read(min(MAX_PACKED, size)))
+            if not parts[-1]:
+                raise Damaged(f"the export ends too early: {CURE}")
+            self._whole.update(parts[-1])
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+
+def _checked_chain(listed: Any) -> list[VersionInfo]:
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_DEPTH:
+        raise Damaged(f"the export lists no chain of versions: {CURE}")
+    versions = [records.parse_version(raw) for raw in listed]
+    parents = [version.parent for version in versions]
+    if parents != [*(version.id for version in versions[1:]), None]:
+        raise Damaged(f"the export's versions are not one chain down to a root: {CURE}")
+    shapes = {(v.schema.dim, v.schema.vocab, v.schema.n) for v in versions}
+    if len(shapes) != 1 or len({v.ref for v in versions}) != len(versions):
+        raise Damaged(f"the export's versions do not fit together: {CURE}")
+    return versions

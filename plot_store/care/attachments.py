@@ -1,0 +1,93 @@
+"""Attachments: files that an export carries along. The store does not read them, but a version's users need them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from plot_store.care.archive_format import CHUNK, CURE, Packer, Unpacker
+from plot_store.ground.errors import Damaged, Invalid, NotFound
+from plot_store.ground.files import guarded
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST: Final = 1 << 31  # bytes of one: its content is held in memory, and packs small
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """An attachment's record in the manifest: name, size in bytes, and the SHA-256 of its content."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def described(files: Mapping[str, Path]) -> list[Attachment]:
+    """Files by name, as the manifest lists them. Raises Invalid, StoreIO."""
+    found = []
+    for name, path in sorted(files.items()):
+        if not _NAME.fullmatch(name):
+            raise Invalid(f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'")
+        with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
+            size = file.seek(0, 2)
+            if size > _MOST:
+                raise Invalid(f"the attachment {name} has {size} bytes, more than {_MOST}: leave it out")
+            file.seek(0)
+            found.append(Attachment(name, size, hashlib.file_digest(file, "sha256").hexdigest()))
+    return found
+
+
+def parse(listed: Any) -> list[Attachment]:
+    """The manifest's list from JSON values. Raises Damaged."""
+    try:
+        found = [Attachment(**raw) for raw in listed]
+        sound = all(
+            _NAME.fullmatch(one.name)
+            and _SHA256.fullmatch(one.sha256)
+            and type(one.bytes) is int
+            and 0 <= one.bytes <= _MOST
+            for one in found
+        )
+    except TypeError as error:
+        raise Damaged(f"the export's list of attachments is malformed ({error}): {CURE}") from error
+    if not sound or len({one.name for one in found}) != len(found):
+        raise Damaged(f"the export's list of attachments is malformed: {CURE}")
+    return found
+
+
+def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Path]) -> Iterator[bytes]:
+    """The bytes of all attachments, packed. Raises StoreIO, Damaged where a file changed meanwhile."""
+    for one in attachments:
+        whole = hashlib.sha256()
+        with guarded(f"reading the attachment {one.name}"), open(files[one.name], "rb") as file:
+            while raw := file.read(CHUNK):
+                whole.update(raw)
+                yield packer.chunk(raw)
+        if whole.hexdigest() != one.sha256:
+            raise Damaged(f"the attachment {one.name} changed while it was read: export it again")
+
+
+def read(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each attachment of an export with its content, compared with its hash. Raises NotFound, Damaged, StoreIO."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}: pass one that `export` wrote")
+    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+        unpacker = Unpacker(file)
+        unpacker.head()
+        for one in parse(unpacker.attachments):
+            content = b"".join(unpacker.chunks(one.name, one.bytes))
+            if hashlib.sha256(content).hexdigest() != one.sha256:
+                raise Damaged(f"the attachment {one.name} is damaged: {CURE}")
+            yield one.name, content
+
+
+def skip(unpacker: Unpacker) -> None:
+    """Go on to the segments. Raises Damaged."""
+    for one in parse(unpacker.attachments):
+        for _ in unpacker.chunks(one.name, one.bytes):
+            pass

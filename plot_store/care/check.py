@@ -1,0 +1,193 @@
+"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import xxhash
+from hmi_kernels.lookup import layout, ops
+
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Damaged, NotFound, PlotStoreError
+from plot_store.ground.files import guarded
+from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
+from plot_store.reading.mapped import index_run
+from plot_store.segments import format as fmt
+from plot_store.segments.segment import Segment
+
+_SHOWN = 8
+_AT_ONCE = 1 << 16  # rows looked up together
+Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes when the segment begins
+
+
+def verify(environment: Environment, ref: str | None, watch: Watch | None = None) -> VerifyReport:
+    """See `Store.verify`. `watch` sees the reading go on, and may take its time."""
+    damages: list[Damage] = []
+    if ref is None:
+        damages += [Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)]
+    versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
+    for version in versions:
+        environment.hold(version.id)
+    try:
+        seen: dict[str, SegmentInfo] = {}
+        for version in versions:
+            damages += check_version(environment, version, seen, watch)
+    finally:
+        for version in versions:
+            environment.let_go(version.id)
+    damages = [damage for damage in damages if _still_there(environment, damage)]
+    return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
+
+
+def _still_there(environment: Environment, damage: Damage) -> bool:
+    """False for a segment that another process has collected meanwhile: that it is gone is no damage."""
+    try:
+        return not damage.segment or damage.segment in environment.catalogue.read(version_tree.named_segments)
+    except Damaged:
+        return True
+
+
+def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
+    """The versions to look at; the unreadable ones go to `damages`."""
+    if ref is None:
+        waiting = txn.keys(version_tree.VERSION)
+    else:
+        version_tree.resolve(txn, ref)
+        record = version_tree.get_ref(txn, ref)
+        if record is None:
+            raise NotFound(f"{ref!r} is a version id: verify takes the name of a ref")
+        waiting = list(record.versions)
+    found: dict[str, VersionInfo] = {}
+    while waiting:
+        version_id = waiting.pop()
+        if version_id in found:
+            continue
+        try:
+            version = found[version_id] = version_tree.get_version(txn, version_id)
+        except (Damaged, NotFound) as error:
+            damages.append(Damage("", str(error)))
+            continue
+        if version.parent is not None:
+            waiting.append(version.parent)
+    return list(found.values())
+
+
+def check_version(
+    environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo], watch: Watch | None = None
+) -> list[Damage]:
+    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second look."""
+    damages: list[Damage] = []
+    opened: dict[str, Segment] = {}
+    fresh = {info.name for info in version.segments if info.name not in seen}
+    for info in version.segments:
+        seen[info.name] = info
+        try:
+            if info.name in fresh:
+                check_bytes(environment, info, watch or _nobody)
+            segment = environment.segments.get(info, version.schema)
+            if segment is None:
+                raise Damaged("the file is missing")
+            opened[info.name] = segment
+            if info.name in fresh and info.kind == "rows":
+                _check_rows(segment, version.schema)
+        except PlotStoreError as error:
+            damages.append(Damage(info.name, str(error)))
+    for info in version.segments:
+        if info.kind == "index" and info.name in opened and info.name in fresh:
+            try:
+                _check_index(opened, info, version)
+            except PlotStoreError as error:
+                damages.append(Damage(info.name, str(error)))
+    return damages + _uncovered(opened, version)
+
+
+def _uncovered(opened: dict[str, Segment], version: VersionInfo) -> list[Damage]:
+    """Rows that no index reaches."""
+    indexes = [s for s in opened.values() if s.info.kind == "index"]
+    reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
+    lost = [s.name for s in version.segments if s.kind == "rows" and s.name not in reached]
+    return [Damage(name, "no readable index covers it") for name in lost]
+
+
+def _nobody(segment: str, read: int) -> None:
+    """Watches nothing."""
+
+
+def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nobody) -> None:
+    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a signal."""
+    whole = xxhash.xxh3_128()
+    sums: list[int] = []
+    watch(info.name, 0)
+    with guarded(f"reading segment {info.name}"):
+        try:
+            file = open(environment.folder / info.name, "rb")  # noqa: SIM115 (closed by the `with` below)
+        except FileNotFoundError:
+            raise Damaged("the file is missing") from None
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size != info.bytes:
+                raise Damaged(f"the file has {size} bytes, the manifest says {info.bytes}")
+            parsed = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
+            if parsed.file_bytes != size:
+                raise Damaged(f"the file has {size} bytes, its header says {parsed.file_bytes}")
+            file.seek(0)
+            for start in range(0, parsed.checks_at, fmt.BLOCK):
+                block = file.read(min(fmt.BLOCK, parsed.checks_at - start))
+                sums.append(xxhash.xxh3_64_intdigest(block))
+                whole.update(block)
+                watch(info.name, len(block))
+            tail = file.read()
+            whole.update(tail)
+    expected = fmt.untable(tail, info.name)
+    bad = [i for i, value in enumerate(sums) if value != expected[i]]
+    if bad:
+        raise Damaged(f"blocks {_few(bad)} of 1 MiB do not match their checksums")
+    if whole.hexdigest() != info.digest:
+        raise Damaged("the content does not match the hash in its name")
+
+
+def _check_rows(segment: Segment, schema: Schema) -> None:
+    """Keys that pack real n-grams, scales that are finite and not negative, and each row's own check."""
+    order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
+    for start in range(0, segment.info.count, step):
+        rows = segment.rows[start : start + step]
+        keys = layout.row_keys(rows, order)
+        ids = layout.unpack_keys(keys, order)
+        if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
+            raise Damaged(f"rows from {start} on hold keys that are no n-grams")
+        scales = layout.row_scales(rows, schema.n, order)
+        if not (np.isfinite(scales) & (scales >= 0)).all():
+            raise Damaged(f"rows from {start} on hold impossible scales")
+        if not (sound := segment.sound(rows)).all():
+            raise Damaged(f"rows {_few(start + np.flatnonzero(~sound))} do not match their checks")
+
+
+def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
+    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in it."""
+    run = index_run(opened, info, version, 0)
+    pieces = np.array_split(run.slots, -(-run.slots.nbytes // fmt.BLOCK))
+    used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
+    if used != info.count:
+        raise Damaged(f"the index holds {used} n-grams, the manifest says {info.count}")
+    table = ops.level_table([run], version.schema.n, version.schema.dim)
+    newest = 0
+    for ordinal, view in enumerate(run.segments):
+        base, (count, stride) = view.rows.ctypes.data, view.rows.shape
+        for start in range(0, count, _AT_ONCE):
+            rows = view.rows[start : start + _AT_ONCE]
+            ngrams = layout.unpack_keys(layout.row_keys(rows, info.order), info.order)
+            found, _ = ops.find(table, info.order, ngrams, check=False)
+            if not found.all():
+                raise Damaged(f"the index misses {int((found == 0).sum())} rows of its segment {ordinal}")
+            newest += int((found == base + (start + np.arange(len(rows))) * stride).sum())
+    if newest != info.count:
+        raise Damaged(f"{info.count - newest} entries of the index point at other rows than they should")
+
+
+def _few(numbers: Iterable[int]) -> str:
+    listed = list(numbers)
+    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

@@ -1,0 +1,211 @@
+"""Garbage collection by reachability, which reads small records only.
+
+It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased, held by
+readers of this process, extended by builds in progress or named by the caller, and all their ancestors. It deletes the
+records first, in one synced transaction, then the files: a crash between the two leaves orphaned files, never a record
+without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them. To keep a version
+itself for another process, pin or lease it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from plot_store.catalogue import creation, tags, version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import RefRecord
+from plot_store.catalogue.version_tree import BUILD, REF, VERSION
+from plot_store.environment import pins
+from plot_store.environment.environment import Environment
+from plot_store.ground import names
+from plot_store.ground.files import TEMPORARY
+from plot_store.ground.nouns import GcReport, SegmentInfo
+from plot_store.writing import builds, promote
+
+DAY_S = 86400.0
+Reasons = dict[str, list[str]]  # why a version stays, by its id
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to keep besides versions in use, and the age from which leftovers count as abandoned."""
+
+    keep_versions: int
+    keep_days: float
+    orphan_age_s: float
+    build_age_s: float
+    keep: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Dead:
+    """The records and files that are no longer reachable."""
+
+    versions: tuple[str, ...]
+    builds: tuple[str, ...]
+    keys: tuple[str, ...]  # of records that say nothing any more: expired leases, versions collected long ago
+    segments: dict[str, SegmentInfo]  # by name
+    refs: dict[str, RefRecord]  # those whose list gets shorter, as it will be
+    kept: dict[str, tuple[str, ...]]
+
+
+@dataclass
+class _Builds:
+    """The versions and segments that builds in progress hold, and the segments of abandoned builds."""
+
+    dead: list[str] = field(default_factory=list)
+    segments: dict[str, SegmentInfo] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+
+
+def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcReport:
+    """One collection. Raises StoreIO, Damaged."""
+    now = time.time()
+
+    def find(txn: Txn) -> _Dead:
+        return _unreachable(txn, environment.held(), policy, now)
+
+    def drop(txn: Txn) -> _Dead:
+        dead = find(txn)
+        drop_records(txn, dead, now)
+        return dead
+
+    dead = environment.catalogue.read(find) if dry_run else environment.write_freeing(drop)
+    oldest = now - policy.orphan_age_s
+    sizes = {**_orphans(environment, dead, oldest), **{name: info.bytes for name, info in dead.segments.items()}}
+    unfinished = creation.unfinished(environment.path, oldest)
+    gone = sorted({**sizes, **unfinished})
+    if not dry_run:
+        gone = unlink_files(environment, sorted(sizes))
+        gone += [name for name in sorted(unfinished) if creation.remove(environment.path / name)]
+        environment.keep_reserve()
+    sizes.update(unfinished)
+    return GcReport(
+        dry_run,
+        dead.versions,
+        tuple(name for name in gone if name in dead.segments),
+        tuple(name for name in gone if name not in dead.segments),
+        dead.builds,
+        sum(sizes[name] for name in gone),
+        dead.kept,
+    )
+
+
+def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
+    """The first step: nothing in the catalogue names what goes."""
+    for ref, record in dead.refs.items():
+        version_tree.put_ref(txn, ref, record)
+    for version_id in dead.versions:
+        version_tree.drop_version(txn, version_id, now)
+    for build in dead.builds:
+        txn.delete(BUILD + build)
+    for key in dead.keys:
+        txn.delete(key)
+
+
+def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
+    """The second step: the files go, unless a record names them by now; which went."""
+    return promote.sweep(environment, gone) if gone else []
+
+
+def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+    reasons: Reasons = defaultdict(list)
+    _held_by_name(txn, reasons, now)
+    shorter = _retained(txn, reasons, policy, now)
+    for version_id in in_use:
+        reasons[version_id].append("a reader of this process")
+    for version_id in policy.keep:
+        reasons[version_id].append("named by the caller")
+    found = _builds(txn, reasons, policy, now)
+    live = version_tree.closure(txn, reasons)
+    for version_id, node in live.items():
+        if node.parent in live:
+            reasons[node.parent].append(f"the parent of {version_id}")
+    dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
+    segments = dict(found.segments)
+    for version_id in dead_versions:
+        segments.update({s.name: s for s in version_tree.get_version(txn, version_id).segments})
+    if segments:
+        held = found.held.union(*(version_tree.segment_names(txn, v) for v in live))
+        segments = {name: info for name, info in segments.items() if name not in held}
+    kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
+    keys = (*pins.expired(txn, now), *version_tree.forgettable(txn, now - policy.orphan_age_s))
+    return _Dead(dead_versions, tuple(found.dead), keys, segments, shorter, kept)
+
+
+def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
+    for tag, version_id in tags.listed(txn).items():
+        reasons[version_id].append(f"tag {tag}")
+    for pin in pins.pins(txn):
+        reasons[pin.version].append(f"pinned by {pin.owner}")
+    for lease in pins.leases(txn, now):
+        reasons[lease.version].append(f"leased by {lease.owner}")
+
+
+def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
+    """Adds each ref's retained versions; returns the records of the refs whose lists get shorter.
+
+    What is held by name stays in its ref's list too.
+    """
+    shorter: dict[str, RefRecord] = {}
+    for ref in txn.keys(REF):
+        record = version_tree.get_ref(txn, ref)
+        assert record is not None
+        kept: list[str] = []
+        for place, version_id in enumerate(record.versions):
+            why = []
+            if version_id == record.current:
+                why.append(f"current of {ref}")
+            if place < policy.keep_versions:
+                why.append(f"one of the newest {policy.keep_versions} of {ref}")
+            if policy.keep_days and version_tree.get_node(txn, version_id).at > now - policy.keep_days * DAY_S:
+                why.append(f"younger than {policy.keep_days:g} days")
+            if why:
+                reasons[version_id] += why
+            if version_id in reasons:
+                kept.append(version_id)
+        if len(kept) < len(record.versions):
+            shorter[ref] = RefRecord(record.current, tuple(kept))
+    return shorter
+
+
+def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
+    """Adds the versions that builds in progress extend.
+
+    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned as soon as
+    its files would count as orphans.
+    """
+    found = _Builds()
+    for build in txn.keys(BUILD):
+        record = version_tree.get_build(txn, build)
+        assert record is not None
+        age_s = min(policy.build_age_s, policy.orphan_age_s) if builds.is_passing(build) else policy.build_age_s
+        if record.touched < now - age_s:
+            found.dead.append(build)
+            found.segments.update({s.name: s for s in (*record.segments, *(record.sealed or ()))})
+            continue
+        found.held |= record.names
+        for version_id in (record.parent, record.base):
+            if version_id is not None:
+                reasons[version_id].append(f"the base of build {build}")
+    return found
+
+
+def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, int]:
+    """Old files of ours that no record names, with their sizes. Files of other names are not ours to touch."""
+    named = environment.catalogue.read(version_tree.named_segments)
+    found: dict[str, int] = {}
+    with os.scandir(environment.folder) as entries:
+        for entry in entries:
+            ours = names.is_segment(entry.name) or entry.name.endswith(TEMPORARY)
+            if not ours or entry.name in named or entry.name in dead.segments:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process may name or remove it meanwhile
+                status = entry.stat()
+                if status.st_mtime < oldest:
+                    found[entry.name] = status.st_size
+    return found

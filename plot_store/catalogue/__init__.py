@@ -1,0 +1,1 @@
+"""The store's records, in LMDB: versions, refs, tags and builds."""

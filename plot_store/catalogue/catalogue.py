@@ -1,0 +1,143 @@
+"""The catalogue: short transactions over checksummed JSON records.
+
+Keys: see docs/plot-format.md. LMDB's lock serialises writers across processes. Under the same lock the store renames
+and registers files, and checks and unlinks them, so that the two exclude each other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from plot_store.catalogue import records
+from plot_store.database.checksum import seal, unseal
+from plot_store.database.database import Database
+from plot_store.database.lmdb_errors import Label
+from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
+from plot_store.ground.files import io_error
+
+FORMAT: Final = 3
+FIRST_MAP: Final = 1 << 26
+CURE: Final = "restore the store from an export or a backup"
+T = TypeVar("T")
+
+
+class Txn:
+    """One transaction: get, put, delete and list records by key."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def get(self, key: str) -> Any | None:
+        """The record's JSON value, None if absent. Raises Damaged."""
+        value = self._raw.get(key.encode())
+        return None if value is None else _open_value(key.encode(), value)
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a record; it is not read."""
+        with self._raw.cursor() as cursor:
+            return bool(cursor.set_key(key.encode()))
+
+    def put(self, key: str, value: Any) -> None:
+        body = records.dump(value)
+        self._raw.put(key.encode(), seal(key.encode(), body))
+
+    def delete(self, key: str) -> bool:
+        return bool(self._raw.delete(key.encode()))
+
+    def keys(self, prefix: str) -> list[str]:
+        """The rest of every key with this prefix, sorted."""
+        found: list[str] = []
+        with self._raw.cursor() as cursor:
+            more = cursor.set_range(prefix.encode())
+            while more and cursor.key().startswith(prefix.encode()):
+                found.append(cursor.key().decode()[len(prefix) :])
+                more = cursor.next()
+        return found
+
+    def damaged_keys(self) -> list[str]:
+        """Every key whose record does not match its checksum."""
+        bad: list[str] = []
+        with self._raw.cursor() as cursor:
+            for key, value in cursor:
+                try:
+                    _open_value(key, value)
+                except Damaged:
+                    bad.append(key.decode(errors="replace"))
+        return bad
+
+
+def _open_value(key: bytes, value: bytes) -> Any:
+    body = unseal(key, value)
+    if body is None:
+        raise Damaged(f"the catalogue's record {key!r} is damaged: {CURE}")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the catalogue's record {key!r} is not JSON ({error}): {CURE}") from error
+
+
+class Catalogue:
+    """The database of one store in this process, with the record of its format. Raises Forked after a fork."""
+
+    def __init__(self, folder: Path, *, create: bool, read_only: bool, first_map: int = FIRST_MAP) -> None:
+        if not create and not (folder / "data.mdb").exists():
+            raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
+        label = Label("the catalogue", f"the store at {folder.parent}", CURE)
+        self._database = Database(folder, label, create=create, read_only=read_only, first_map=first_map)
+        try:
+            self._check_format(create and not read_only, read_only)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _check_format(self, create: bool, read_only: bool) -> None:
+        found = self.read(lambda txn: txn.get("format"))
+        older = found is not None and found["format"] < FORMAT and not read_only
+        if (found is None and create) or older:
+            found = self.write(_stamp)
+        if found is None:
+            raise Damaged(f"the catalogue has no format record: {CURE}")
+        if found["format"] > FORMAT:
+            raise FormatTooNew(
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the release"
+            )
+
+    def read(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` in a read transaction; it must not keep anything of it."""
+        try:
+            return self._database.read(lambda raw: body(Txn(raw)))
+        except OSError as error:
+            raise io_error(error, "using the catalogue") from error
+
+    def write(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` in the one write transaction and commit durably; see `Database.write`."""
+        try:
+            return self._database.write(lambda raw: body(Txn(raw)))
+        except OSError as error:
+            raise io_error(error, "using the catalogue") from error
+
+    def forget_dead_readers(self) -> int:
+        """See `Database.forget_dead_readers`."""
+        return self._database.forget_dead_readers()
+
+    def abandon(self) -> None:
+        """See `Database.abandon`."""
+        self._database.abandon()
+
+    def close(self) -> None:
+        """See `Database.close`."""
+        self._database.close()
+
+
+def _stamp(txn: Txn) -> dict[str, Any]:
+    """Record this release's format: what is written from now on, an older release must refuse, not misread."""
+    found = txn.get("format") or {"format": 0, "created": time.time()}
+    if found["format"] < FORMAT:
+        found = {**found, "format": FORMAT}
+        txn.put("format", found)
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,238 @@
+"""The catalogue's records as JSON, and back: every field is checked, because an archive may be hostile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
+
+import xxhash
+from hmi_kernels.lookup.layout import MAX_N
+
+from plot_store.ground import names
+from plot_store.ground.errors import Damaged, Invalid, PlotStoreError
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+
+MAX_META: Final = 1 << 20
+MAX_META_LEVELS: Final = 64  # of lists and objects in each other
+MAX_BYTES: Final = 1 << 50
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class RefRecord:
+    """Where a ref points, and its retained versions."""
+
+    current: str
+    versions: tuple[str, ...]  # newest publication first; always holds current
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """A build in progress: the lease that keeps its finished segments."""
+
+    ref: str
+    schema: Schema
+    parent: str | None
+    extend: bool
+    base: str | None  # an extending build: the version it adds to
+    owner: str  # token of the writer that holds it; a later one takes over
+    segments: tuple[SegmentInfo, ...]
+    touched: float  # Unix seconds
+    sealed: tuple[SegmentInfo, ...] | None = None  # all segments of the version to come, once they are durable
+
+    @property
+    def names(self) -> set[str]:
+        """The files that the lease holds."""
+        return {segment.name for segment in (*self.segments, *(self.sealed or ()))}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A version's place in the tree: what walking it needs, without the whole manifest."""
+
+    ref: str
+    parent: str | None
+    at: float  # Unix seconds: when this store got it
+
+
+@dataclass(frozen=True)
+class TagRecord:
+    """A name for one version of a ref."""
+
+    version: str
+    at: float  # Unix seconds
+
+
+@dataclass(frozen=True)
+class HoldRecord:
+    """A pin, or a lease when it expires: keeps a version and its ancestors from collection."""
+
+    version: str
+    owner: str
+    at: float  # Unix seconds
+    expires: float | None = None  # Unix seconds
+
+
+def dump(value: Any) -> bytes:
+    """Canonical JSON. Raises Invalid when the value is none."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"this is not JSON ({error}): use only strings, finite numbers, lists, objects") from error
+
+
+def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB and 64 levels."""
+    if not isinstance(meta, dict):
+        raise Invalid("meta must be a JSON object: pass a dict")
+    try:
+        text = dump(meta)
+    except Invalid as error:
+        raise Invalid(f"meta: {error}") from error
+    if len(text) > MAX_META:
+        raise Invalid(f"meta has {len(text)} bytes, the limit is {MAX_META}: store large data elsewhere")
+    checked = dict(json.loads(text))
+    if _levels(checked) > MAX_META_LEVELS:
+        raise Invalid(f"meta is nested more than {MAX_META_LEVELS} levels deep: make it flatter")
+    return checked
+
+
+def _levels(value: Any) -> int:
+    """The nesting depth of a JSON value, counted without recursion."""
+    found, level = 0, [value]
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        found += 1
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return found
+
+
+def new_version(
+    *,
+    ref: str,
+    parent: str | None,
+    previous: str | None,
+    created: str,
+    schema: Schema,
+    segments: tuple[SegmentInfo, ...],
+    build: str,
+    meta: dict[str, Any],
+) -> VersionInfo:
+    """A version whose id is the hash of everything in it."""
+    draft = VersionInfo("", ref, parent, previous, created, schema, segments, build, meta)
+    return VersionInfo(version_id(draft), ref, parent, previous, created, schema, segments, build, meta)
+
+
+def version_id(version: VersionInfo) -> str:
+    """ "v" and the xxh3-128 of the canonical manifest without its id."""
+    fields = version_fields(version)
+    del fields["id"]
+    return "v" + xxhash.xxh3_128_hexdigest(dump(fields))
+
+
+def version_fields(version: VersionInfo) -> dict[str, Any]:
+    """The manifest as plain JSON values."""
+    return asdict(version)
+
+
+def parse_version(raw: Any) -> VersionInfo:
+    """A manifest from JSON values. Raises Damaged unless every field is well formed and the id is its hash."""
+    try:
+        fields = dict(raw)
+        schema = _schema(fields.pop("schema"))
+        segments = tuple(parse_segment(s) for s in fields.pop("segments"))
+        version = VersionInfo(schema=schema, segments=segments, **fields)
+        _check_fields(version)
+        good = version.id == version_id(version)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError, PlotStoreError) as error:
+        raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
+    if not good:
+        raise Damaged(f"version {version.id!r} does not match the hash in its id: restore it from an export")
+    return version
+
+
+def _check_fields(version: VersionInfo) -> None:
+    names.check_ref(version.ref)
+    for name in (version.parent, version.previous):
+        if name is not None and not names.is_id(name):
+            raise ValueError(f"{name!r} is not a version id")
+    if not isinstance(version.created, str) or not isinstance(version.build, str) or len(version.created) > 40:
+        raise ValueError("created and build must be short strings")
+    if not isinstance(version.meta, dict) or len(dump(version.meta)) > MAX_META:
+        raise ValueError("meta must be a JSON object of at most 1 MiB")
+    if len({segment.name for segment in version.segments}) != len(version.segments):
+        raise ValueError("a segment is listed twice")
+
+
+def _schema(raw: Any) -> Schema:
+    schema = Schema(**raw)
+    if not all(type(x) is int for x in (schema.n, schema.dim, schema.vocab)):
+        raise ValueError("n, dim and vocab must be integers")
+    return schema
+
+
+def parse_segment(raw: Any) -> SegmentInfo:
+    """A segment's registration from JSON values. Raises ValueError or TypeError when malformed."""
+    info = SegmentInfo(**raw)
+    if not isinstance(info.name, str) or not names.is_segment(info.name) or not info.name.endswith("." + info.kind):
+        raise ValueError(f"{info.name!r} is not a segment's name")
+    numbers = (info.order, info.count, info.bytes)
+    if not all(type(x) is int for x in numbers) or not 1 <= info.order <= MAX_N:
+        raise ValueError(f"segment {info.name} has impossible numbers")
+    if not (0 <= info.count < 1 << 40 and 0 < info.bytes < MAX_BYTES):
+        raise ValueError(f"segment {info.name} has impossible sizes")
+    return info
+
+
+def parse_ref(raw: Any) -> RefRecord:
+    """A ref's record; Damaged when malformed."""
+    try:
+        record = RefRecord(current=str(raw["current"]), versions=tuple(str(v) for v in raw["versions"]))
+    except (TypeError, KeyError) as error:
+        raise Damaged(f"a ref's record is malformed ({error}): restore the store from an export") from error
+    return record
+
+
+def parse_build(raw: Any) -> BuildRecord:
+    """A build's record; Damaged when malformed."""
+    try:
+        fields = dict(raw)
+        schema = _schema(fields.pop("schema"))
+        segments = tuple(parse_segment(s) for s in fields.pop("segments"))
+        sealed = fields.pop("sealed", None)  # older releases knew none
+        final = None if sealed is None else tuple(parse_segment(s) for s in sealed)
+        return BuildRecord(schema=schema, segments=segments, sealed=final, **fields)
+    except (TypeError, ValueError, KeyError, PlotStoreError) as error:
+        raise Damaged(f"a build's record is malformed ({error}): abandon the build and start it again") from error
+
+
+def parse_node(raw: Any) -> Node:
+    """A version's place in the tree; Damaged when malformed."""
+    return _plain(Node, raw, "a version's place")
+
+
+def parse_tag(raw: Any) -> TagRecord:
+    """A tag's record; Damaged when malformed."""
+    return _plain(TagRecord, raw, "a tag")
+
+
+def parse_hold(raw: Any) -> HoldRecord:
+    """A pin's or a lease's record; Damaged when malformed."""
+    return _plain(HoldRecord, raw, "a pin")
+
+
+def parse_collected(raw: Any) -> float:
+    """When a version was collected, Unix seconds; Damaged when malformed."""
+    try:
+        return float(raw["at"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise Damaged(
+            f"the record of a collected version is malformed ({error}): restore the store from an export"
+        ) from error
+
+
+def _plain(kind: type[P], raw: Any, what: str) -> P:
+    try:
+        return kind(**raw)
+    except TypeError as error:
+        raise Damaged(f"the record of {what} is malformed ({error}): restore the store from an export") from error

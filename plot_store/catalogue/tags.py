@@ -1,0 +1,47 @@
+"""Tags: names for versions of a ref, "ref@tag". A tag stays until it is removed, and its version is kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import TagRecord
+from plot_store.catalogue.version_tree import TAG, get_node, get_tag, resolve_id
+from plot_store.ground import names
+from plot_store.ground.errors import Conflict, Invalid
+
+
+def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
+    """Name a version of the ref, its current one by default; the version's id. Again, for the same version: nothing.
+
+    Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version).
+    """
+    key = TAG + names.check_tagged(ref, tag)
+    current = resolve_id(txn, ref)
+    version_id = current if version is None else resolve_id(txn, version)
+    owner = get_node(txn, version_id).ref
+    if owner != ref:
+        raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from the history of {ref}")
+    found = get_tag(txn, ref, tag)
+    if found is not None and found.version != version_id:
+        raise Conflict(f"{ref}@{tag} already names version {found.version}: untag it first, or choose another name")
+    if found is None:
+        txn.put(key, asdict(TagRecord(version_id, time.time())))
+    return version_id
+
+
+def remove(txn: Txn, ref: str, tag: str) -> bool:
+    """Whether there was such a tag. Raises Invalid."""
+    return txn.delete(TAG + names.check_tagged(ref, tag))
+
+
+def listed(txn: Txn, ref: str | None = None) -> dict[str, str]:
+    """{"ref@tag": version id}, of one ref or of all."""
+    found: dict[str, str] = {}
+    for key in txn.keys(TAG if ref is None else f"{TAG}{names.check_ref(ref)}@"):
+        text = key if ref is None else f"{ref}@{key}"
+        record = get_tag(txn, *text.split("@", 1))
+        assert record is not None
+        found[text] = record.version
+    return found

@@ -1,0 +1,217 @@
+"""Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability.
+
+Besides its manifest each version has two small records: its place in the tree, and the names of its segments. Walking
+and collecting read those. A store written by format 1 has none, so there they read the manifests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from typing import Final
+
+from plot_store.catalogue import records
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
+from plot_store.ground import names
+from plot_store.ground.errors import Collected, Damaged, NotFound
+from plot_store.ground.nouns import VersionInfo
+
+REF: Final = "ref/"
+VERSION: Final = "version/"
+NODE: Final = "node/"
+NAMES: Final = "names/"
+TAG: Final = "tag/"
+BUILD: Final = "build/"
+COLLECTED: Final = "collected/"
+MAX_DEPTH: Final = 64
+
+
+def get_ref(txn: Txn, ref: str) -> RefRecord | None:
+    raw = txn.get(REF + ref)
+    return None if raw is None else records.parse_ref(raw)
+
+
+def need_ref(txn: Txn, ref: str) -> RefRecord:
+    """The record of a ref that is there. Raises NotFound, Invalid."""
+    found = get_ref(txn, names.check_ref(ref))
+    if found is None:
+        raise NotFound(f"there is no ref {ref!r}: look at the list of refs, or publish it")
+    return found
+
+
+def put_ref(txn: Txn, ref: str, record: RefRecord) -> None:
+    txn.put(REF + ref, asdict(record))
+
+
+def get_version(txn: Txn, version_id: str) -> VersionInfo:
+    """The version of this id. Raises NotFound, or Collected if it once was."""
+    raw = txn.get(VERSION + version_id)
+    if raw is not None:
+        version = records.parse_version(raw)
+        if version.id != version_id:
+            raise Damaged(f"version {version_id} is recorded under another's id: restore the store from an export")
+        return version
+    if txn.has(COLLECTED + version_id):
+        raise Collected(f"version {version_id} was removed by gc: open the ref's current version, or keep more of them")
+    raise NotFound(f"there is no version {version_id}: look at the history of its ref")
+
+
+def put_version(txn: Txn, version: VersionInfo) -> None:
+    """Record a version, its place and its segments' names."""
+    txn.put(VERSION + version.id, records.version_fields(version))
+    txn.put(NODE + version.id, asdict(Node(version.ref, version.parent, time.time())))
+    txn.put(NAMES + version.id, [segment.name for segment in version.segments])
+    txn.delete(COLLECTED + version.id)
+
+
+def drop_version(txn: Txn, version_id: str, now: float) -> None:
+    """Remove a version's records; its id answers Collected from now on."""
+    txn.put(COLLECTED + version_id, {"at": now})
+    for prefix in (VERSION, NODE, NAMES):
+        txn.delete(prefix + version_id)
+
+
+def get_node(txn: Txn, version_id: str) -> Node:
+    """A version's place in the tree. Raises NotFound, Collected, Damaged."""
+    raw = txn.get(NODE + version_id)
+    if raw is not None:
+        return records.parse_node(raw)
+    version = get_version(txn, version_id)
+    try:
+        created = datetime.fromisoformat(version.created.replace("Z", "+00:00")).timestamp()
+    except ValueError:  # an import may have brought any text
+        created = 0.0
+    return Node(version.ref, version.parent, created)
+
+
+def segment_names(txn: Txn, version_id: str) -> set[str]:
+    """The files of a version. Raises NotFound, Collected, Damaged."""
+    raw = txn.get(NAMES + version_id)
+    if raw is not None:
+        return {str(name) for name in raw}
+    return {segment.name for segment in get_version(txn, version_id).segments}
+
+
+def get_build(txn: Txn, build: str) -> BuildRecord | None:
+    """A build's record, None if there is none. Raises Damaged, naming the build."""
+    try:
+        raw = txn.get(BUILD + build)
+        return None if raw is None else records.parse_build(raw)
+    except Damaged as error:
+        raise Damaged(f"{error}; or end build {build!r} with abandon({build!r}) and start it again") from error
+
+
+def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
+    txn.put(BUILD + build, asdict(record))
+
+
+def get_tag(txn: Txn, ref: str, tag: str) -> TagRecord | None:
+    raw = txn.get(f"{TAG}{ref}@{tag}")
+    return None if raw is None else records.parse_tag(raw)
+
+
+def resolve_id(txn: Txn, text: str) -> str:
+    """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound, Invalid."""
+    if names.is_id(text):
+        return text
+    tagged = names.split_tag(text)
+    if tagged is not None:
+        found = get_tag(txn, *tagged)
+        if found is None:
+            raise NotFound(f"there is no tag {text!r}: look at the tags of {tagged[0]}")
+        return found.version
+    return need_ref(txn, text).current
+
+
+def resolve(txn: Txn, text: str) -> VersionInfo:
+    """The version of an id, a tag or a ref. Raises NotFound, Collected, Invalid."""
+    return get_version(txn, resolve_id(txn, text))
+
+
+def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
+    """The version and its ancestors, nearest first, root last."""
+    found = [version]
+    while (parent := found[-1].parent) is not None:
+        if len(found) >= MAX_DEPTH:
+            raise Damaged(f"the ancestors of {version.id} do not end: restore the store from an export")
+        found.append(get_version(txn, parent))
+    return found
+
+
+def descendants(txn: Txn, ref: str) -> list[str]:
+    """Refs whose current version falls back, at any distance, on a version of this ref."""
+    known: dict[str, Node] = {}
+
+    def node(version_id: str) -> Node:
+        if version_id not in known:
+            known[version_id] = get_node(txn, version_id)
+        return known[version_id]
+
+    def falls_back(version_id: str) -> bool:
+        parent = node(version_id).parent
+        for _ in range(MAX_DEPTH):
+            if parent is None:
+                return False
+            if node(parent).ref == ref:
+                return True
+            parent = node(parent).parent
+        raise Damaged(f"the ancestors of {version_id} do not end: restore the store from an export")
+
+    return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
+
+
+def grounds(txn: Txn, ref: str) -> set[str]:
+    """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound, Damaged.
+
+    The ref itself is among them when rollbacks or imports have made refs fall back on each other's older versions.
+    """
+    found: set[str] = set()
+    waiting = [ref]
+    while waiting:
+        record = get_ref(txn, waiting.pop())
+        ids = () if record is None else (record.current,)  # of a deleted ref only versions are left
+        below = {node.ref for version_id, node in closure(txn, ids).items() if version_id not in ids}
+        waiting += below - found
+        found |= below
+    return found
+
+
+def forgettable(txn: Txn, oldest: float) -> list[str]:
+    """The keys of records of versions that were collected before this time, or of which nothing can be read."""
+
+    def is_due(key: str) -> bool:
+        try:
+            return records.parse_collected(txn.get(key)) < oldest
+        except Damaged:
+            return True
+
+    return [key for key in (COLLECTED + version_id for version_id in txn.keys(COLLECTED)) if is_due(key)]
+
+
+def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
+    """The places of these versions and of all their ancestors, by id; ids that are gone are left out."""
+    found: dict[str, Node] = {}
+    waiting = list(ids)
+    while waiting:
+        version_id = waiting.pop()
+        if version_id in found or not txn.has(VERSION + version_id):
+            continue
+        node = found[version_id] = get_node(txn, version_id)
+        if node.parent is not None:
+            waiting.append(node.parent)
+    return found
+
+
+def named_segments(txn: Txn) -> set[str]:
+    """Every file name that a version or a build in progress mentions."""
+    found: set[str] = set()
+    for version_id in txn.keys(VERSION):
+        found |= segment_names(txn, version_id)
+    for build in txn.keys(BUILD):
+        record = get_build(txn, build)
+        assert record is not None
+        found |= record.names
+    return found

@@ -1,0 +1,257 @@
+"""The n-gram counts of a corpus, on disk, and the selection of the n-grams that a PLOT stores.
+
+Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each order and each
+k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams of each count lies in
+memory: a few thousand numbers decide a selection, and one pass over the files concerned yields it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from hmi_kernels.lookup.layout import words
+from numpy.typing import NDArray
+
+from plot_store.counting.key_counts import KeyCounts
+from plot_store.counting.runs import SUFFIX, RunWriter, read_run
+from plot_store.counting.windows import unpack
+from plot_store.ground.arguments import check_number, check_path
+from plot_store.ground.errors import Invalid
+from plot_store.ground.files import TEMPORARY, guarded, remove, sync_folder, write_temporary
+
+SEAL: Final = "counted.json"
+FORMAT: Final = 1
+_OURS: Final = re.compile(
+    rf"{re.escape(SEAL)}|\d-(of-2-to-)?\d+{re.escape(SUFFIX)}|[0-9a-f]{{32}}{re.escape(TEMPORARY)}"
+)
+_SLACK: Final = 1e-6  # of an occurrence: α% of the total is a float
+
+Among = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]  # which n-grams [m, order] to take at all
+
+
+@dataclass(frozen=True)
+class Table:
+    """One order's counts."""
+
+    order: int
+    histogram: dict[int, int]  # occurrences -> how many n-grams have as many
+    files: dict[int, str]  # k -> the file of the n-grams with 2**k occurrences or more, and less than twice that
+
+    @property
+    def total(self) -> int:
+        return sum(count * ngrams for count, ngrams in self.histogram.items())
+
+    @property
+    def distinct(self) -> int:
+        return sum(self.histogram.values())
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """All n-grams that occur more often than `count`, and the first `quota` by key of those that occur as often."""
+
+    count: int
+    quota: int
+
+
+class CountedNgrams:
+    """The counts of one corpus, read-only. Choosing streams: memory does not grow with the corpus."""
+
+    def __init__(self, folder: Path, n: int, tables: dict[int, Table]) -> None:
+        self.folder, self.n = folder, n
+        self._tables = tables
+
+    @classmethod
+    def open(cls, folder: str | Path) -> CountedNgrams | None:
+        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises StoreIO."""
+        folder = check_path("folder", folder)
+        with guarded(f"reading {SEAL}"):
+            raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
+        body, _, check = raw.rpartition(b"\n")
+        if not raw or xxhash.xxh3_64_hexdigest(body).encode() != check:
+            return None
+        told = json.loads(body)
+        if told["format"] != FORMAT:
+            return None
+        tables = {t["order"]: Table(t["order"], _ints(t["histogram"]), _ints(t["files"])) for t in told["tables"]}
+        there = all((folder / name).exists() for table in tables.values() for name in table.files.values())
+        return cls(folder, told["n"], tables) if there else None
+
+    @classmethod
+    def seal(cls, folder: Path, n: int, tables: Sequence[Table]) -> CountedNgrams:
+        """Make synced tables durable as a whole. Raises StoreFull, StoreIO."""
+        body = json.dumps({"format": FORMAT, "n": n, "tables": [asdict(table) for table in tables]}).encode()
+        path = write_temporary(folder, [body, b"\n", xxhash.xxh3_64_hexdigest(body).encode()])
+        with guarded(f"sealing {folder}"):
+            path.replace(folder / SEAL)
+            sync_folder(folder)
+        return cls(folder, n, {table.order: table for table in tables})
+
+    @staticmethod
+    def clear(folder: Path) -> None:
+        """Make the folder, without anything of an earlier count. Raises Invalid where it holds other files, StoreIO."""
+        with guarded(f"preparing {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            left = sorted(folder.iterdir())
+        for path in left:
+            if not _OURS.fullmatch(path.name):
+                raise Invalid(f"{folder} holds {path.name}, which no count wrote: give a folder for counts alone")
+        for path in left:
+            remove(path)
+
+    def total(self, order: int) -> int:
+        """Occurrences of n-grams of this order. Raises Invalid for one that was not counted."""
+        return self._table(order).total
+
+    def distinct(self, order: int) -> int:
+        """Different n-grams of this order. Raises Invalid."""
+        return self._table(order).distinct
+
+    def chosen(self, order: int, alpha: float, min_count: int = 1) -> int:
+        """The number of n-grams that `covering` yields; costs next to nothing. Raises Invalid."""
+        table = self._table(order)
+        cut = _cut(table, alpha)
+        if cut is None:
+            return 0
+        above = sum(ngrams for count, ngrams in table.histogram.items() if count > cut.count and count >= min_count)
+        return above + (cut.quota if cut.count >= min_count else 0)
+
+    def covering(self, order: int, alpha: float, min_count: int = 1) -> Iterator[NDArray[np.uint32]]:
+        """The fewest n-grams whose occurrences reach `alpha` percent, less those rarer than `min_count`.
+
+        Chunks uint32 [m, order]. Frequent ones first: by falling power of two of their occurrences, and ascending
+        within a power, so that rows which are used together lie together and in an order that is always the same.
+        Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid, Damaged, StoreIO.
+        """
+        table = self._table(order)
+        yield from self._above(table, _cut(table, alpha), min_count, None)
+
+    def histogram(self, order: int, among: Among | None = None) -> dict[int, int]:
+        """{occurrences: how many n-grams have as many}, of those that `among` takes; one pass over the files for it.
+
+        among: uint32 [m, order] -> bool [m]. Raises Invalid, and with `among` Damaged, StoreIO.
+        """
+        table = self._table(order)
+        if among is None:
+            return dict(table.histogram)
+        found: Counter[int] = Counter()
+        for part in self._parts(table, 1):
+            counts, ngrams = np.unique(part.counts[among(unpack(part.keys, order))], return_counts=True)
+            found.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))
+        return dict(found)
+
+    def most_frequent(
+        self, order: int, most: int, min_count: int = 1, among: Among | None = None
+    ) -> Iterator[NDArray[np.uint32]]:
+        """At most this many n-grams: the most frequent that `among` accepts, in the order of `covering`.
+
+        With `among` the files are read twice. Raises as `histogram`.
+        """
+        table = self._table(order)
+        yield from self._above(table, _cut_at(self.histogram(order, among), most), min_count, among)
+
+    def _above(
+        self, table: Table, cut: _Cut | None, min_count: int, among: Among | None
+    ) -> Iterator[NDArray[np.uint32]]:
+        if cut is None:
+            return
+        quota = cut.quota
+        for part in self._parts(table, max(cut.count, min_count)):
+            ngrams, counts = unpack(part.keys, table.order), part.counts
+            if among is not None:
+                taken = among(ngrams)
+                ngrams, counts = ngrams[taken], counts[taken]
+            edge = np.flatnonzero(counts == cut.count)
+            ngrams = np.delete(ngrams, edge[quota:], axis=0)
+            quota -= min(quota, edge.size)
+            if len(ngrams):
+                yield ngrams
+
+    def _parts(self, table: Table, least: int) -> Iterator[KeyCounts]:
+        """The n-grams that occur `least` times or more, some at a time, frequent ones first."""
+        for power in sorted(table.files, reverse=True):
+            if power < least.bit_length() - 1:
+                return
+            for part in read_run(self.folder / table.files[power], words(table.order)):
+                frequent = part.where(part.counts >= least)
+                if len(frequent):
+                    yield frequent
+
+    def _table(self, order: int) -> Table:
+        if order not in self._tables:
+            raise Invalid(f"order {order} was not counted: use one of {sorted(self._tables)}")
+        return self._tables[order]
+
+
+class TableWriter:
+    """Writes one order's table from the merged, ascending stream of its n-grams."""
+
+    def __init__(self, folder: Path, order: int, block: int) -> None:
+        self._folder, self._order, self._block = folder, order, block
+        self._writers: dict[int, RunWriter] = {}
+        self._histogram: Counter[int] = Counter()
+
+    def add(self, part: KeyCounts) -> None:
+        """The next n-grams, above all before. Raises StoreFull, StoreIO."""
+        counts, ngrams = np.unique(part.counts, return_counts=True)
+        self._histogram.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))
+        powers = np.frexp(part.counts.astype(np.float64))[1] - 1  # exact below 2**53 occurrences
+        for power in np.unique(powers).tolist():
+            self._writer(power).add(part.where(powers == power))
+
+    def close(self) -> Table:
+        """The table, its files synced."""
+        files = {power: writer.close(durable=True).name for power, writer in self._writers.items()}
+        return Table(self._order, dict(self._histogram), files)
+
+    def _writer(self, power: int) -> RunWriter:
+        if power not in self._writers:
+            path = self._folder / f"{self._order}-of-2-to-{power}{SUFFIX}"
+            self._writers[power] = RunWriter(path, words(self._order), self._block)
+        return self._writers[power]
+
+
+def _cut(table: Table, alpha: float) -> _Cut | None:
+    """Where `alpha` percent end; None for no n-gram at all. Raises Invalid."""
+    check_number("alpha", alpha, "give the percentage of occurrences to cover, 0..100", least=0, most=100)
+    if alpha == 0 or not table.histogram:
+        return None
+    wanted, covered = alpha / 100 * table.total - _SLACK, 0
+    for count in sorted(table.histogram, reverse=True):
+        ngrams = table.histogram[count]
+        if covered + count * ngrams >= wanted:
+            quota = max(1, int((wanted - covered) / count))
+            while covered + count * quota < wanted:
+                quota += 1
+            while quota > 1 and covered + count * (quota - 1) >= wanted:
+                quota -= 1
+            return _Cut(count, quota)
+        covered += count * ngrams
+    raise AssertionError("100 percent are all n-grams")
+
+
+def _cut_at(histogram: Mapping[int, int], most: int) -> _Cut | None:
+    """Where the `most` frequent n-grams end; None for no n-gram at all. Raises Invalid."""
+    check_number("most", most, "give how many n-grams to take, 0 or more", least=0, whole=True)
+    if not most:
+        return None
+    cut, left = None, most
+    for count in sorted(histogram, reverse=True):
+        if not left:
+            break
+        cut = _Cut(count, min(left, histogram[count]))
+        left -= cut.quota
+    return cut
+
+
+def _ints(pairs: dict[str, Any]) -> dict[int, Any]:
+    """JSON makes text of a dictionary's keys."""
+    return {int(key): value for key, value in pairs.items()}

@@ -1,0 +1,1 @@
+"""LMDB, opened with checks: the only room that imports lmdb."""

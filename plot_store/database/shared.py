@@ -1,0 +1,75 @@
+"""One owner of a database for each path of a process: LMDB must never be opened twice in one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+
+class Owner(Protocol):
+    """What owns a `Database`."""
+
+    def abandon(self) -> None:
+        """See `Database.abandon`."""
+
+    def close(self) -> None:
+        """See `Database.close`."""
+
+
+T = TypeVar("T", bound=Owner)
+
+
+@dataclass
+class _Use(Generic[T]):
+    owner: T
+    pid: int  # of the process that opened it
+    users: int = 0
+
+
+class Shared(Generic[T]):
+    """Owners by their real path, with the number of their users. A child process opens its own."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, _Use[T]] = {}
+        self._lock = threading.Lock()
+        # No fork while a path is opened or closed: the child would have half of it.
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._renew,
+        )
+
+    def acquire(self, path: Path, open_one: Callable[[Path], T], accept: Callable[[T], None] = lambda _: None) -> T:
+        """The owner at this path, made by `open_one` if there is none, and counted once `accept` raises nothing.
+
+        Raises Forked, and what `open_one` and `accept` raise.
+        """
+        key = os.path.realpath(path)
+        with self._lock:
+            use = self._uses.get(key)
+            if use is not None and use.pid != os.getpid():
+                use.owner.abandon()
+                use = None
+            if use is None:
+                use = self._uses[key] = _Use(open_one(Path(key)), os.getpid())
+            accept(use.owner)
+            use.users += 1
+            return use.owner
+
+    def release(self, owner: T) -> None:
+        """Give back one use; the last one closes the owner. Nothing for one that was opened before a fork."""
+        with self._lock:
+            for key, use in self._uses.items():
+                if use.owner is owner and use.pid == os.getpid():
+                    use.users -= 1
+                    if not use.users:
+                        del self._uses[key]
+                        owner.close()
+                    return
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()

@@ -1,0 +1,1 @@
+"""What every other room of plot_store stands on: errors, nouns, names, files, checks of arguments."""

@@ -1,0 +1,50 @@
+"""Checks that LMDB can work on this machine and file system."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from plot_store.ground.errors import StoreIO
+
+# Not 9p and virtiofs: virtual machines and sandboxes have their local disks by them.
+_NETWORK: Final = ("nfs", "cifs", "smb", "afs", "ncp", "ceph", "gluster", "lustre", "sshfs", "s3fs", "rclone")
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def check_host(folder: Path, what: str) -> None:
+    """Raises StoreIO on a big-endian machine, or if `folder` lies on a network file system (Linux can tell).
+
+    what: the name of the folder's content, for the message. For a folder that does not exist yet, the nearest one above
+    it is checked.
+    """
+    if sys.byteorder != "little":
+        raise StoreIO(
+            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "
+            "use a machine of another kind (x86-64, ARM)"
+        )
+    kind = file_system(folder)
+    if any(part.startswith(_NETWORK) for part in kind.split(".")):  # "fuse.sshfs"
+        raise StoreIO(
+            f"{what} lies on a network file system ({kind}), where locks and shared memory do not work between "
+            "processes: put it on a local disk (copy the folder while nothing has it open)"
+        )
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that a folder lies on, such as "ext4"; "" where that cannot be told."""
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        number = os.stat(folder).st_dev
+        lines = _MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    device = f"{os.major(number)}:{os.minor(number)}"
+    for line in lines:  # 36 35 98:0 /root /mount/point options… - type source options
+        before, _, after = line.partition(" - ")
+        if before.split()[2:3] == [device]:
+            return after.split(" ")[0]
+    return ""

@@ -1,0 +1,1 @@
+"""Look-ups and whatever else only reads versions."""

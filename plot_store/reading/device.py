@@ -1,0 +1,110 @@
+"""A reader's table in the memory of a GPU, for batches that are already there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, ops
+from hmi_kernels.lookup.layout import Bytes
+
+from plot_store.ground.errors import Closed, Invalid, StoreFull
+from plot_store.ground.nouns import Hits, Schema
+from plot_store.reading.read_ahead import page_ranges
+from plot_store.segments.mapping import will_need
+
+
+@dataclass(frozen=True)
+class DeviceHits:
+    """`Hits` that are still on the device."""
+
+    order: Any  # int8 [total]
+    depth: Any  # int16 [total]
+    _device: cuda.Device
+    _n: int
+
+    def to_host(self) -> Hits:
+        with self._device.active(None):
+            return Hits(self._device.read(self.order), self._device.read(self.depth), self._n)
+
+
+class DeviceReader:
+    """One version and its ancestors on one device, as they were when `Reader.on_device` copied them there.
+
+    Holds `bytes` of device memory until `close`, and its reader's pin. Thread-safe.
+    """
+
+    def __init__(self, table: cuda.DeviceTable, vocab: int, check_open: Callable[[], object]) -> None:
+        self.bytes = table.bytes
+        self._table: cuda.DeviceTable | None = table
+        self._vocab = vocab
+        self._check_open = check_open
+
+    def lookup(
+        self, tokens: Any, offsets: Any, *, out: Any = None, stream: int | None = None
+    ) -> tuple[Any, DeviceHits]:
+        """`Reader.lookup`, the same bits, with arrays of the device (cupy's, torch's...); waits for the answer.
+
+        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], DeviceHits). `out`, if given, is
+        filled and returned; uint16 or int16 takes the bits of bfloat16 (torch: `out.view(torch.int16)`). stream: raw
+        handle of the stream that made the arrays; None: cupy's current one. Raises Invalid, Closed.
+        """
+        table = self._open()
+        device = table.device
+        total = tokens.shape[0] if getattr(tokens, "shape", None) else 0
+        with device.active(stream):
+            given = device.empty((total, table.dim), np.float32) if out is None else out
+            order, depth = device.empty((total,), np.int8), device.empty((total,), np.int16)
+        try:
+            cuda.lookup(table, tokens, offsets, self._vocab, given, order, depth, stream=stream)
+        except ValueError as error:
+            raise Invalid(str(error)) from error
+        return given, DeviceHits(order, depth, device, table.n)
+
+    def _open(self) -> cuda.DeviceTable:
+        self._check_open()
+        if self._table is None:
+            raise Closed("the device reader has been closed: make another with reader.on_device()")
+        return self._table
+
+    def close(self) -> None:
+        """Give the device memory back once running look-ups have finished. Again: nothing."""
+        self._table = None
+
+    def __enter__(self) -> DeviceReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def put_on_device(
+    table: ops.LevelTable, schema: Schema, device: int | cuda.Device, check_open: Callable[[], object]
+) -> DeviceReader:
+    """See `Reader.on_device`. check_open raises Closed once the reader is. Raises what it says, or DamagedRow."""
+    try:
+        chosen = _cuda(device) if isinstance(device, int) else device
+        return DeviceReader(cuda_upload.upload(table, chosen, _read_soon), schema.vocab, check_open)
+    except cuda_device.NoDevice as error:
+        raise Invalid(str(error)) from error
+    except cuda_upload.DeviceFull as error:
+        raise StoreFull(str(error)) from error
+
+
+@functools.cache
+def _cuda(index: int) -> cuda_device.CudaDevice:
+    """Compiled once a process. An error is not remembered."""
+    return cuda_device.CudaDevice(index)
+
+
+def _read_soon(rows: Bytes) -> None:
+    """Have mapped rows read from disk in one piece: their mapping is told that reads are random."""
+    if rows.size:
+        start = rows.ctypes.data
+        will_need(page_ranges(np.array([start]), np.array([start + rows.nbytes])))

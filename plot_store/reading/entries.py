@@ -1,0 +1,117 @@
+"""Streaming the entries that one version stores itself, piece by piece, for compaction and comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from hmi_kernels.lookup import layout, ops
+from hmi_kernels.lookup.layout import Bytes
+from numpy.typing import NDArray
+
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Damaged
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.reading.mapped import index_run
+from plot_store.segments import format as fmt
+from plot_store.segments.mapping import read_soon
+from plot_store.segments.segment import Segment
+
+PIECE_BYTES: Final = 8 << 20
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CoveringIndex:
+    """An index segment and the names of the rows segments it covers, oldest first."""
+
+    info: SegmentInfo
+    covers: tuple[str, ...]
+    view: ops.IndexRun
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries that one version stores itself: its own segments, mapped."""
+
+    version: VersionInfo
+    opened: dict[str, Segment]
+
+    @property
+    def schema(self) -> Schema:
+        return self.version.schema
+
+    def indexes(self, order: int) -> list[CoveringIndex]:
+        """The indexes of an order, oldest first."""
+        found = [s for s in self.version.segments if s.kind == "index" and s.order == order]
+        return [self._covering(info) for info in found]
+
+    def _covering(self, info: SegmentInfo) -> CoveringIndex:
+        covers = tuple(f"{digest}.rows" for digest, _ in self.opened[info.name].covers)
+        return CoveringIndex(info, covers, index_run(self.opened, info, self.version, 0))
+
+    def table(self, indexes: Sequence[CoveringIndex]) -> ops.LevelTable:
+        """What finds the newest row of an n-gram among these indexes, given oldest first."""
+        return ops.level_table([index.view for index in reversed(indexes)], self.schema.n, self.schema.dim)
+
+    def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
+        """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
+
+        Each row's check has been looked at; rows of older formats get one of this format, once every byte of their file
+        has been compared with its name, for their own check knows less. Raises Damaged.
+        """
+        for name in names:
+            segment = self.opened[name]
+            read_soon(segment.raw)
+            if segment.layout.format < fmt.FORMAT:
+                segment.check_whole()
+            step = max(1, PIECE_BYTES // segment.layout.stride)
+            for start in range(0, segment.info.count, step):
+                rows = segment.rows[start : start + step]
+                segment.check(rows)  # before their keys are believed
+                yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
+
+    def rows_at(self, order: int, addresses: Ints) -> Bytes:
+        """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises Damaged."""
+        stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
+        rows = np.empty((len(addresses), stride), np.uint8)
+        for segment in self.opened.values():
+            if segment.info.kind == "rows" and segment.info.order == order:
+                start = segment.rows.ctypes.data
+                here = np.flatnonzero((addresses >= start) & (addresses < start + segment.rows.nbytes))
+                taken = segment.rows[(addresses[here] - start) // stride]
+                segment.check(taken)
+                rows[here] = self._with_checks(segment, taken, order)
+        return rows
+
+    def _with_checks(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
+        """Sound rows, a copy, with the checks of the format that is written today."""
+        n = self.schema.n
+        if segment.layout.format < fmt.FORMAT:
+            end = layout.header_bytes(n, order)
+            rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
+        return rows
+
+
+def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
+    """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
+
+    Raises Damaged for a row whose n-gram is not there at all.
+    """
+    order = segment.info.order
+    ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
+    found, _ = ops.find(table, order, ngrams, check=False)
+    if not found.all():
+        raise Damaged(
+            f"segment {segment.info.name} holds rows that its index does not know: restore it with an import "
+            "of an export, or build the version again"
+        )
+    here = rows.ctypes.data + np.arange(rows.shape[0], dtype=np.int64) * rows.shape[1]
+    return np.asarray(found == here)
+
+
+def open_entries(environment: Environment, version: VersionInfo) -> Entries:
+    """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew, StoreIO."""
+    return Entries(version, {info.name: environment.segment(info, version.schema) for info in version.segments})

@@ -1,0 +1,69 @@
+"""Fallbacks: what a look-up gives for an n-gram that is not stored. Storing an entry gains its distance to its
+fallback.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hmi_kernels.lookup.layout import roles
+from numpy.typing import NDArray
+
+from plot_store.ground.ngrams import check_ngrams
+from plot_store.reading.reader import Floats, Reader
+
+Ngrams = NDArray[np.uint32]
+
+
+def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
+    """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] -> (float32
+    [m, roles, dim], depth int16 [m]).
+
+    If a version has the entry, it is the entry itself, with that version's depth. Else it is the n-gram's fill, with
+    depth -1: for each token the mean over the longest stored n-grams inside it, zeros if there are none. That is
+    back-off "order". Raises Invalid, Closed, Damaged.
+    """
+    ids = check_ngrams(order, ngrams, reader.version.schema)
+    rows, depths = reader.get(order, ids)
+    absent = np.flatnonzero(depths < 0)
+    if absent.size:
+        rows[absent] = _fill(reader, ids[absent]).reshape(absent.size, *rows.shape[1:])
+    return rows, depths
+
+
+def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
+    """uint32 [m, order] -> [m, placements, order, dim]: entries of shorter n-grams, for each place in the window."""
+    schema, (count, order) = reader.version.schema, ngrams.shape
+    places = schema.n - order + 1
+    fill = np.zeros((count, places, order, schema.dim), np.float32)
+    todo = ngrams > 0  # a place outside the text stays empty
+    for shorter in range(order - 1, 0, -1):
+        total, over = np.zeros_like(fill), np.zeros((count, order), np.int32)
+        for start in range(order - shorter + 1):
+            inside = slice(start, start + shorter)
+            asked = np.flatnonzero((ngrams[:, inside] > 0).all(axis=1) & todo[:, inside].any(axis=1))
+            entries, depths = reader.get(shorter, ngrams[asked, inside])
+            found = asked[depths >= 0]
+            # An entry has its vectors by its own placement in the window: that of the whole, moved by `start`.
+            placed = entries[depths >= 0].reshape(len(found), schema.n - shorter + 1, shorter, schema.dim)
+            total[found, :, inside] += placed[:, start : start + places]
+            over[found, inside] += 1
+        filled = todo & (over > 0)
+        at, token = np.nonzero(filled)
+        fill[at, :, token] = total[at, :, token] / over[at, token][:, None, None]
+        todo &= ~filled
+    return fill
+
+
+def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
+    """The distance of the entries `rows` float32 [m, roles, dim] to their fallbacks: (float32 [m], depth int16 [m] as
+    by `fallbacks`).
+
+    It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry of zeros
+    it is the fallback's length). Raises as `fallbacks`.
+    """
+    given, depths = fallbacks(reader, order, ngrams)
+    schema = reader.version.schema
+    assert rows.shape == (len(ngrams), roles(schema.n, order), schema.dim)
+    away = np.sqrt(np.square(rows - given).sum(axis=(1, 2)))
+    length = np.sqrt(np.square(rows).sum(axis=(1, 2)))
+    return away / np.where(length > 0, length, np.float32(1)), depths

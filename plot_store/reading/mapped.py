@@ -1,0 +1,78 @@
+"""An open chain of versions: its mapped segments, and the table of their kernel views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hmi_kernels.lookup import ops
+from hmi_kernels.lookup.layout import PLAIN_SALT, REACH
+
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Damaged
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
+from plot_store.reading.backoff import Step
+from plot_store.reading.read_ahead import ReadAhead
+from plot_store.segments import format as fmt
+from plot_store.segments.segment import Segment
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """The open chain of a reader."""
+
+    table: ops.LevelTable
+    read_ahead: ReadAhead
+    segments: tuple[Segment, ...]
+
+
+def damaged(mapped: Mapped, error: ops.DamagedRow) -> Damaged:
+    """The store's error for the kernels': which row of which file."""
+    views = [view for run in mapped.table.runs for view in run.segments]
+    name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
+    return Damaged(
+        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build the version "
+        "again; `verify` lists everything that is damaged"
+    )
+
+
+def map_chain(
+    environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
+) -> tuple[Mapped | None, str]:
+    """(the chain mapped, "") or (None, the name of a segment whose file is not there)."""
+    runs: list[ops.IndexRun] = []
+    segments: list[Segment] = []
+    for depth, version in enumerate(chain):
+        opened: dict[str, Segment] = {}
+        for info in version.segments:
+            segment = environment.segments.get(info, version.schema)
+            if segment is None:
+                return None, info.name
+            opened[info.name] = segment
+        newest_first = [s for s in reversed(version.segments) if s.kind == "index"]
+        runs.extend(index_run(opened, info, version, depth) for info in newest_first)
+        segments += opened.values()
+    schema = chain[0].schema
+    table = ops.level_table(runs, schema.n, schema.dim, steps)
+    return Mapped(table, ReadAhead(table), tuple(segments)), ""
+
+
+def index_run(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int) -> ops.IndexRun:
+    """The kernel's view of one index and the rows it covers. Raises Damaged when they do not fit together."""
+    index = opened[info.name]
+    shift = index.layout.shift
+    views: list[ops.RowsView] = []
+    if index.layout.covers > len(opened):
+        raise _unfit(info)
+    for digest, count in index.covers:
+        segment = opened.get(f"{digest}.rows")
+        if segment is None or segment.info.order != info.order or segment.info.count != count or count > 1 << shift:
+            raise _unfit(info)
+        assert segment.view is not None
+        views.append(segment.view)
+    direct = index.layout.kind == fmt.DIRECT
+    salt, reach = (index.layout.salt, REACH) if index.layout.salt else (PLAIN_SALT, index.layout.cap)
+    return ops.IndexRun(info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views), salt, reach)
+
+
+def _unfit(index: SegmentInfo) -> Damaged:
+    return Damaged(f"index {index.name} does not fit its rows: restore it from an export or build it again")

@@ -1,0 +1,1 @@
+"""Segment files: their format, writing them, and mapping them."""

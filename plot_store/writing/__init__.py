@@ -1,0 +1,1 @@
+"""Builds, appends and their publication."""

@@ -1,0 +1,50 @@
+"""Appending a few entries to a ref's current version, as one small segment per order."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plot_store.catalogue import version_tree
+from plot_store.environment.environment import Environment
+from plot_store.ground import names
+from plot_store.ground.errors import Invalid, NotFound, PlotStoreError
+from plot_store.ground.nouns import VersionInfo
+from plot_store.writing import builds
+from plot_store.writing.writer import SEGMENT_BYTES, Writer
+
+Entries = Mapping[int, tuple[NDArray[np.uint32], NDArray[np.float32]]]
+COMPACTED = "compacted"  # the meta key by which a compaction names what it replaced
+
+
+def append(
+    environment: Environment, ref: str, entries: Entries, build: str | None, meta: dict[str, Any]
+) -> VersionInfo:
+    """See `Store.append`."""
+    _check_entries(entries)
+    build = f"append-{uuid.uuid4().hex}" if build is None else build
+    schema = environment.catalogue.read(lambda txn: version_tree.resolve(txn, names.check_ref(ref))).schema
+    opened = builds.open_build(environment, ref, build, schema, None, True)
+    with Writer(environment, opened, {}, SEGMENT_BYTES) as writer:
+        try:
+            if writer.base is None:
+                raise NotFound(f"{ref} was deleted meanwhile: publish it, then append")
+            for order, (ngrams, rows) in entries.items():
+                writer.add(order, ngrams, rows)
+            inherited = {key: value for key, value in writer.base.meta.items() if key != COMPACTED}
+            return writer.publish(meta={**inherited, **meta})
+        except BaseException:
+            with suppress(PlotStoreError):  # the first failure is what the caller must hear of
+                writer.abort()
+            raise
+
+
+def _check_entries(entries: Entries) -> None:
+    pairs = list(entries.values()) if isinstance(entries, Mapping) else [None]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise Invalid("entries must be a dict {order: (n-grams, rows)}, as in Writer.add: pass {} to add nothing")

@@ -1,0 +1,168 @@
+"""Opening a build: its parent, the version that it extends, and the writer that holds it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import Final
+
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import BuildRecord
+from plot_store.catalogue.version_tree import MAX_DEPTH
+from plot_store.environment.environment import Environment
+from plot_store.ground import names
+from plot_store.ground.errors import Conflict, Damaged, Invalid, NotFound
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.writing import promote
+
+_LONGEST: Final = MAX_DEPTH - 1
+_PASSING: Final = re.compile(r"(append|import)-[0-9a-f]{32}|compact-v[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A build as a writer takes it over."""
+
+    build: str
+    record: BuildRecord
+    current: str | None  # the ref's version at this moment
+    base: VersionInfo | None  # what an extending build adds to
+
+
+def open_build(
+    environment: Environment, ref: str, build: str, schema: Schema, parent: str | None, extend: bool
+) -> Opened:
+    """Register the build, or take it over where it was left. Raises Invalid, NotFound, Collected, Conflict."""
+    names.check_ref(ref)
+    names.check_build(build)
+    if not isinstance(schema, Schema):
+        raise Invalid(f"schema = {schema!r} is no Schema: pass Schema(dim=…, vocab=…)")
+
+    def body(txn: Txn) -> Opened:
+        held = version_tree.get_ref(txn, ref)
+        current = None if held is None else held.current
+        ancestor = _parent(txn, ref, current, parent)
+        found = version_tree.get_build(txn, build)
+        if found is None:
+            base = current if extend else None
+            found = BuildRecord(ref, schema, None if ancestor is None else ancestor.id, extend, base, "", (), 0.0)
+        else:
+            _check_same(txn, build, found, ref, schema, ancestor if parent is not None else None, extend)
+        base_version = version_tree.get_version(txn, found.base) if found.base is not None else None
+        _check_schema(schema, ancestor, base_version)
+        kept = _present(environment, found.segments)
+        sealed = found.sealed if found.sealed is not None and all(map(environment.holds, found.sealed)) else None
+        record = replace(found, owner=uuid.uuid4().hex, segments=kept, sealed=sealed, touched=time.time())
+        version_tree.put_build(txn, build, record)
+        return Opened(build, record, current, base_version)
+
+    return environment.catalogue.write(body)
+
+
+def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
+    """The same build with these segments, which the store has, and no others. Raises Conflict, StoreFull, StoreIO."""
+    record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
+
+    def body(txn: Txn) -> None:
+        still_ours(txn, opened.build, record)
+        version_tree.put_build(txn, opened.build, record)
+
+    environment.catalogue.write(body)
+    promote.sweep(environment, opened.record.names - record.names)
+    return replace(opened, record=record)
+
+
+def abandon(environment: Environment, build: str, owner: str | None = None) -> bool:
+    """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment.
+
+    owner: only if this writer holds it; a record that cannot be read is nobody's, and raises Damaged then.
+    """
+    names.check_build(build)
+
+    def body(txn: Txn) -> set[str] | None:
+        try:
+            found = version_tree.get_build(txn, build)
+            held = None if found is None or (owner is not None and found.owner != owner) else found.names
+        except Damaged:
+            if owner is not None:
+                raise
+            held = set()  # what it held becomes orphans, which gc removes
+        if held is not None:
+            txn.delete(version_tree.BUILD + build)
+        return held
+
+    held = environment.catalogue.write(body)
+    if held:
+        promote.sweep(environment, held)
+    return held is not None
+
+
+def is_passing(build: str) -> bool:
+    """Whether nobody ever resumes a build of this id: it belongs to one call of append, import or compact."""
+    return _PASSING.fullmatch(build) is not None
+
+
+def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
+    """The build's record. Raises Conflict when another writer took it over, or it ended."""
+    found = version_tree.get_build(txn, build)
+    if found is None:
+        raise Conflict(f"build {build!r} has ended (published, aborted or collected): begin it again")
+    if found.owner != record.owner:
+        raise Conflict(f"another writer took over build {build!r}: let only one process run it")
+    return found
+
+
+def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
+    """The version to fall back on: the given one, else what the ref's current version has, else the enclosing ref's."""
+    if parent is None and current is not None:
+        known = version_tree.get_version(txn, current).parent
+        return None if known is None else version_tree.get_version(txn, known)
+    if parent is None and "/" in ref:
+        parent = ref.rpartition("/")[0]
+        if version_tree.get_ref(txn, parent) is None:
+            raise NotFound(f"{ref} would branch off {parent}, which does not exist: publish that, or name a parent")
+    if parent is None:
+        return None
+    found = version_tree.resolve(txn, parent)
+    chain = version_tree.chain(txn, found)
+    if any(version.ref == ref for version in chain):
+        raise Invalid(f"{ref} cannot fall back on itself: choose a parent that does not descend from it")
+    if len(chain) >= _LONGEST:
+        raise Invalid(f"the version tree is limited to {_LONGEST} levels: choose a parent nearer to the root")
+    return found
+
+
+def _check_same(
+    txn: Txn, build: str, found: BuildRecord, ref: str, schema: Schema, ancestor: VersionInfo | None, extend: bool
+) -> None:
+    """A resumed build keeps the parent version that it began with, even if the parent's ref has moved."""
+    same = found.ref == ref and found.schema == schema and found.extend == extend
+    if same and ancestor is not None:
+        began = None if found.parent is None else version_tree.get_version(txn, found.parent).ref
+        same = began == ancestor.ref
+    if not same:
+        raise Invalid(f"build {build!r} began with another ref, schema, parent or extend: use a new build id")
+
+
+def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInfo | None) -> None:
+    if base is not None and base.schema != schema:
+        raise Invalid(f"an extending build must keep the schema {base.schema}: pass it, or build without extend")
+    if ancestor is not None:
+        above = ancestor.schema
+        if (above.dim, above.vocab, above.n) != (schema.dim, schema.vocab, schema.n):
+            raise Invalid(f"a branch needs its parent's n, dim and vocab ({above}): only dtype may differ")
+
+
+def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
+    """The finished segments that are really there; of each order only those before the first lost one."""
+    lost: set[int] = set()
+    kept: list[SegmentInfo] = []
+    for info in segments:
+        if not environment.holds(info):
+            lost.add(info.order)
+        if info.order not in lost:
+            kept.append(info)
+    return tuple(kept)

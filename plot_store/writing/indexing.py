@@ -1,0 +1,135 @@
+"""Planning a version's list of segments and writing the indexes it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from hmi_kernels.lookup import ops
+from hmi_kernels.lookup.layout import Keys
+
+from plot_store.catalogue.records import BuildRecord
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Damaged, Invalid
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.segments import format as fmt
+from plot_store.segments.segment import Draft, write_segment
+from plot_store.writing.promote import discard
+
+MAX_SALTS: Final = 64
+MAX_RUNS: Final = 4  # indexes of one order in one version; a further one takes the newest of them in
+DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token in so many has an entry
+
+
+@dataclass(frozen=True)
+class _Built:
+    """An index in memory: slots uint64 [cap], the shift of its row ids, how many n-grams, the salt (0: none)."""
+
+    slots: Keys
+    shift: int
+    distinct: int
+    salt: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a publication will contain, its new index files still under temporary names."""
+
+    segments: tuple[SegmentInfo, ...]
+    drafts: tuple[Draft, ...]
+
+
+def plan(environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]) -> Plan:
+    """Index the build's segments; an extending build keeps the base's indexes while they are few.
+
+    known: keys of segments by name, so that fresh ones need not be read again. Raises StoreFull, StoreIO, Damaged.
+    """
+    old = [] if base is None else list(base.segments)
+    drafts: list[Draft] = []
+    try:
+        for order in record.schema.orders:
+            fresh = [s for s in record.segments if s.order == order]
+            if not fresh:
+                continue
+            runs = [s for s in old if s.order == order and s.kind == "index"]
+            merged = _merged(runs, sum(s.count for s in fresh)) if len(runs) >= MAX_RUNS else []
+            covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
+            drafts.append(_write_index(environment, record.schema, order, covered, known))
+            old = [s for s in old if s not in merged]
+    except BaseException:
+        discard(drafts)
+        raise
+    segments = _last_of_each([*old, *record.segments, *(draft.info for draft in drafts)])
+    return Plan(tuple(segments), tuple(drafts))
+
+
+def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
+    """The newest indexes that a new index of this many rows merges: at least one, and older ones while they are at most
+    twice as large as the total so far. So a large old index is not rewritten for a few rows."""
+    first = len(runs)
+    while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
+        first -= 1
+        rows += runs[first].count
+    return runs[first:]
+
+
+def _covered(
+    environment: Environment, schema: Schema, segments: list[SegmentInfo], indexes: list[SegmentInfo]
+) -> list[SegmentInfo]:
+    """The rows segments under some indexes, oldest first."""
+    by_name = {segment.name: segment for segment in segments}
+    names = [f"{digest}.rows" for index in indexes for digest, _ in environment.segment(index, schema).covers]
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise Damaged(f"segment {missing[0]} is not in its version: restore it from an export or build it again")
+    return [by_name[name] for name in names]
+
+
+def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
+    """The list without repetitions: identical content has one name, and its newest position counts."""
+    newest = {segment.name: place for place, segment in enumerate(segments)}
+    return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
+
+
+def _write_index(
+    environment: Environment, schema: Schema, order: int, covered: list[SegmentInfo], known: Mapping[str, Keys]
+) -> Draft:
+    keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
+    covers = [(segment.digest, segment.count) for segment in covered]
+    direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
+    try:
+        built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
+    except ValueError as error:
+        raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
+    base = fmt.Layout(
+        fmt.DIRECT if direct else fmt.INDEX,
+        order,
+        schema.code,
+        schema.dim,
+        schema.vocab,
+        built.distinct,
+        built.shift,
+        built.slots.size,
+        len(covered),
+        schema.n,
+        salt=built.salt,
+    )
+    return write_segment(environment.folder, base, built.slots.data, covers)
+
+
+def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:
+    """Under the first salt that leaves no n-gram far from its home: nearly always the first. Raises ValueError.
+
+    A salt is known only when the rows are, so that nobody can choose n-grams that crowd together under it; and it is
+    the same for the same rows, so that building a version again gives the same files.
+    """
+    for attempt in range(MAX_SALTS):
+        text = fmt.pack_covers(covers) + attempt.to_bytes(1, "little")
+        salt = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") | 1
+        try:
+            return _Built(*ops.build_index(keys, salt), salt)
+        except ops.Crowded:
+            continue
+    raise ValueError("the n-grams crowd together in the index under every salt tried")

@@ -1,0 +1,49 @@
+"""Renaming finished files and unlinking dead ones, always inside a write transaction of the catalogue.
+
+LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file also registers
+it, and a file is unlinked only if no record names it while the lock is held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.environment.environment import Environment
+from plot_store.ground import files
+from plot_store.ground.errors import StoreIO
+from plot_store.ground.files import guarded, remove
+from plot_store.segments.segment import Draft
+
+
+def promote(folder: Path, drafts: Iterable[Draft]) -> None:
+    """Rename synced temporary files to their content's names and sync the folder. Idempotent.
+
+    An older file of that name is replaced: the same content, or a damaged copy that this heals.
+    """
+    with guarded(f"naming segments in {folder}"):
+        for draft in drafts:
+            if draft.path.exists():
+                os.replace(draft.path, folder / draft.info.name)
+            elif not (folder / draft.info.name).exists():
+                raise StoreIO(f"{draft.path} vanished before it was named: let nothing else write there; build again")
+        files.sync_folder(folder)
+
+
+def discard(drafts: Iterable[Draft]) -> None:
+    """Remove temporary files that will not be named."""
+    for draft in drafts:
+        remove(draft.path)
+
+
+def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
+    """Unlink those of these files that no record mentions; what was removed. One write transaction."""
+
+    def body(txn: Txn) -> list[str]:
+        live = version_tree.named_segments(txn)
+        return [name for name in names if name not in live and remove(environment.folder / name)]
+
+    return environment.catalogue.write(body)

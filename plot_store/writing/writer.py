@@ -1,0 +1,274 @@
+"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all at once.
+
+`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced transaction.
+`publish` without `seal` does both in one transaction, after it has synced the files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+from hmi_kernels.lookup import ops
+from hmi_kernels.lookup.layout import TOO_LARGE, Bytes, Keys, row_keys
+from numpy.typing import NDArray
+
+from plot_store.catalogue import records, version_tree
+from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.records import BuildRecord
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Closed, Damaged, Forked, Invalid
+from plot_store.ground.ngrams import check_ngrams, check_order, check_rows
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
+from plot_store.reading.mapped import map_chain
+from plot_store.reading.reader import Reader
+from plot_store.segments.segment import Draft
+from plot_store.writing import builds, indexing, promote, publication
+from plot_store.writing.builds import Opened
+from plot_store.writing.publication import ANY, AS_OPENED, Expect, Request
+from plot_store.writing.segment_writer import SegmentWriter
+
+__all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
+
+SEGMENT_BYTES: Final = 64 << 20
+SLOT_BYTES: Final = 11  # of an index, for each row
+
+
+@dataclass
+class _Buffer:
+    """Encoded rows of one order that are not yet in a segment."""
+
+    rows: Bytes  # uint8 [capacity, stride]
+    used: int = 0
+
+
+@dataclass(frozen=True)
+class _Leftover:
+    """Everything of a build that is on disk, though not all of it registered."""
+
+    record: BuildRecord
+    segments: tuple[SegmentInfo, ...]  # of the version to come
+    drafts: tuple[Draft, ...]
+
+
+class Writer:
+    """Not thread-safe. Leaving it without `publish` keeps the finished segments for a resume of the same build."""
+
+    def __init__(self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int) -> None:
+        self._environment = environment
+        self._build = opened.build
+        self._current = opened.current
+        self._base = opened.base
+        self._meta = meta
+        self._segment_bytes = segment_bytes
+        self._segments = SegmentWriter(environment, opened.build, opened.record)
+        self._buffers: dict[int, _Buffer] = {}
+        self._open = True
+
+    @property
+    def base(self) -> VersionInfo | None:
+        """The version that an extending build adds to, fixed when the build began."""
+        return self._base
+
+    def resume_point(self, order: int) -> int:
+        """How many n-grams of this order, counted as added, are durable in finished segments of this build."""
+        record = self._segments.record
+        check_order(order, record.schema.n)
+        return sum(s.count for s in record.segments if s.order == order)
+
+    def add(self, order: int, ngrams: NDArray[np.uint32], rows: NDArray[np.float32]) -> None:
+        """Add entries: uint32 [m, order] and float32 [m, roles, dim]; of equal n-grams the last added wins.
+
+        Full segments are written by a thread in the background, so what a segment meets is raised by a later call:
+        StoreFull, StoreIO, Conflict (another writer took over the build). Raises Invalid (shape, id outside the
+        vocabulary, a number that the storage type cannot hold; nothing of this call is added then).
+        """
+        self._check_open()
+        self._segments.check()
+        schema = self._segments.record.schema
+        ids = check_ngrams(order, ngrams, schema)
+        vectors = check_rows(order, ids.shape[0], rows, schema)
+        if ids.shape[0]:
+            self._unseal()
+        if ids.shape[0] > self._room(order):
+            _check_storable(vectors, schema.code)  # for it may fail only before the first segment is on its way
+        for start, place in self._places(order, ids.shape[0]):
+            end = start + len(place)
+            try:
+                ops.encode(ids[start:end], vectors[start:end], schema.code, schema.n, out=place)
+            except ValueError as error:
+                raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
+
+    def add_encoded(self, order: int, rows: Bytes) -> None:
+        """Add rows uint8 [m, stride] as this schema stores them, checks included. Raises as `add`."""
+        self._check_open()
+        self._segments.check()
+        if rows.shape[0]:
+            self._unseal()
+        for start, place in self._places(order, rows.shape[0]):
+            place[:] = rows[start : start + len(place)]
+
+    def seal(self) -> None:
+        """Make everything added durable and registered, indexes too; `publish` then costs one synced transaction.
+
+        Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one index).
+        """
+        self._check_open()
+        if self._segments.record.sealed is not None:
+            return
+        left = self._finish()
+        try:
+            self._segments.register(left.drafts, replace(left.record, sealed=left.segments, touched=time.time()))
+        finally:
+            promote.discard(left.drafts)
+        self._buffers.clear()
+
+    def so_far(self) -> Reader:
+        """What a reader of the ref would see if all that was added were published now. Seals; more may be added after.
+
+        Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and Damaged.
+        """
+        self.seal()
+        record = self._segments.record
+        assert record.sealed is not None
+        chain = [
+            VersionInfo("", record.ref, record.parent, self._current, "", record.schema, record.sealed, self._build),
+            *self._environment.catalogue.read(lambda txn: _ancestors(txn, record.parent)),
+        ]
+        mapped, missing = map_chain(self._environment, chain, None)
+        if mapped is None:
+            raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+        # Nothing to pin: the build's own record keeps its segments and its ancestors from collection.
+        return Reader(self._environment, tuple(chain), mapped)
+
+    def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
+        """Make everything added the ref's current version, at once and durably; the build ends and the writer closes.
+
+        expect: the version id that must be current (None: the ref must not exist); by default what was current when
+        the writer was opened; ANY overwrites. meta is laid over the writer's (JSON, at most 64 levels deep). Raises
+        Conflict, StoreFull, StoreIO, Invalid; the build can then be published again, resumed or aborted.
+        """
+        self._check_open()
+        wanted = self._current if expect is AS_OPENED else expect
+        merged = records.check_meta({**self._meta, **(meta or {})})
+        self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
+        sealed = self._segments.record.sealed
+        left = self._finish() if sealed is None else _Leftover(self._segments.record, sealed, ())
+        request = Request(self._build, left.record, left.segments, wanted, merged)
+        version = publication.publish(self._environment, request, left.drafts)
+        self._close()
+        return version
+
+    def abort(self) -> None:
+        """End the build and remove its segments. Again, or after `publish`: nothing."""
+        if not self._open:
+            return
+        self._check_open()
+        self._open = False  # from here on segments in flight are dropped, so nothing may be published
+        self._segments.close(drop=True)
+        record = self._segments.record
+        try:
+            self._environment.catalogue.write(lambda txn: self._end(txn, record))
+            promote.sweep(self._environment, record.names)
+        finally:
+            self._close()
+
+    def _end(self, txn: Txn, record: BuildRecord) -> None:
+        builds.still_ours(txn, self._build, record)
+        txn.delete(version_tree.BUILD + self._build)
+
+    def _check_first(self, txn: Txn, wanted: Expect) -> None:
+        """The checks of publishing, made early so that a lost race costs no writing."""
+        builds.still_ours(txn, self._build, self._segments.record)
+        publication.check_expected(txn, self._segments.record, wanted)
+
+    def _finish(self) -> _Leftover:
+        """Write what is left in the buffers and the indexes; the buffers stay until it is registered."""
+        self._segments.drain()
+        record = self._segments.record
+        drafts: list[Draft] = []
+        try:
+            known: dict[str, Keys] = {}
+            for order in sorted(self._buffers, reverse=True):
+                buffer = self._buffers[order]
+                if buffer.used:
+                    drafts.append(self._segments.write(order, buffer.rows[: buffer.used]))
+                    known[drafts[-1].info.name] = row_keys(buffer.rows[: buffer.used], order)
+            record = replace(record, segments=(*record.segments, *(draft.info for draft in drafts)))
+            self._environment.check_room(SLOT_BYTES * sum(s.count for s in record.segments), "an index")
+            plan = indexing.plan(self._environment, record, self._base, {**self._segments.keys, **known})
+        except BaseException:
+            promote.discard(drafts)
+            raise
+        return _Leftover(record, plan.segments, (*drafts, *plan.drafts))
+
+    def _unseal(self) -> None:
+        """Adding to a sealed build makes its indexes outdated."""
+        record = self._segments.record
+        if record.sealed is None:
+            return
+        gone = record.names - {segment.name for segment in record.segments}
+        self._segments.register([], replace(record, sealed=None, touched=time.time()))
+        promote.sweep(self._environment, gone)
+
+    def _room(self, order: int) -> int:
+        """Rows that still fit in the buffer of an order."""
+        buffer = self._buffer(order)
+        return len(buffer.rows) - buffer.used
+
+    def _places(self, order: int, count: int) -> Iterator[tuple[int, Bytes]]:
+        """(start, uint8 [m, stride] to fill) until there is a place for each of `count` rows; a place counts as filled,
+        and a full buffer goes on its way, when the next one is asked for."""
+        start = 0
+        while start < count:
+            buffer = self._buffer(order)
+            place = buffer.rows[buffer.used : buffer.used + count - start]
+            yield start, place
+            start += len(place)
+            buffer.used += len(place)
+            if buffer.used == buffer.rows.shape[0]:
+                self._segments.submit(order, self._buffers.pop(order).rows)
+
+    def _buffer(self, order: int) -> _Buffer:
+        if order not in self._buffers:
+            self._buffers[order] = _Buffer(self._segments.buffer(order, self._segment_bytes))
+        return self._buffers[order]
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("the writer has been closed: open another with store.writer(...)")
+        if os.getpid() != self._environment.pid:
+            raise Forked("this writer was opened before a fork: open the store again in the child process")
+
+    def _close(self) -> None:
+        self._open = False
+        self._buffers.clear()
+        if os.getpid() == self._environment.pid:
+            self._segments.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+
+def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
+    return [] if parent is None else version_tree.chain(txn, version_tree.get_version(txn, parent))
+
+
+def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
+    """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of them."""
+    limit = TOO_LARGE[code]
+    if not -limit < vectors.min() <= vectors.max() < limit:
+        raise Invalid(
+            "a representation is infinite, NaN or too large for its storage type: look at the model "
+            "that computed it, or use a wider dtype"
+        )
