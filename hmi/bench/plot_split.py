@@ -13,8 +13,8 @@ from hmi_kernels.layout import Keys, pack_keys
 
 from hmi.bench.store_data import UNCUT
 from hmi.errors import InvalidInput
-from hmi.jobs.corpus import read_documents
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.corpus import read_documents
 
 LEFT_OUT_SHARE = 10  # one document in so many
 MOST_LEFT_OUT = 2000

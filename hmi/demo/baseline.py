@@ -14,19 +14,19 @@ from typing import Any
 
 from hmi.demo.folder import TenantFolder
 from hmi.demo.steps import Steps
-from hmi.jobs.held_out import Split, judge, task_targets
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import read_rows
 from hmi.jobs.teaching import encoder_examples
-from hmi.model.bodies import EncoderBody
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
 from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.tokenizer import Tokenizer
-from hmi.model.training import Trainer, TrainPlan, train_to_best
-from hmi.model.usual import choose_epochs
+from hmi.training.backbones import EncoderBody
+from hmi.training.data.rows import read_rows
+from hmi.training.defaults import choose_epochs
+from hmi.training.splits import Split, judge, task_targets
+from hmi.training.trainer import Trainer, TrainPlan, train_to_best
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
 RECIPE = 2

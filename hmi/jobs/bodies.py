@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from hmi.core import JobKind
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
 
 Body = Callable[[JobContext], dict[str, Any]]
 

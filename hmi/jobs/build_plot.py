@@ -11,19 +11,19 @@ from typing import Any
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
 from hmi.jobs.budget import Choice, check_budget, choose_within
-from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import check_corpus, open_corpus, read_documents
 from hmi.jobs.differences import Differences
 from hmi.jobs.grow_plot import grow, grown
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.plots import Wanted, find_published, missing, only_missing, schema_of, with_own, write_version
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.batching import Encoded
 from hmi.model.files import read_checkpoint, write_checkpoint, write_json
 from hmi.model.lower import LocalLower
-from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.training.data.corpus import check_corpus, open_corpus, read_documents
+from hmi.training.pretraining import PretrainPlan, pretrain_lower
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000

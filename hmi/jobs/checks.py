@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
-from hmi.jobs.columns import task_of_columns
-from hmi.jobs.corpus import count_documents, open_corpus
-from hmi.jobs.decoding import Source, TextFile
-from hmi.jobs.rows import MIN_ROWS, Problem, Rows, collect, given_rows, given_texts, label_counts, settled
-from hmi.jobs.splitting import hold_out
-from hmi.jobs.tables import read_table
 from hmi.model.golds import checked_labels
+from hmi.training.data.columns import task_of_columns
+from hmi.training.data.corpus import count_documents, open_corpus
+from hmi.training.data.rows import MIN_ROWS, Problem, Rows, collect, given_rows, given_texts, label_counts, settled
+from hmi.training.data.tables import read_table
+from hmi.training.data.text_files import Source, TextFile
+from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """Bytes of a file (expanded) that a check before a job reads, in a fraction of a second."""

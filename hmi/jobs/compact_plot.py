@@ -10,7 +10,7 @@ import time
 from typing import Any, Final
 
 from hmi.core import DomainId
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
 from plot_store import Conflict
 
 ASK_EVERY_S: Final = 0.5

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
 from hmi.errors import Damaged, NotFound
-from hmi.jobs.context import JobContext
-from hmi.jobs.features import dev_examples
-from hmi.jobs.held_out import FEW_DEV, encoded_split, merged_outputs
 from hmi.jobs.options import Publish
-from hmi.jobs.rows import Row
-from hmi.jobs.splitting import Keys, are_seen, keys_from_text
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.headline import headline, headline_name
 from hmi.model.heads import head_queries
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
-from hmi.model.training import TrainPlan, tenant_trainer
+from hmi.training.data.rows import Row
+from hmi.training.features import dev_examples
+from hmi.training.row_keys import Keys, are_seen, keys_from_text
+from hmi.training.splits import FEW_DEV, encoded_split, merged_outputs
+from hmi.training.trainer import TrainPlan, tenant_trainer
 from plot_store import PlotStoreError
 
 NEAR = 2

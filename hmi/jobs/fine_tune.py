@@ -13,19 +13,8 @@ from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs import import_module
 from hmi.jobs.comparing import Answers, Verdict, judge_update, seen_by
-from hmi.jobs.context import JobContext
-from hmi.jobs.features import dev_examples, examples_of
-from hmi.jobs.held_out import (
-    FEW_DEV,
-    class_weights,
-    encoded_split,
-    merged_outputs,
-    remarks,
-    task_targets,
-)
-from hmi.jobs.held_out import Split as Split
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.splitting import Keys, keys_as_text, keys_of
+from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.jobs.training_data import Data, read_data
 from hmi.model.files import read_checkpoint, write_checkpoint, write_json
@@ -36,10 +25,21 @@ from hmi.model.root import Root, load_root
 from hmi.model.scoring import headline
 from hmi.model.tasks import KINDS, TaskKind, task_of_version
 from hmi.model.tasks.embedding import Embedding
-from hmi.model.training import PATIENCE, Trainer, TrainPlan, tenant_trainer
-from hmi.model.transitions import learns_transitions
-from hmi.model.usual import choose_epochs, usual_lr
 from hmi.stores.adapter_store import DamagedArtefact
+from hmi.training.defaults import choose_epochs, usual_lr
+from hmi.training.features import dev_examples, examples_of
+from hmi.training.row_keys import Keys, keys_as_text, keys_of
+from hmi.training.splits import (
+    FEW_DEV,
+    class_weights,
+    encoded_split,
+    merged_outputs,
+    remarks,
+    task_targets,
+)
+from hmi.training.splits import Split as Split
+from hmi.training.trainer import PATIENCE, Trainer, TrainPlan, tenant_trainer
+from hmi.training.transitions import learns_transitions
 from plot_store import Reader, VersionInfo
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from hmi.core import DomainId
 from hmi.errors import Conflict
-from hmi.jobs.context import JobContext
 from hmi.jobs.plots import Wanted, in_chunks, only_missing, write_version
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.lower import LocalLower
 from hmi.stores.layout import Layout
 from hmi.stores.miss_files import SKETCH, MissFiles, read_sketch

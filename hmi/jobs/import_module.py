@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion, TaskRules, now
 from hmi.errors import NotFound
-from hmi.jobs.context import JobContext
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.root import RootInfo, read_root_info

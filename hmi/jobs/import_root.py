@@ -14,15 +14,12 @@ from torch import nn
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
 from hmi.jobs import repair_root
-from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plots import Wanted, in_chunks, write_version
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.batching import Encoded
-from hmi.model.distil import DistilPlan, Report, distil_lower, start_local, train_upper
 from hmi.model.encoder import Encoder
-from hmi.model.fidelity import fidelity_report
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import InputBias, LocalLower
@@ -30,6 +27,9 @@ from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.training.data.corpus import check_corpus, read_documents
+from hmi.training.distillation import DistilPlan, Report, distil_lower, start_local, train_upper
+from hmi.training.fidelity import fidelity_report
 from plot_store import ORDER_NAMES
 
 Parts = tuple[LocalLower, nn.ModuleList, InputBias]

@@ -22,7 +22,10 @@ class FineTuneOptions(Record):
         "after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: LoRA (an update: the live kind).",
     )
     lr: float | None = Field(
-        default=None, gt=0, le=0.1, description="None: chosen by task, module and number of rows (hmi.model.usual)."
+        default=None,
+        gt=0,
+        le=0.1,
+        description="None: chosen by task, module and number of rows.",
     )
     epochs: int | None = Field(default=None, ge=1, le=200)
     batch: int = Field(default=16, ge=1, le=256)
@@ -47,8 +50,7 @@ class FineTuneOptions(Record):
     )
     lexical: bool | None = Field(
         default=None,
-        description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: yes for "
-        "tagging and pairs.",
+        description="Train hashed features of words and tokens beside the module. None: yes for tagging and pairs.",
     )
     skip_bad_rows: int = Field(
         default=0,
@@ -65,8 +67,7 @@ class FineTuneOptions(Record):
     )
     transitions: bool | None = Field(
         default=None,
-        description="Tagging: also learn which tag follows which (hmi.model.transitions). None: yes, up to 200 tags "
-        "and without class weights.",
+        description="Tagging: also learn which tag follows which. None: yes, up to 200 tags and without class weights.",
     )
 
 

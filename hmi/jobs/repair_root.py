@@ -13,7 +13,7 @@ from typing import Any
 
 from hmi.core import RootRecord
 from hmi.errors import Conflict, Damaged
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.checked import file_sha256
 from hmi.model.files import sync_folder, write_json
 from hmi.model.root import FILES, NewerRoot, RootInfo, read_root_info, verify_root, write_root_info

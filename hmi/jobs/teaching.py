@@ -22,12 +22,8 @@ from torch import Tensor
 
 from hmi.core import Task
 from hmi.errors import Conflict, UnsupportedModel
-from hmi.jobs.context import JobContext
-from hmi.jobs.held_out import FEW_DEV, Split, encoded_split, judge, merged_outputs, task_targets
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
-from hmi.jobs.varying import similar_words, variants
-from hmi.model.bodies import EncoderBody, Examples
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
 from hmi.model.golds import Gold, Odds
@@ -37,9 +33,13 @@ from hmi.model.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer
 from hmi.model.tasks.sequence import Classification
-from hmi.model.training import Trainer, TrainPlan, train_to_best
-from hmi.model.transitions import learns_transitions
-from hmi.model.usual import choose_epochs
+from hmi.training.augmentation import similar_words, variants
+from hmi.training.backbones import EncoderBody, Examples
+from hmi.training.data.rows import Row
+from hmi.training.defaults import choose_epochs
+from hmi.training.splits import FEW_DEV, Split, encoded_split, judge, merged_outputs, task_targets
+from hmi.training.trainer import Trainer, TrainPlan, train_to_best
+from hmi.training.transitions import learns_transitions
 
 MOST_TEXTS = 20_000
 """The most unlabelled texts that are used; of more, this many are drawn."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row, Rows, given_rows, given_texts
-from hmi.jobs.splitting import hold_out
 from hmi.model.tasks import TaskKind, learn_task
-from hmi.model.usual import usual_module
+from hmi.training.data.rows import Row, Rows, given_rows, given_texts
+from hmi.training.defaults import usual_module
+from hmi.training.row_keys import hold_out
 
 SHOWN = 5
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import Bytes, export_domain, import_domain
+from hmi.manager.consistency import Upkeep
 from hmi.manager.domains import Domains, DomainView
 from hmi.manager.exchange import Exchange, ModuleFiles
+from hmi.manager.maintenance import StoreCare
 from hmi.manager.models import Models
 from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
-from hmi.manager.store_care import StoreCare
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
-from hmi.manager.upkeep import Upkeep
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
 from hmi.stores.miss_files import MissFiles

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hmi.config import Settings
 from hmi.core import ModelRecord, Record
 from hmi.errors import InvalidInput
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder

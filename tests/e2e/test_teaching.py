@@ -13,16 +13,16 @@ import pytest
 from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidData, UnsupportedModel
 from hmi.jobs import teaching
-from hmi.jobs.held_out import Split
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
 from hmi.jobs.teaching import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
-from hmi.jobs.varying import similar_words
 from hmi.model.golds import Odds
 from hmi.model.root import Root, load_root
 from hmi.model.source import Source, load_encoder
 from hmi.model.tasks import learn_task
 from hmi.model.tasks.base import Answer
+from hmi.training.augmentation import similar_words
+from hmi.training.data.rows import Row
+from hmi.training.splits import Split
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
 

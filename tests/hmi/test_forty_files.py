@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.jobs.checks import check_file
-from hmi.jobs.rows import Row, given_rows, read_rows, read_texts
+from hmi.training.data.rows import Row, given_rows, read_rows, read_texts
 from tests.hmi.forty_files import File, files, page, told
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"

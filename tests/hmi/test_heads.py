@@ -8,7 +8,7 @@ import torch
 
 from hmi.model.heads import QUERIES, Head, head_from, head_queries
 from hmi.model.root import Root
-from hmi.model.training import tenant_trainer
+from hmi.training.trainer import tenant_trainer
 from tests.hmi.test_training import MODULE, PLAN, examples, quiet
 
 

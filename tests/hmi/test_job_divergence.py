@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hmi.errors import InvalidData
-from hmi.model.bodies import Examples
 from hmi.model.root import Root
-from hmi.model.training import tenant_trainer
+from hmi.training.backbones import Examples
+from hmi.training.trainer import tenant_trainer
 from tests.hmi.test_training import MODULE, PLAN, examples, quiet
 
 

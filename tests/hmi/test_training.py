@@ -14,12 +14,12 @@ import torch
 from hmi.core import ModuleSpec, Task, TaskRules
 from hmi.jobs import fine_tune
 from hmi.model.batching import pad_ids
-from hmi.model.bodies import Examples
 from hmi.model.files import read_tensors, write_tensors
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
-from hmi.model.training import TrainPlan, tenant_trainer
-from hmi.model.usual import choose_epochs, usual_lr, usual_module
+from hmi.training.backbones import Examples
+from hmi.training.defaults import choose_epochs, usual_lr, usual_module
+from hmi.training.trainer import TrainPlan, tenant_trainer
 from tests.tiny import random_texts
 
 

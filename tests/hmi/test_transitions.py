@@ -11,7 +11,7 @@ from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.tasks import IGNORE, learn_task
 from hmi.model.tasks.words import UNSEEN
-from hmi.model.transitions import MOST_TAGS, Transitions, learns_transitions
+from hmi.training.transitions import MOST_TAGS, Transitions, learns_transitions
 
 LABELS = 3
 TARGETS = [[IGNORE, 0, 2, IGNORE, 1], [IGNORE, 1, IGNORE, IGNORE, IGNORE], [IGNORE] * 5, [2, 2, 0, 1, 0]]

@@ -20,8 +20,6 @@ from hmi.core import ModelId
 from hmi.errors import Damaged, InvalidInput
 from hmi.jobs import fine_tune
 from hmi.jobs.comparing import tolerance
-from hmi.jobs.rows import Row
-from hmi.jobs.splitting import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
 from hmi.manager import Manager
 from hmi.model.golds import Gold
 from hmi.model.tasks.multilabel import MultiLabel
@@ -29,6 +27,8 @@ from hmi.model.tasks.regression import Regression
 from hmi.model.tasks.sequence import Classification
 from hmi.model.tasks.words import Tagging
 from hmi.stores.model_table import KEPT_VERSIONS
+from hmi.training.data.rows import Row
+from hmi.training.row_keys import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.hmi.runner_bodies import version_by

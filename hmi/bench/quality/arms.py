@@ -10,9 +10,9 @@ import torch
 
 from hmi.bench.quality.models import Models
 from hmi.core import ModuleSpec, Task
-from hmi.model.bodies import Body, EncoderBody, FrozenBody, ModuleBody, UpperBody
 from hmi.model.lexical import lexical_buckets
 from hmi.model.modules import new_module
+from hmi.training.backbones import Body, EncoderBody, FrozenBody, ModuleBody, UpperBody
 
 Reads = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""

@@ -17,15 +17,15 @@ from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tables import best_rate
 from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.held_out import Split, judge, split_bags, task_targets
-from hmi.jobs.rows import Row
-from hmi.model.bodies import Examples
 from hmi.model.heads import head_queries
 from hmi.model.scoring import headline
 from hmi.model.tasks import Odds, TaskKind, learn_task
-from hmi.model.training import Trainer, TrainPlan, train_to_best
-from hmi.model.transitions import learns_transitions
-from hmi.model.usual import choose_epochs
+from hmi.training.backbones import Examples
+from hmi.training.data.rows import Row
+from hmi.training.defaults import choose_epochs
+from hmi.training.splits import Split, judge, split_bags, task_targets
+from hmi.training.trainer import Trainer, TrainPlan, train_to_best
+from hmi.training.transitions import learns_transitions
 
 BATCH = 16
 RECIPE = 3

@@ -13,7 +13,7 @@ from hmi.bench.quality.tables import OWN, Table, markdown
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
 from hmi.model.files import write_bytes
-from hmi.model.usual import usual_module
+from hmi.training.defaults import usual_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 

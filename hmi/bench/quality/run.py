@@ -24,7 +24,7 @@ from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
-from hmi.model.usual import usual_module
+from hmi.training.defaults import usual_module
 
 
 @dataclass(frozen=True)

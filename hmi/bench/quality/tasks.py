@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.rows import Row, read_rows, read_texts
+from hmi.training.data.rows import Row, read_rows, read_texts
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
 UNLABELLED = 12_000

@@ -11,12 +11,12 @@ from pathlib import Path
 from hmi.bench.quality.cells import RECIPE
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.held_out import Split
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
 from hmi.jobs.teaching import Lesson, Report, gold_from, lesson_texts, said_as_json, taught, usable
 from hmi.model.files import write_json
 from hmi.model.tasks import learn_task
+from hmi.training.data.rows import Row
+from hmi.training.splits import Split
 
 
 def with_texts(

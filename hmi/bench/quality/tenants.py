@@ -22,9 +22,9 @@ from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tasks import QualityTask, load, named
 from hmi.errors import InvalidInput
-from hmi.jobs.held_out import Split
-from hmi.model.bodies import Examples
 from hmi.model.memory import keep_freed_memory
+from hmi.training.backbones import Examples
+from hmi.training.splits import Split
 
 DEV_SHARE = 5
 TEST = 300

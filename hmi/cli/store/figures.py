@@ -109,7 +109,7 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
         client = Client(session.url, session.key)
         yield lambda: (_joined(_remote_disk(client), _lookups(client)), f"look-ups of the server at {client.url}")
         return
-    from hmi.api.presence import live_server
+    from hmi.api.server_lock import live_server
 
     data = session.settings().data
     with opened(session) as local:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch.nn.functional import cosine_similarity
 
-from hmi.jobs.rows import Row
-from hmi.jobs.varying import NEAREST, SHARE, similar_words, variants
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.augmentation import NEAREST, SHARE, similar_words, variants
+from hmi.training.data.rows import Row
 
 MANY = 10**6
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
 from hmi.model.lower import Cover, InputBias, LocalLower, centre, shifted, windows_of
-from hmi.model.precision import arithmetic
 from hmi.model.relative import bucket_of
+from hmi.training.precision import arithmetic
 
 Report = Callable[[int, int, float], None]
 """(step, total, loss); may raise JobCancelled to stop."""

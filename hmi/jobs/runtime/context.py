@@ -11,7 +11,7 @@ from pathlib import Path
 from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
-from hmi.jobs.folders import JobFolder
+from hmi.jobs.runtime.folders import JobFolder
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots

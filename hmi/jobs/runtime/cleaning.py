@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from hmi.core import ENDED
 from hmi.errors import Damaged, NotFound
-from hmi.jobs.discarding import strange_roots
-from hmi.jobs.folders import JobFolder
-from hmi.jobs.process import after_end
+from hmi.jobs.runtime.discarding import strange_roots
+from hmi.jobs.runtime.folders import JobFolder
+from hmi.jobs.runtime.process import after_end
 from hmi.stores.layout import Layout, clear_leftovers
 from hmi.stores.registry import Registry
 

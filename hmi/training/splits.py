@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tagging import breaks
 from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
+from hmi.training.data.rows import Row
 
 FEW_DEV = 20
 """With fewer held-out rows the last epoch is kept, since the best one would be chance."""

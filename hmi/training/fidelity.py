@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.model.batching import Encoded
-from hmi.model.distil import Batch, compute_features, make_batch, run_upper
 from hmi.model.encoder import Encoder
 from hmi.model.lower import InputBias, LocalLower
+from hmi.training.distillation import Batch, compute_features, make_batch, run_upper
 
 SHORT = 12
 """Tokens of a short text, [CLS] and [SEP] included: an utterance."""

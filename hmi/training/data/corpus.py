@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hmi.errors import InvalidData
-from hmi.jobs.columns import NEEDED, listed
-from hmi.jobs.decoding import MAX_EXPANDED_BYTES, Source, TextFile
-from hmi.jobs.tables import HEAD, Record, conll_width, file_lines, kind_of, looks_like_csv, read_table
+from hmi.training.data.columns import NEEDED, listed
+from hmi.training.data.tables import HEAD, Record, conll_width, file_lines, kind_of, looks_like_csv, read_table
+from hmi.training.data.text_files import MAX_EXPANDED_BYTES, Source, TextFile
 
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData
 from hmi.model.batching import length_grouped
-from hmi.model.bodies import Body, Examples, ModuleBody
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
-from hmi.model.precision import arithmetic
 from hmi.model.root import Root
 from hmi.model.tasks import IGNORE as IGNORE
 from hmi.model.tasks import KINDS, TaskKind
-from hmi.model.transitions import Transitions
+from hmi.training.backbones import Body, Examples, ModuleBody
+from hmi.training.precision import arithmetic
+from hmi.training.transitions import Transitions
 
 PATIENCE = 3
 """Epochs without a better dev score after which training ends."""

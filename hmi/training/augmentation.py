@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hmi.jobs.rows import Row
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.training.data.rows import Row
 
 SHARE = 0.3
 """Fraction of a text's words that a copy replaces (docs/design/0003-tenant-module.md)."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import hmi_kernels
 
 import hmi
-from hmi.jobs.folders import JobFolder
+from hmi.jobs.runtime.folders import JobFolder
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

@@ -10,7 +10,11 @@ import torch
 
 from hmi.errors import Damaged
 from hmi.model.batching import Encoded
-from hmi.model.distil import (
+from hmi.model.encoder import Encoder
+from hmi.model.locality import apply_locality, save_locality
+from hmi.model.root import split_encoder
+from hmi.model.tokenizer import Tokenizer
+from hmi.training.distillation import (
     DistilPlan,
     compute_features,
     distil_lower,
@@ -22,11 +26,7 @@ from hmi.model.distil import (
     sample_batches,
     train_upper,
 )
-from hmi.model.encoder import Encoder
-from hmi.model.fidelity import _beginning, fidelity_report, measure_fidelity
-from hmi.model.locality import apply_locality, save_locality
-from hmi.model.root import split_encoder
-from hmi.model.tokenizer import Tokenizer
+from hmi.training.fidelity import _beginning, fidelity_report, measure_fidelity
 from tests.tiny import random_texts
 
 PLAN = DistilPlan(steps=60, upper_steps=60, tokens_per_step=128, lr=1e-3, upper_lr=1e-3)

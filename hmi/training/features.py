@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmi.jobs.held_out import Split, split_bags
 from hmi.model.batching import Encoded
-from hmi.model.bodies import Examples
 from hmi.model.root import Root
+from hmi.training.backbones import Examples
+from hmi.training.splits import Split, split_bags
 from plot_store import Reader
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hmi.jobs.lifeline import ORPHANED
+from hmi.jobs.runtime.parent_death import ORPHANED
 from tests.hmi.test_cli import REPO
 
 LIMIT_S = 60.0
@@ -46,7 +46,7 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
 
 
 def test_a_parent_that_is_gone_already_is_noticed() -> None:
-    code = "import time\nfrom hmi.jobs.lifeline import die_with_parent\ndie_with_parent()\ntime.sleep(600)"
+    code = "import time\nfrom hmi.jobs.runtime.parent_death import die_with_parent\ndie_with_parent()\ntime.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=REPO) as job:
         try:
             assert job.stdin is not None
@@ -57,7 +57,7 @@ def test_a_parent_that_is_gone_already_is_noticed() -> None:
 
 
 def test_without_a_pipe_nothing_is_watched() -> None:
-    code = "from hmi.jobs.lifeline import die_with_parent\ndie_with_parent()\nprint('alive')"
+    code = "from hmi.jobs.runtime.parent_death import die_with_parent\ndie_with_parent()\nprint('alive')"
     done = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, cwd=REPO, capture_output=True, text=True, check=True
     )

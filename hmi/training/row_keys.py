@@ -17,8 +17,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from hmi.errors import InvalidData
-from hmi.jobs.rows import Row
 from hmi.model.golds import Gold
+from hmi.training.data.rows import Row
 
 DEV_SHARE, SMALL_DEV_SHARE, SMALL = 0.1, 0.2, 100
 """The share of the rows that is held out where the user gives no dev rows; more of fewer rows than SMALL."""

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.model.batching import Encoded
-from hmi.model.distil import Batch, Report, compute_features, random_cover, run_upper, sample_batches
 from hmi.model.lower import InputBias, LocalLower
+from hmi.training.distillation import Batch, Report, compute_features, random_cover, run_upper, sample_batches
 
 MASK_SHARE = 0.15
 WARMUP_SHARE = 0.4

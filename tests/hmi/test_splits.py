@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hmi.errors import InvalidData
-from hmi.jobs.held_out import imbalance, remarks
-from hmi.jobs.rows import Row, read_rows
-from hmi.jobs.splitting import hold_out
 from hmi.model.tasks import learn_task
+from hmi.training.data.rows import Row, read_rows
+from hmi.training.row_keys import hold_out
+from hmi.training.splits import imbalance, remarks
 
 
 def labelled(**counts: int) -> list[Row]:

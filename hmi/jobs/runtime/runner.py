@@ -13,10 +13,10 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Progress, now
 from hmi.errors import Conflict, Damaged, NotFound
-from hmi.jobs.child import Child
-from hmi.jobs.cleaning import clean
-from hmi.jobs.folders import JobFolder, new_job_id
-from hmi.jobs.process import after_end, put_back
+from hmi.jobs.runtime.child import Child
+from hmi.jobs.runtime.cleaning import clean
+from hmi.jobs.runtime.folders import JobFolder, new_job_id
+from hmi.jobs.runtime.process import after_end, put_back
 from hmi.stores.failures import run_each, spared, tell
 from hmi.stores.job_table import asked_to_stop
 from hmi.stores.layout import Layout

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
-from hmi.jobs.folders import JobFolder
+from hmi.jobs.runtime.folders import JobFolder
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
 from hmi.model.checked import ROOT_CURE

@@ -20,9 +20,9 @@ from hmi.config import Settings
 from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
 from hmi.jobs.bodies import Body
-from hmi.jobs.context import JobContext, JobStopped
-from hmi.jobs.discarding import discard
-from hmi.jobs.folders import JobFolder
+from hmi.jobs.runtime.context import JobContext, JobStopped
+from hmi.jobs.runtime.discarding import discard
+from hmi.jobs.runtime.folders import JobFolder
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hmi.errors import InvalidData
-from hmi.jobs.decoding import TextFile
-from hmi.jobs.quotes import Quotes, quotes_of
+from hmi.training.data.quotes import Quotes, quotes_of
+from hmi.training.data.text_files import TextFile
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20
