@@ -15,18 +15,20 @@ from typing import Any
 from hmi.demo.folder import TenantFolder
 from hmi.demo.steps import Steps
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.teaching import encoder_examples
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
 from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tasks import TaskKind, learn_task
 from hmi.model.tokenizer import Tokenizer
-from hmi.training.backbones import EncoderBody
+from hmi.training.backbones import EncoderBackbone
 from hmi.training.data.rows import read_rows
-from hmi.training.defaults import choose_epochs
+from hmi.training.early_stopping import train_to_best
+from hmi.training.plan import plan_training
+from hmi.training.recipe import Recipe
 from hmi.training.splits import Split, judge, task_targets
-from hmi.training.trainer import Trainer, TrainPlan, train_to_best
+from hmi.training.teacher import encoder_examples
+from hmi.training.trainer import Trainer
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
 RECIPE = 2
@@ -53,7 +55,7 @@ class Problem:
     tenant: TenantFolder
     task: TaskKind
     splits: Mapping[str, Split]
-    options: FineTuneOptions
+    recipe: Recipe
 
 
 def choose(tenants: Sequence[TenantFolder]) -> list[TenantFolder]:
@@ -91,39 +93,36 @@ def mean_ratio(values: Mapping[str, float], dedicated: Sequence[Dedicated]) -> f
 
 
 def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> Problem:
-    options = FineTuneOptions(**tenant.options)
+    recipe = FineTuneOptions(**tenant.options).recipe()
     paths = {"train": tenant.train, "dev": tenant.dev or tenant.train, "test": tenant.test}
     rows = {name: read_rows(path, tenant.task, field=name) for name, path in paths.items()}
     if tenant.dev is None:
-        held = max(1, len(rows["train"]) // 10)
+        held = max(1, int(recipe.held_out.share * len(rows["train"])))
         rows["train"], rows["dev"] = rows["train"][:-held], rows["train"][-held:]
-    splits = {n: Split(r, tokenizer.encode([x.text for x in r], options.max_length)) for n, r in rows.items()}
+    splits = {n: Split(r, tokenizer.encode([x.text for x in r], recipe.max_length)) for n, r in rows.items()}
     golds = [row.label for row in [*rows["train"], *rows["dev"]]]
-    return Problem(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, options)
+    return Problem(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, recipe)
 
 
 def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
     """One learning rate: train, keep the epoch that is best on dev, look at test with that one."""
-    kind, options, targets = problem.task, problem.options, task_targets(problem.task, problem.splits["train"])
-    plan = TrainPlan(
-        kind.name, kind.outputs, lr, choose_epochs(len(targets), options.batch), options.batch, options.seed,
-        options.dropout, paired=kind.paired, bf16=True,
-    )  # fmt: skip
+    kind, targets = problem.task, task_targets(problem.task, problem.splits["train"])
+    plan = plan_training(problem.recipe.plain(lr), kind, len(targets))
     train = encoder_examples(problem.splits["train"], targets)
-    trainer = Trainer(EncoderBody(encoder), encoder.shape.dim, plan, train)
+    trainer = Trainer(EncoderBackbone(encoder), encoder.shape.dim, plan, train)
     with steps.bar() as bar:
         task = bar.add_task(f"{problem.tenant.id} lr {lr:g}", total=trainer.total)
         best = train_to_best(
             trainer,
-            lambda: _score(problem, trainer, "dev"),
+            lambda: _judged(problem, trainer, "dev"),
             lambda step, total, loss: bar.update(task, completed=step),
-        )
-    trainer.load(best.state)
-    size = sum(4 * tensor.numel() for tensor in best.state.values())
-    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, _score(problem, trainer, "test"), size)
+        ).kept
+    trainer.load(best.artefact)
+    size = sum(4 * tensor.numel() for tensor in best.artefact.joined().values())
+    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size)
 
 
-def _score(problem: Problem, trainer: Trainer, name: str) -> float:
+def _judged(problem: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
     split = problem.splits[name]
     outputs = trainer.predict(encoder_examples(split, [[]] * len(split.rows)))
-    return headline(judge(problem.task, split, outputs))
+    return judge(problem.task, split, outputs)

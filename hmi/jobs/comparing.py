@@ -2,7 +2,7 @@
 
 An update that is worse is held back. Not worse means: its headline score is below the live one by at most one standard
 error on that number of rows, or one row's worth if that is more. Held-out sets are small; without this tolerance chance
-would decide. Rows that the live version was trained on would flatter it: they are left out if FEW_DEV others remain.
+would decide. Rows that the live version was trained on would flatter it: they are left out if enough others remain.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from hmi.core import ModelId, ModelVersion
 from hmi.errors import Damaged, NotFound
 from hmi.jobs.options import Publish
 from hmi.jobs.runtime.context import JobContext
+from hmi.model.artefact import Artefact
 from hmi.model.headline import headline, headline_name
-from hmi.model.heads import head_queries
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
+from hmi.training.plan import plan_reading
+from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import Keys, are_seen, keys_from_text
-from hmi.training.splits import FEW_DEV, encoded_split, merged_outputs
-from hmi.training.trainer import TrainPlan, tenant_trainer
+from hmi.training.splits import encoded_split, merged_outputs
+from hmi.training.trainer import tenant_trainer
 from plot_store import PlotStoreError
 
 NEAR = 2
@@ -69,7 +71,7 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
         held_back = "publish=never was asked for" if publish == "never" else None
         return Verdict(held_back, remark="the live version cannot be read: the new one was not compared with it")
     fresh = unseen(dev, seen_by(ctx, live))
-    seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
+    seen, which = len(dev) - len(fresh), fresh if len(fresh) >= HELD_OUT.enough else list(range(len(dev)))
     (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
     signed = live.task == "regression"
     slack = tolerance(before, len(which), signed=signed)
@@ -125,17 +127,13 @@ def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
     assert live.module is not None
-    task, state = task_of_version(live), ctx.adapters.get(live.artefact)
+    task, artefact = task_of_version(live), Artefact.split(ctx.adapters.get(live.artefact))
     split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)
-    table = state.get("lexical.table")
-    plan = TrainPlan(
-        task.name, task.outputs, 1e-3, 1, 16, 0, paired=task.paired, lexical=0 if table is None else len(table),
-        transitions="transitions.table" in state, queries=head_queries(task.reads, task.outputs),
-    )  # fmt: skip
+    plan = plan_reading(task, artefact)
     with ctx.plots.reader(live.plot_version) as reader:
         examples = dev_examples(root, reader, split, plan.lexical)
         trainer = tenant_trainer(root, live.module, plan, replace(examples, targets=[]))
-        trainer.start_from({name: value.float() for name, value in state.items()})
+        trainer.start_from(artefact.map(lambda value: value.float()))
         outputs = trainer.predict(examples, exact=True)
     read = trainer.reading(task)
     return Answers(read, merged_outputs(read, split, outputs))

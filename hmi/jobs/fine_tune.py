@@ -17,29 +17,27 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.jobs.training_data import Data, read_data
-from hmi.model.files import read_checkpoint, write_checkpoint, write_json
-from hmi.model.heads import head_queries
-from hmi.model.lexical import lexical_buckets
+from hmi.model.artefact import Artefact
+from hmi.model.files import write_json
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
-from hmi.model.scoring import headline
 from hmi.model.tasks import KINDS, TaskKind, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.stores.adapter_store import DamagedArtefact
-from hmi.training.defaults import choose_epochs, usual_lr
+from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
+from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
+from hmi.training.plan import plan_training
 from hmi.training.row_keys import Keys, keys_as_text, keys_of
+from hmi.training.splits import Split as Split
 from hmi.training.splits import (
-    FEW_DEV,
     class_weights,
     encoded_split,
     merged_outputs,
     remarks,
     task_targets,
 )
-from hmi.training.splits import Split as Split
-from hmi.training.trainer import PATIENCE, Trainer, TrainPlan, tenant_trainer
-from hmi.training.transitions import learns_transitions
+from hmi.training.trainer import Trainer, tenant_trainer
 from plot_store import Reader, VersionInfo
 
 
@@ -66,7 +64,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
     if verdict.remark is not None:
         metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
-    artefact, size = ctx.adapters.put(made.state, about)
+    artefact, size = ctx.adapters.put(made.artefact.joined(), about)
     model = ModelId.parse(spec["model"])
     record = ctx.registry.publish_model(
         model,
@@ -74,7 +72,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
             module=None if data is None else data.module, max_length=made.max_length, metrics=metrics,
-            lexical="lexical.table" in made.state, transitions=options.transitions, bytes=size,
+            lexical=bool(made.artefact.lexical), transitions=options.transitions, bytes=size,
             created=now(), job=ctx.job.job, held_back=verdict.held_back,
         ),
     )  # fmt: skip
@@ -92,7 +90,7 @@ class Made:
     live version, since that is damaged."""
 
     answers: Answers
-    state: dict[str, Tensor]
+    artefact: Artefact
     max_length: int
     metrics: dict[str, Any]
     afresh: str | None = None
@@ -105,17 +103,20 @@ class Made:
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
     """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
-    return Made(Answers(Embedding((), rules), []), {}, min(options.max_length, root.max_length), {"dim": root.dim})
+    return Made(
+        Answers(Embedding((), rules), []), Artefact(), min(options.max_length, root.max_length), {"dim": root.dim}
+    )
 
 
 def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
-    max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
+    recipe, windows = options.recipe(), data.task.rules.windows
+    max_length = min(recipe.max_length, root.max_length)
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
-    weights = class_weights(data.task, train, task_targets(data.task, train), options)
+    weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
     about: dict[str, Any] = {**_about(train, weights), "read": data.read}
     warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
-    if data.unlabelled or options.variants:
-        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), options)
+    if data.unlabelled or recipe.variants:
+        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), recipe)
         about["teacher"] = taught.metrics
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
@@ -135,45 +136,36 @@ def _train(
     weights: tuple[float, ...] | None,
     options: FineTuneOptions,
 ) -> Made:
-    """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
-    task, targets = data.task, task_targets(data.task, train)
-    lr, epochs = (
-        options.lr or usual_lr(task, data.module, len(targets)),
-        options.epochs or choose_epochs(len(targets), options.batch),
-    )
-    plan = TrainPlan(
-        task.name, task.outputs, lr, epochs, options.batch, options.seed, options.dropout,
-        paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
-        transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
-        queries=head_queries(task.reads, task.outputs), average=True,
-    )  # fmt: skip
+    """Train with a checkpoint after each epoch; the best one is kept, in fp16."""
+    recipe, task, targets = replace(options.recipe(), module=data.module), data.task, task_targets(data.task, train)
+    plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
-    done, best_state, best, afresh = _restore(ctx, trainer)
-    if not done:
-        afresh = _warm_start(ctx, root, trainer, data, options)
-    choosy = len(dev.rows) >= FEW_DEV
+    checkpoint = ctx.folder / CHECKPOINT
+    begun = resume_training(checkpoint, trainer)
+    if begun is None:
+        begun = Resumed(History(), _warm_start(ctx, root, trainer, data, options))
 
     def report(step: int, total: int, loss: float) -> None:
         ctx.progress(step, total, phase="fine-tuning", loss=loss)
 
-    def over(epoch: int) -> bool:
-        return bool(best) and epoch - best["epoch"] >= PATIENCE
+    def keep(history: History) -> None:
+        write_training(checkpoint, trainer, history, begun.remark)
+        ctx.checkpointed()
 
-    for epoch in () if over(done) else trainer.epochs(report, done):
-        with trainer.averaged():
-            _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
-            if not best or not choosy or headline(metrics) >= headline(best):
-                best, best_state = {**metrics, "epoch": epoch}, trainer.state()
-        _checkpoint(ctx, trainer, best_state, {"epoch": epoch, "best": best, "afresh": afresh})
-        done = epoch
-        if over(epoch):
-            break
-    published = trainer.publishable(best_state)
+    history = train_to_best(
+        trainer,
+        lambda: _judged(trainer.reading(task), dev, trainer.predict(held_out))[1],
+        report,
+        choosy=len(dev.rows) >= recipe.held_out.enough,
+        start=begun.history,
+        after_epoch=keep,
+    )
+    published = trainer.publishable(history.kept.artefact)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
-    metrics = {**metrics, "epoch": best["epoch"], "epochs": epochs, "epochs_run": done}
-    return Made(answers, published, min(options.max_length, root.max_length), metrics, afresh)
+    metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
+    return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Answers, dict[str, Any]]:
@@ -232,16 +224,16 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, optio
         )
     if live.module != data.module or (mode == "update" and not same):
         return None
-    # Of another task only the module is of use; what goes with it may have been turned on or off since.
-    wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
     try:
-        state = ctx.adapters.get(live.artefact)
+        artefact = Artefact.split(ctx.adapters.get(live.artefact))
     except DamagedArtefact as error:
         ctx.log(error.message)
         if mode != "update":
             raise error.of(f"version {live.version} of {source}, which options.start names,") from error
         return f"the live version {live.version} is damaged: this one began afresh, with these rows alone"
-    trainer.start_from({k: v.float() for k, v in state.items() if k.startswith(wanted)})
+    # Of another task only the module is of use; what goes with it may have been turned on or off since.
+    artefact = artefact if same else Artefact(artefact.module)
+    trainer.start_from(artefact.map(lambda value: value.float()))
     return None
 
 
@@ -249,23 +241,3 @@ def _trained_before(ctx: JobContext, options: FineTuneOptions) -> list[Keys]:
     """Keys of the rows that the model was trained on which this one may go on from."""
     source = ctx.job.spec["model"] if ctx.job.spec["mode"] == "update" else options.start
     return [] if source is None else [seen_by(ctx, ctx.registry.model(ModelId.parse(source, "options.start")).live)]
-
-
-def _checkpoint(ctx: JobContext, trainer: Trainer, best_state: dict[str, Tensor], about: dict[str, Any]) -> None:
-    state = {**trainer.state(), **trainer.optimiser_state(), **{f"best.{k}": v for k, v in best_state.items()}}
-    write_checkpoint(ctx.folder / "checkpoint.safetensors", state, about)
-    ctx.checkpointed()
-
-
-def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any], str | None]:
-    """(epochs done, best tensors, best metrics, remark) of an interrupted run; (0, {}, {}, None) at a first start."""
-    found = read_checkpoint(ctx.folder / "checkpoint.safetensors")
-    if found is None:
-        return 0, {}, {}, None
-    state, about = found
-    if not trainer.state().keys() | trainer.optimiser_state().keys() <= state.keys():
-        return 0, {}, {}, None  # of an earlier version of HMI, which trained less
-    trainer.load(state)
-    trainer.load_optimiser(state)
-    best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}
-    return about["epoch"], best, about["best"], about.get("afresh")

@@ -14,6 +14,8 @@ from hmi.core import ModelId, ModelVersion, TaskRules, now
 from hmi.errors import NotFound
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
+from hmi.model.artefact import Artefact
+from hmi.model.heads import head_tensors
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.root import RootInfo, read_root_info
@@ -35,11 +37,11 @@ def run(ctx: JobContext) -> dict[str, Any]:
     root = plot.ref.split("/")[0]
     info = read_root_info(ctx.settings.data / "roots" / root / plot.meta["root_version"])
     ctx.progress(0, 1, phase="importing")
-    twin, state = _module(ctx, info)
+    twin, module = _module(ctx, info)
     head = _head(ctx, info)
     assert head is not None, "the manager asks for a head where there are no rows"
-    state |= {"head.out.weight": head.weight, "head.out.bias": head.bias}
-    artefact, size = ctx.adapters.put({k: v.half() for k, v in state.items()}, {"task": head.task})
+    made = Artefact(module, head_tensors(head.weight, head.bias)).map(lambda value: value.half())
+    artefact, size = ctx.adapters.put(made.joined(), {"task": head.task})
     metrics = {"imported": FORMAT.partition(".")[0]}
     record = ctx.registry.publish_model(
         model,
@@ -55,14 +57,14 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {**told, "published": True, "reason": None, "publish": None}
 
 
-def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> dict[str, Tensor]:
+def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
     """The start of training on rows: the imported module, and the head if its task and labels are those of the rows."""
-    _, state = _module(ctx, info)
+    _, module = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:
-        return state
+        return Artefact(module)
     order = [head.labels.index(label) for label in labels]
-    return {**state, "head.out.weight": head.weight[order], "head.out.bias": head.bias[order]}
+    return Artefact(module, head_tensors(head.weight[order], head.bias[order]))
 
 
 def _rules(head: HeadTwin) -> TaskRules:
@@ -75,8 +77,7 @@ def _rules(head: HeadTwin) -> TaskRules:
 def _module(ctx: JobContext, info: RootInfo) -> tuple[Twin, dict[str, Tensor]]:
     twin = read_adapter_config((ctx.input / "adapter-config").read_bytes(), info.shape, info.split)
     tensors = read_safetensors((ctx.input / "adapter").read_bytes(), "adapter.safetensors")
-    state = read_module(twin, tensors, info.shape, info.split)
-    return twin, {f"module.{name}": value for name, value in state.items()}
+    return twin, read_module(twin, tensors, info.shape, info.split)
 
 
 def _head(ctx: JobContext, info: RootInfo) -> HeadTwin | None:

@@ -28,8 +28,9 @@ from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root,
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
 from hmi.training.data.corpus import check_corpus, read_documents
-from hmi.training.distillation import DistilPlan, Report, distil_lower, start_local, train_upper
+from hmi.training.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.fidelity import fidelity_report
+from hmi.training.reports import StepReport
 from plot_store import ORDER_NAMES
 
 Parts = tuple[LocalLower, nn.ModuleList, InputBias]
@@ -258,7 +259,7 @@ def _piece(document: str, rng: random.Random) -> str:
     return " ".join(words[start : start + length])
 
 
-def _report(ctx: JobContext, phase: str) -> Report:
+def _report(ctx: JobContext, phase: str) -> StepReport:
     return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
 
 

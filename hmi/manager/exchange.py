@@ -18,6 +18,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
+from hmi.model.artefact import Artefact
 from hmi.stores.adapter_store import DamagedArtefact
 
 if TYPE_CHECKING:
@@ -57,24 +58,24 @@ class Exchange:
         info = self._root(live.root, live.root_version)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
         try:
-            state = self._parts.adapters.get(live.artefact)
+            artefact = Artefact.split(self._parts.adapters.get(live.artefact))
         except DamagedArtefact as error:
             raise error.of(f"version {live.version} of model {wanted}") from error
-        module = {k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")}
         files = {
             "adapter_config.json": _json(config),
-            "adapter.safetensors": save(write_module(wanted.name, module, info.split)),
+            "adapter.safetensors": save(write_module(wanted.name, dict(artefact.module), info.split)),
         }
         left_out: list[str] = []
-        head = HeadTwin(live.task, live.labels, state["head.out.weight"].float(), state["head.out.bias"].float())
+        weight, bias = artefact.head["out.weight"].float(), artefact.head["out.bias"].float()
+        head = HeadTwin(live.task, live.labels, weight, bias)
         written = write_head(wanted.name, head, info.shape)
         if isinstance(written, str):
             left_out.append(f"head: {written}")
         else:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
-        if "lexical.table" in state:
+        if artefact.lexical:
             left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
-        if "transitions.table" in state:
+        if artefact.transitions:
             left_out.append("which tag follows which: adapters has no such table; transitions=false makes none")
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(

@@ -1,4 +1,4 @@
-"""Bodies, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
+"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
 alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder).
 """
 
@@ -18,7 +18,7 @@ from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
 
 Features = Callable[[Sequence[int]], list[Tensor]]
-"""Indices of rows -> what the body reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an encoder."""
+"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an encoder."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Hidden:
     mask: Tensor
 
 
-class Body(Protocol):
+class Backbone(Protocol):
     """Runs a batch. `trained` holds what is trained and kept, None where nothing is."""
 
     @property
@@ -57,7 +57,7 @@ class Body(Protocol):
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden: ...
 
 
-class ModuleBody:
+class ModuleBackbone:
     """Frozen upper layers, shared, with one tenant's module; features are [T_i, dim]."""
 
     def __init__(self, upper: nn.ModuleList, module: TenantModule, heads: int) -> None:
@@ -71,7 +71,7 @@ class ModuleBody:
         return _through(self.upper, self.module.delta, self.heads, examples, rows, cls_only, dropout)
 
 
-class UpperBody:
+class UpperBackbone:
     """Upper layers of its own, tuned whole; features are [T_i, dim]."""
 
     def __init__(self, upper: nn.ModuleList, heads: int) -> None:
@@ -81,7 +81,7 @@ class UpperBody:
         return _through(self.trained, lambda _: no_delta, self.heads, examples, rows, cls_only, dropout)
 
 
-class EncoderBody:
+class EncoderBackbone:
     """A whole encoder of its own, from token ids."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -95,8 +95,8 @@ class EncoderBody:
         return Hidden(last, last, types, mask)
 
 
-class FrozenBody:
-    """A body without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
+class FrozenBackbone:
+    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
 
     trained = None
 

@@ -6,16 +6,19 @@ Each was chosen on dev of the quality runs (docs/design/0003-tenant-module.md).
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from hmi.core import ModuleSpec
-from hmi.model.tasks import TaskKind
+
+if TYPE_CHECKING:
+    from hmi.model.tasks import TaskKind
 
 EPOCHS = 8
 MIN_STEPS, MANY_STEPS = 200, 5_000
 """With few rows there are more epochs, since a fresh module under-fits in fewer steps than this. With many rows there
 are fewer: see `choose_epochs`."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
-TAGGING_LR, USUAL_LR = 4e-3, 2e-3
+TAGGING_LR, DEFAULT_LR = 4e-3, 2e-3
 PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
 """For pairs LoRA needs a lower rate and a sequential adapter a higher one; other bottlenecks are treated like it."""
 LORA_RANK, LR_ROWS = 8, 2_000
@@ -29,16 +32,16 @@ def choose_epochs(rows: int, batch: int) -> int:
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
 
 
-def usual_module(*, paired: bool) -> ModuleSpec:
+def default_module(*, paired: bool) -> ModuleSpec:
     """Bottlenecks after the FFN for pairs of texts, LoRA for all else; both within the default size's budget."""
     return ModuleSpec(kind="sequential" if paired else "lora")
 
 
-def usual_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
+def default_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
     """The learning rate for a task; for pairs it depends on whether the module has LoRA. LoRA's is lower for a higher
     rank. All are lower with more rows, since many steps at a high rate undo what the first ones learnt."""
     lora = "lora" in module.kind
-    rate = TAGGING_LR if task.name == "tagging" else USUAL_LR
+    rate = TAGGING_LR if task.name == "tagging" else DEFAULT_LR
     if task.paired:
         rate = PAIR_LORA_LR if lora else PAIR_LR
     rate *= math.sqrt(min(1.0, LR_ROWS / rows))

@@ -2,14 +2,14 @@
 upper layers on the states that a PLOT will give them.
 
 Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text; progress,
-checkpoints and cancellation are the caller's, through `Report`.
+checkpoints and cancellation are the caller's, through `StepReport`.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,8 @@ from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
 from hmi.model.lower import Cover, InputBias, LocalLower, centre, shifted, windows_of
 from hmi.model.relative import bucket_of
 from hmi.training.precision import arithmetic
+from hmi.training.reports import StepReport
 
-Report = Callable[[int, int, float], None]
-"""(step, total, loss); may raise JobCancelled to stop."""
 RIDGE_TOKENS = 2048
 
 
@@ -186,7 +185,7 @@ def distil_lower(
     teacher: Encoder,
     texts: Sequence[Encoded],
     plan: DistilPlan,
-    report: Report,
+    report: StepReport,
     *,
     bf16: bool = False,
 ) -> None:
@@ -222,7 +221,7 @@ def train_upper(
     teacher: Encoder,
     texts: Sequence[Encoded],
     plan: DistilPlan,
-    report: Report,
+    report: StepReport,
     *,
     bf16: bool = False,
 ) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from hmi.model.batching import Encoded
 from hmi.model.lower import InputBias, LocalLower
-from hmi.training.distillation import Batch, Report, compute_features, random_cover, run_upper, sample_batches
+from hmi.training.distillation import Batch, compute_features, random_cover, run_upper, sample_batches
+from hmi.training.reports import StepReport
 
 MASK_SHARE = 0.15
 WARMUP_SHARE = 0.4
@@ -55,7 +56,7 @@ def pretrain_lower(
     texts: Sequence[Encoded],
     mask_id: int,
     plan: PretrainPlan,
-    report: Report,
+    report: StepReport,
 ) -> None:
     """Train `lower` in place on masked tokens of `texts`; upper layers, bias and word table stay frozen."""
     rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from hmi.errors import InvalidData
 from hmi.model.golds import Gold
 from hmi.training.data.rows import Row
+from hmi.training.recipe import HELD_OUT, HeldOut
 
-DEV_SHARE, SMALL_DEV_SHARE, SMALL = 0.1, 0.2, 100
-"""The share of the rows that is held out where the user gives no dev rows; more of fewer rows than SMALL."""
-MAX_DEV = 1_000
 MOST_KEYS = 1 << 14
 """Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384 rows, and of more
 those that an update would hold out."""
@@ -55,14 +53,13 @@ def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
     return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
 
 
-def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows).
+def hold_out(rows: list[Row], held_out: HeldOut = HELD_OUT) -> tuple[list[Row], list[Row]]:
+    """(training rows, held-out rows), the latter as many as `held_out` says.
 
     In tasks with one label a row, each label gives its share, but never its last row. Raises InvalidData if no two rows
     have the same label.
     """
-    share = SMALL_DEV_SHARE if len(rows) < SMALL else DEV_SHARE
-    wanted = min(MAX_DEV, max(1, round(share * len(rows))))
+    share, wanted = held_out.share_of(len(rows)), held_out.wanted(len(rows))
     keys = [key_of(row) for row in rows]
     groups: dict[Gold, list[int]] = defaultdict(list)
     for i in sorted(range(len(rows)), key=lambda i: (keys[i], i)):

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.jobs.options import FineTuneOptions
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tagging import breaks
@@ -17,9 +16,8 @@ from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
 from hmi.training.data.rows import Row
+from hmi.training.recipe import HELD_OUT, ClassWeights
 
-FEW_DEV = 20
-"""With fewer held-out rows the last epoch is kept, since the best one would be chance."""
 IMBALANCE = 10
 """Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
 
@@ -94,12 +92,12 @@ def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bag
 
 
 def class_weights(
-    task: TaskKind, train: Split, targets: Sequence[Sequence[float]], options: FineTuneOptions
+    task: TaskKind, train: Split, targets: Sequence[Sequence[float]], wanted: ClassWeights
 ) -> tuple[float, ...] | None:
     """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task has no classes."""
-    if options.class_weights == "off":
+    if wanted == "off":
         return None
-    if options.class_weights == "auto":
+    if wanted == "auto":
         skewed = imbalance(train.rows)
         if skewed is None or skewed[0] < IMBALANCE:
             return None
@@ -138,7 +136,7 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
 
 
 def _size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
-    if len(dev) >= FEW_DEV:
+    if len(dev) >= HELD_OUT.enough:
         return []
     cure = "" if dev_given else ", or give dev rows"
     return [f"these scores rest on {len(dev)} held-out rows: read them as a hint{cure}"]

@@ -1,32 +1,31 @@
-"""Fine-tuning a body and its head: a tenant's module on PLOT features, or an alternative to compare it with."""
+"""Fine-tuning a backbone and its head: a tenant's module on PLOT features, or an alternative to compare it with."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hmi.core import ModuleSpec, Task
+from hmi.core import ModuleSpec
 from hmi.errors import InvalidData
+from hmi.model.artefact import Artefact
 from hmi.model.batching import length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
 from hmi.model.root import Root
-from hmi.model.tasks import IGNORE as IGNORE
 from hmi.model.tasks import KINDS, TaskKind
-from hmi.training.backbones import Body, Examples, ModuleBody
+from hmi.training.backbones import Backbone, Examples, ModuleBackbone
+from hmi.training.plan import TrainPlan
 from hmi.training.precision import arithmetic
+from hmi.training.reports import StepReport
 from hmi.training.transitions import Transitions
 
-PATIENCE = 3
-"""Epochs without a better dev score after which training ends."""
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 """Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
 TRANSITIONS_LR = 1e-2
@@ -35,45 +34,19 @@ AVERAGE_STEPS = 50
 """Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so far."""
 
 
-@dataclass(frozen=True)
-class TrainPlan:
-    task: Task
-    labels: int
-    lr: float
-    epochs: int
-    batch: int
-    seed: int
-    dropout: float = 0.1
-    weight_decay: float = 0.01
-    paired: bool = False
-    """Whether rows are pairs of texts, for a task that may be either."""
-    weights: tuple[float, ...] | None = None
-    """Weights of the head's outputs in the loss (`TaskKind.weights`); None = all equal."""
-    bf16: bool = False
-    """Products in bf16 where the CPU has them natively."""
-    lexical: int = 0
-    """Buckets of lexical features that are trained beside the body; 0 for none."""
-    transitions: bool = False
-    """Whether it is learnt which tag follows which (`Transitions`)."""
-    queries: int = 0
-    """Queries of the head (`Head.with_attended`)."""
-    average: bool = False
-    """Whether there is an average of the weights (`Trainer.averaged`)."""
-
-
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:
     """Fine-tuning of a fresh tenant module in the root's frozen upper layers."""
     torch.manual_seed(plan.seed)
     fresh = new_module(module, root.info.shape, len(root.upper))
-    return Trainer(ModuleBody(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
+    return Trainer(ModuleBackbone(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
 
 
 class Trainer:
     """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a job can checkpoint."""
 
-    def __init__(self, body: Body, dim: int, plan: TrainPlan, train: Examples) -> None:
+    def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
-        self.body, self.plan, self.train = body, plan, train
+        self.backbone, self.plan, self.train = backbone, plan, train
         size = head_input_size(plan.task, dim, paired=plan.paired)
         self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
         self.total = plan.epochs * -(-len(train) // plan.batch)
@@ -84,14 +57,14 @@ class Trainer:
             groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
         if self.transitions is not None:
             groups.append({"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0})
-        if body.trained is not None:
-            groups.insert(0, {"params": list(body.trained.parameters()), "lr": plan.lr})
+        if backbone.trained is not None:
+            groups.insert(0, {"params": list(backbone.trained.parameters()), "lr": plan.lr})
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
         self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
         self._trained = [p for group in groups for p in group["params"]] if plan.average else []
         self._average = [p.detach().clone() for p in self._trained]
 
-    def epochs(self, report: Callable[[int, int, float], None], start: int = 0) -> Iterator[int]:
+    def epochs(self, report: StepReport, start: int = 0) -> Iterator[int]:
         """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each step."""
         for epoch in range(start, self.plan.epochs):
             # Seeded by epoch, so that a resumed run goes on as an unbroken one would.
@@ -133,35 +106,40 @@ class Trainer:
         """The task as the outputs of `predict` are to be read."""
         return task if self.transitions is None else task.with_transitions(self.transitions.table)
 
-    def state(self) -> dict[str, Tensor]:
-        """Tensors of body and head, as they are published."""
-        return {f"{name}.{k}": v.detach().clone() for name, part in self._parts for k, v in part.state_dict().items()}
+    def state(self) -> Artefact:
+        """The tensors as they are published."""
+        return Artefact(
+            **{
+                name: {k: v.detach().clone() for k, v in part.state_dict().items()}
+                for name, part in self._parts.items()
+            }
+        )
 
-    def publishable(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """`state` in fp16, as it is published, and loaded into the model, so that `predict` gives what users will get.
+    def publishable(self, artefact: Artefact) -> Artefact:
+        """The tensors in fp16, as they are published, and loaded into the model, so that `predict` gives what users
+        will get.
 
         Raises InvalidData if a number is not finite in fp16.
         """
-        halved = {name: value.half() for name, value in state.items()}
-        for name, value in halved.items():
+        halved = artefact.map(lambda value: value.half())
+        for name, value in halved.joined().items():
             if not bool(torch.isfinite(value).all()):
                 raise diverged(f"{name} is not finite in 16 bits")
-        self.load({name: value.float() for name, value in halved.items()})
+        self.load(halved.map(lambda value: value.float()))
         return halved
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, artefact: Artefact) -> None:
         """The inverse of `state`: continue from published or checkpointed tensors."""
-        for name, part in self._parts:
-            prefix = f"{name}."
-            part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for name, part in self._parts.items():
+            part.load_state_dict(dict(getattr(artefact, name)))
 
-    def start_from(self, state: dict[str, Tensor]) -> None:
+    def start_from(self, artefact: Artefact) -> None:
         """Start from another model's tensors, and afresh what they lack; what is not trained here is left out."""
-        fresh = self.state()
-        known = {k: v for k, v in state.items() if k in fresh}
-        if "head.out.weight" in known:  # an imported head, or one of an earlier HMI, reads less
-            known["head.out.weight"] = widened(known["head.out.weight"], fresh["head.out.weight"].shape[1])
-        self.load({**fresh, **known})
+        fresh, given = self.state().joined(), artefact.joined()
+        known = {name: value for name, value in given.items() if name in fresh}
+        if "out.weight" in artefact.head:  # an imported head, or one of an earlier HMI, reads less
+            known["head.out.weight"] = widened(known["head.out.weight"], self.head.out.in_features)
+        self.load(Artefact.split({**fresh, **known}))
 
     def optimiser_state(self) -> dict[str, Tensor]:
         """AdamW's moments and the average, flat, for a checkpoint."""
@@ -180,11 +158,13 @@ class Trainer:
             mean.copy_(state[f"average.{i}"])
 
     @property
-    def _parts(self) -> list[tuple[str, nn.Module]]:
-        body = [] if self.body.trained is None else [("module", self.body.trained)]
-        lexical = [] if self.lexical is None else [("lexical", self.lexical)]
-        transitions = [] if self.transitions is None else [("transitions", self.transitions)]
-        return [*body, ("head", self.head), *lexical, *transitions]
+    def _parts(self) -> dict[str, nn.Module]:
+        """What is trained, by the artefact's part that holds it."""
+        parts = {
+            "module": self.backbone.trained, "head": self.head, "lexical": self.lexical,
+            "transitions": self.transitions,
+        }  # fmt: skip
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
@@ -198,7 +178,7 @@ class Trainer:
         loss.backward()
         # Not the lexical table: its gradient is large where a word is new, and would still everything else.
         nn.utils.clip_grad_norm_(
-            [p for _, part in self._parts if part is not self.lexical for p in part.parameters()], 1.0
+            [p for part in self._parts.values() if part is not self.lexical for p in part.parameters()], 1.0
         )
         self.optimiser.step()
         if self._average:
@@ -216,42 +196,13 @@ class Trainer:
         task, paired = self.plan.task, self.plan.paired
         cls_only = reads_cls_only(task, paired=paired)
         with arithmetic(bf16=bf16):
-            h = self.body(examples, rows, cls_only=cls_only, dropout=dropout)
+            h = self.backbone(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
         if self.lexical is not None:
             assert examples.bags is not None
             logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
         return logits, h.mask
-
-
-@dataclass(frozen=True)
-class Best:
-    """The epoch that was kept, counted from 1: its tensors and its score; and the scores of all."""
-
-    epoch: int
-    state: dict[str, Tensor]
-    score: float
-    scores: list[float]
-
-
-def train_to_best(
-    trainer: Trainer, judged: Callable[[], float], report: Callable[[int, int, float], None], *, choosy: bool = True
-) -> Best:
-    """Train until PATIENCE epochs were worse than the best one; among equal epochs the last is the best.
-
-    Not `choosy`: train all epochs and keep the last, for cases in which the score is chance.
-    """
-    best = Best(0, trainer.state(), -math.inf, [])
-    scores: list[float] = []
-    for epoch in trainer.epochs(report):
-        with trainer.averaged():
-            scores.append(judged())
-            better = not choosy or not best.epoch or scores[-1] >= best.score
-            best = Best(epoch, trainer.state(), scores[-1], scores) if better else best
-        if not better and epoch - best.epoch >= PATIENCE:
-            break
-    return best
 
 
 def diverged(what: str) -> InvalidData:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hmi.core import ModuleSpec, Task, TaskRules
-from hmi.jobs import fine_tune
+from hmi.model.artefact import Artefact
 from hmi.model.batching import pad_ids
 from hmi.model.files import read_tensors, write_tensors
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
 from hmi.training.backbones import Examples
-from hmi.training.defaults import choose_epochs, usual_lr, usual_module
-from hmi.training.trainer import TrainPlan, tenant_trainer
+from hmi.training.checkpoint import resume_training, write_training
+from hmi.training.defaults import choose_epochs, default_lr, default_module
+from hmi.training.early_stopping import Best, History
+from hmi.training.plan import TrainPlan
+from hmi.training.trainer import tenant_trainer
 from tests.tiny import random_texts
 
 
@@ -69,14 +71,14 @@ def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root, average: bool) ->
     runs = first.epochs(quiet)
     for _ in range(3):
         next(runs)
-    state = {**first.state(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
+    state = {**first.state().joined(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
     second = tenant_trainer(tiny_root, MODULE, plan, train)
-    second.load({k: v for k, v in state.items() if not k.startswith(("optimiser.", "average."))})
+    second.load(Artefact.split(state))
     second.load_optimiser(state)
     list(second.epochs(quiet, start=3))
     with unbroken.averaged(), second.averaged():
-        for name, value in unbroken.state().items():
-            assert torch.equal(second.state()[name], value), name
+        for name, value in unbroken.state().joined().items():
+            assert torch.equal(second.state().joined()[name], value), name
 
 
 def test_the_average_is_that_of_the_steps_and_training_goes_on_without_it(tiny_root: Root) -> None:
@@ -86,18 +88,18 @@ def test_the_average_is_that_of_the_steps_and_training_goes_on_without_it(tiny_r
 
     def follow(step: int, total: int, loss: float) -> None:
         decay = min((step - 1) / (step + 9), 0.98)
-        for name, value in plain.state().items():
+        for name, value in plain.state().joined().items():
             mean[name] = value if step == 1 else decay * mean[name] + (1 - decay) * value
 
     list(plain.epochs(follow))
     averaging = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=40, average=True), train)
     for _ in averaging.epochs(quiet):
         with averaging.averaged():
-            inside = averaging.state()
-    for name, value in plain.state().items():
-        assert torch.equal(averaging.state()[name], value), name
+            inside = averaging.state().joined()
+    for name, value in plain.state().joined().items():
+        assert torch.equal(averaging.state().joined()[name], value), name
         torch.testing.assert_close(inside[name], mean[name], atol=1e-6, rtol=1e-4)
-    assert any(not torch.equal(inside[name], value) for name, value in plain.state().items())
+    assert any(not torch.equal(inside[name], value) for name, value in plain.state().joined().items())
 
 
 def test_epochs_follow_the_data() -> None:
@@ -110,7 +112,7 @@ def test_epochs_follow_the_data() -> None:
 
 def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     def rate(task: Task, paired: bool = False, rows: int = 2_000, **module: Any) -> float:
-        return usual_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module), rows)
+        return default_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module), rows)
 
     assert rate("tagging") > rate("classification") > rate("pair") == rate("regression", paired=True)
     assert rate("tagging", rank=4) == rate("tagging")
@@ -121,23 +123,28 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
 
 
 def test_pairs_have_a_module_of_their_own() -> None:
-    assert usual_module(paired=False) == ModuleSpec(kind="lora", rank=8)
-    assert usual_module(paired=True) == ModuleSpec(kind="sequential", rank=79)
+    assert default_module(paired=False) == ModuleSpec(kind="lora", rank=8)
+    assert default_module(paired=True) == ModuleSpec(kind="sequential", rank=79)
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])
 def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root, tmp_path: Path, lacking: str) -> None:
     plan = replace(PLAN, queries=2, average=True)
-    ctx: Any = SimpleNamespace(folder=tmp_path, checkpointed=lambda: None)
+    path = tmp_path / "checkpoint.safetensors"
     trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
     next(trainer.epochs(quiet))
-    kept = {"epoch": 1, "best": {"epoch": 1}, "afresh": "why"}
-    fine_tune._checkpoint(ctx, trainer, trainer.state(), kept)
+    write_training(path, trainer, History(1, Best(1, trainer.state(), {"accuracy": 0.5})), "why")
     fresh = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
-    epoch, best, about, afresh = fine_tune._restore(ctx, fresh)
-    assert (epoch, about, afresh) == (1, {"epoch": 1}, "why")
-    assert all(torch.equal(value, best[name]) for name, value in trainer.state().items())
-    path = tmp_path / "checkpoint.safetensors"
-    state = {name: value for name, value in read_tensors(path).items() if name != lacking}
-    write_tensors(path, state, {"about": json.dumps({"epoch": 1, "best": {"epoch": 1}})})
-    assert fine_tune._restore(ctx, fresh) == (0, {}, {}, None)
+    resumed = resume_training(path, fresh)
+    assert resumed is not None
+    best = resumed.history.kept
+    assert (resumed.history.epochs, best.epoch, best.metrics, resumed.remark) == (1, 1, {"accuracy": 0.5}, "why")
+    found = best.artefact.joined()
+    assert all(torch.equal(value, found[name]) for name, value in trainer.state().joined().items())
+    about = {"epoch": 1, "best": {"epoch": 1, "accuracy": 0.5}}
+    write_tensors(path, read_tensors(path), {"about": json.dumps(about)})
+    again = resume_training(path, fresh)
+    assert again is not None
+    assert again.remark is None, "of a release that kept none"
+    write_tensors(path, {k: v for k, v in read_tensors(path).items() if k != lacking}, {"about": json.dumps(about)})
+    assert resume_training(path, fresh) is None

@@ -17,17 +17,16 @@ from hmi.bench.quality.ledger import Ledger, Spec
 from hmi.bench.quality.models import Models
 from hmi.bench.quality.tables import best_rate
 from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.model.heads import head_queries
+from hmi.model.artefact import Artefact
 from hmi.model.scoring import headline
 from hmi.model.tasks import Odds, TaskKind, learn_task
 from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
-from hmi.training.defaults import choose_epochs
+from hmi.training.early_stopping import train_to_best
+from hmi.training.plan import plan_training
 from hmi.training.splits import Split, judge, split_bags, task_targets
-from hmi.training.trainer import Trainer, TrainPlan, train_to_best
-from hmi.training.transitions import learns_transitions
+from hmi.training.trainer import Trainer
 
-BATCH = 16
 RECIPE = 3
 """Part of every run's key: a change of the recipe makes old runs another experiment's."""
 
@@ -69,7 +68,7 @@ class Run:
     lr: float
     result: dict[str, Any]
     trainer: Trainer
-    state: dict[str, Tensor]
+    artefact: Artefact
 
 
 def fill(
@@ -127,32 +126,25 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
 def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> Run:
     """One run; the epoch that is best on dev is kept."""
     begun = time.process_time()
-    lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
-    plan = TrainPlan(
-        p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical,
-        transitions=arm.served and learns_transitions(p.kind.name, p.kind.outputs, None, None),
-        queries=head_queries(p.kind.reads, p.kind.outputs) if arm.served else 0,
-        average=arm.served,
-    )  # fmt: skip
-    trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
+    plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
+    trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
-    best = train_to_best(
-        trainer,
-        lambda: headline(_evaluate(p, trainer, "dev")),
-        lambda step, total, loss: report(what, step, total),
+    history = train_to_best(
+        trainer, lambda: _evaluate(p, trainer, "dev"), lambda step, total, loss: report(what, step, total)
     )
+    best = history.kept
     result = {
         "dev": best.score,
-        "dev_by_epoch": best.scores,
+        "dev_by_epoch": list(history.scores),
         "cpu_s": round(time.process_time() - begun, 1),
-        "parameters": sum(v.numel() for v in best.state.values()),
+        "parameters": sum(v.numel() for v in best.artefact.joined().values()),
     }
-    return Run(lr, result, trainer, best.state)
+    return Run(lr, result, trainer, best.artefact)
 
 
 def tested(p: Problem, run: Run) -> float:
     """The test score of the epoch that was kept."""
-    run.trainer.load(run.state)
+    run.trainer.load(run.artefact)
     return headline(_evaluate(p, run.trainer, "test"))
 
 

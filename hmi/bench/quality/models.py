@@ -35,7 +35,7 @@ class Models:
         return self.source.layers[self.root.info.split :]
 
     def features(self, reads: str, task: QualityTask, texts: Sequence[Encoded]) -> list[Tensor]:
-        """What a body reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
+        """What a backbone reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
         if reads == "ids":
             return [torch.tensor(text.ids) for text in texts]
         if reads in ("lower", "last"):

@@ -13,7 +13,7 @@ from hmi.bench.quality.tables import OWN, Table, markdown
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
 from hmi.model.files import write_bytes
-from hmi.training.defaults import usual_module
+from hmi.training.defaults import default_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
@@ -62,6 +62,6 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "seeds": plan.budget.seeds, "rows": plan.rows, "plot": plan.plot,
         "modules": [title(module) for module in plan.modules] or {
-            "pairs": title(usual_module(paired=True)), "other tasks": title(usual_module(paired=False)),
+            "pairs": title(default_module(paired=True)), "other tasks": title(default_module(paired=False)),
         },
     }  # fmt: skip

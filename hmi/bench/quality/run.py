@@ -21,10 +21,10 @@ from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, 
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
-from hmi.jobs.options import FineTuneOptions
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
-from hmi.training.defaults import usual_module
+from hmi.training.defaults import default_module
+from hmi.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models
             report(f"{task.name}, {phase}", step, total)
 
         texts = unlabelled(task, plan.sets, plan.texts) if arm.unlabelled else []
-        options = FineTuneOptions(variants=arm.variants)
-        rows = with_texts(task, rows, texts, options, models, plan.runs.parent / "taught", teaching)
+        recipe = Recipe(variants=arm.variants)
+        rows = with_texts(task, rows, texts, recipe, models, plan.runs.parent / "taught", teaching)
     return problem(task, rows, arm, models)
 
 
 def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     """The columns asked for, on a task (None: on one text a row); those with a module once for each module. Raises
     InvalidInput."""
-    usual = usual_module(paired=task is not None and task.kind == "pair")
+    usual = default_module(paired=task is not None and task.kind == "pair")
     known = {arm.name: arm for arm in columns(usual)}
     for name in plan.arms:
         if name not in known:

@@ -24,9 +24,9 @@ from hmi.bench.quality.tasks import QualityTask, load, named
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
 from hmi.training.backbones import Examples
+from hmi.training.recipe import HELD_OUT
 from hmi.training.splits import Split
 
-DEV_SHARE = 5
 TEST = 300
 
 
@@ -102,7 +102,7 @@ def _subset(whole: Problem, tenant: int, rows: int) -> Problem:
     """The tenant's rows of a task, parted into train and dev."""
     split, examples = whole.splits["train"], whole.examples["train"]
     chosen = random.Random(tenant).sample(range(len(examples)), min(rows, len(examples)))
-    held = max(1, len(chosen) // DEV_SHARE)
+    held = max(1, int(HELD_OUT.small_share * len(chosen)))
     parts = {"dev": chosen[:held], "train": chosen[held:]}
     return replace(
         whole,

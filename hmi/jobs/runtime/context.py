@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
@@ -120,3 +121,7 @@ class JobContext:
         # NaN and infinity are not JSON.
         loss = loss if loss is not None and abs(loss) < 1e30 else None
         return Progress(phase=self._phase or "", step=step, total=total, rate=rate, eta_ms=eta_ms, loss=loss)
+
+
+Body = Callable[[JobContext], dict[str, Any]]
+"""What runs a kind of job; returns the result that the job's record keeps. Raises HmiError."""

@@ -19,8 +19,7 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
-from hmi.jobs.bodies import Body
-from hmi.jobs.runtime.context import JobContext, JobStopped
+from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.stores.layout import Layout, open_layout, without_paths
