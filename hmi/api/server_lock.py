@@ -12,13 +12,11 @@ from pathlib import Path
 
 from hmi.core import now
 from hmi.errors import Conflict
-
-LOCK = "server.lock"
-NOTE = "server.json"
+from hmi.stores.layout import Layout
 
 
 @dataclass(frozen=True)
-class Presence:
+class LiveServer:
     """A live server."""
 
     url: str
@@ -29,7 +27,7 @@ class Presence:
 def owning(data: Path) -> Iterator[None]:
     """Own `data` as its server; raises Conflict naming the server that does."""
     data.mkdir(parents=True, exist_ok=True)
-    fd = os.open(data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(Layout(data).server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +41,7 @@ def owning(data: Path) -> Iterator[None]:
 @contextmanager
 def announced(data: Path, url: str) -> Iterator[None]:
     """Leave the note by which the command line finds this server, and take it away at the end."""
-    note = data / NOTE
+    note = Layout(data).server_note
     aside = note.with_suffix(".json.tmp")
     aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "started": now()}) + "\n", encoding="utf-8")
     aside.replace(note)
@@ -53,25 +51,25 @@ def announced(data: Path, url: str) -> Iterator[None]:
         note.unlink(missing_ok=True)
 
 
-def live_server(data: Path) -> Presence | None:
+def live_server(data: Path) -> LiveServer | None:
     """The server that owns `data` now; a note whose lock is free was left by one that died."""
     try:
-        fd = os.open(data / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(Layout(data).server_lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read(data) or Presence("", 0)
+        return _read(data) or LiveServer("", 0)
     finally:
         os.close(fd)
     return None
 
 
-def _read(data: Path) -> Presence | None:
+def _read(data: Path) -> LiveServer | None:
     try:
-        note = json.loads((data / NOTE).read_text(encoding="utf-8"))
-        return Presence(str(note["url"]), int(note["pid"]))
+        note = json.loads(Layout(data).server_note.read_text(encoding="utf-8"))
+        return LiveServer(str(note["url"]), int(note["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -106,9 +106,10 @@ def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | 
     """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for each."""
     with session.local() as local:
         from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
+        from hmi.stores.layout import Layout
 
         manager = local.services.manager
-        by_kind = measure_root(manager.registry.root(name), manager.settings.data, texts, source)
+        by_kind = measure_root(manager.registry.root(name), Layout(manager.settings.data), texts, source)
     print_json(by_kind) if as_json else print_fidelity(by_kind)
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelVersion
 from hmi.errors import Damaged, NotFound
 from hmi.jobs.options import Publish
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
 from hmi.model.headline import headline, headline_name
 from hmi.model.root import Root, load_root
@@ -60,7 +61,7 @@ class Answers:
 def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
     """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its cure."""
     try:
-        live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
+        live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
         if live.module is None or not dev:
             return _settled(publish, None, None)  # an embedding: nothing is learnt, nothing to compare
         if task_of_version(live).form != new.task.form:
@@ -125,7 +126,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
 def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
     """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
-        root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
+        root = load_root(ctx.layout.root(live.root, live.root_version))
     assert live.module is not None
     task, artefact = task_of_version(live), Artefact.split(ctx.adapters.get(live.artefact))
     split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)

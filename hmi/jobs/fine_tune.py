@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +14,11 @@ from hmi.jobs import import_module
 from hmi.jobs.comparing import Answers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.folders import PinnedPlots
+from hmi.jobs.specs import FineTuneSpec
 from hmi.jobs.teaching import Lesson, taught_rows
 from hmi.jobs.training_data import Data, read_data
 from hmi.model.artefact import Artefact
-from hmi.model.files import write_json
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import KINDS, TaskKind, task_of_version
@@ -42,34 +42,33 @@ from plot_store import Reader, VersionInfo
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), maybe dev, unlabelled."""
+    """Job body."""
     keep_freed_memory()
-    spec = ctx.job.spec
+    spec = FineTuneSpec.of(ctx.job)
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
-    options = FineTuneOptions(**spec.get("options") or {})
-    name = _known(spec["task"])
+    options, name = spec.options, _known(spec.task)
     # Rows first: what is wrong with them is said at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
-    plot = _pinned_plot(ctx, spec["domain"])
-    root = load_root(ctx.settings.data / "roots" / plot.ref.split("/")[0] / plot.meta["root_version"])
-    made = _embedding(root, options) if data is None else _fine_tuned(ctx, root, plot, data, options)
+    plot = _pinned_plot(ctx, spec.domain)
+    root = load_root(ctx.layout.root(plot.ref.split("/")[0], plot.meta["root_version"]))
+    made = _embedding(root, options) if data is None else _fine_tuned(ctx, spec, root, plot, data)
     verdict, about = Verdict(), {"task": str(name)}
     if data is not None:
-        before = [] if made.afresh else _trained_before(ctx, options)
+        before = [] if made.afresh else _trained_before(ctx, spec)
         about["rows"] = keys_as_text(keys_of(data.train, *before))
-    if spec["mode"] == "update":
+    if spec.mode == "update":
         dev = [] if data is None else data.dev
-        verdict = judge_update(ctx, root, dev, made.answers, spec.get("publish", "if-better"))
+        verdict = judge_update(ctx, root, dev, made.answers, spec.publish or "if-better")
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
     if verdict.remark is not None:
         metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
     artefact, size = ctx.adapters.put(made.artefact.joined(), about)
-    model = ModelId.parse(spec["model"])
+    model = spec.model_id
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
+            version=0, artefact=artefact, domain=spec.domain, plot_version=plot.id, root=root.info.name,
             root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
             module=None if data is None else data.module, max_length=made.max_length, metrics=metrics,
             lexical=bool(made.artefact.lexical), transitions=options.transitions, bytes=size,
@@ -80,7 +79,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {
         "model": str(model), "version": version.version, "metrics": version.metrics, "bytes": size,
         "published": version.held_back is None, "reason": version.held_back,
-        "publish": spec.get("publish"),
+        "publish": spec.publish,
     }  # fmt: skip
 
 
@@ -108,8 +107,8 @@ def _embedding(root: Root, options: FineTuneOptions) -> Made:
     )
 
 
-def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
-    recipe, windows = options.recipe(), data.task.rules.windows
+def _fine_tuned(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: VersionInfo, data: Data) -> Made:
+    recipe, windows = spec.options.recipe(), data.task.rules.windows
     max_length = min(recipe.max_length, root.max_length)
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
     weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
@@ -121,30 +120,34 @@ def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, opti
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
-        made = _train(ctx, root, reader, data, train, dev, weights, options)
+        made = _train(ctx, spec, root, reader, data, train, dev, weights)
     warnings += [made.afresh] if made.afresh else []
     return replace(made, metrics={**made.metrics, **about, "warnings": warnings})
 
 
 def _train(
     ctx: JobContext,
+    spec: FineTuneSpec,
     root: Root,
     reader: Reader,
     data: Data,
     train: Split,
     dev: Split,
     weights: tuple[float, ...] | None,
-    options: FineTuneOptions,
 ) -> Made:
     """Train with a checkpoint after each epoch; the best one is kept, in fp16."""
-    recipe, task, targets = replace(options.recipe(), module=data.module), data.task, task_targets(data.task, train)
+    recipe, task, targets = (
+        replace(spec.options.recipe(), module=data.module),
+        data.task,
+        task_targets(data.task, train),
+    )
     plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
     checkpoint = ctx.folder / CHECKPOINT
     begun = resume_training(checkpoint, trainer)
     if begun is None:
-        begun = Resumed(History(), _warm_start(ctx, root, trainer, data, options))
+        begun = Resumed(History(), _warm_start(ctx, spec, root, trainer, data))
 
     def report(step: int, total: int, loss: float) -> None:
         ctx.progress(step, total, phase="fine-tuning", loss=loss)
@@ -193,27 +196,27 @@ def _known(value: str) -> Task:
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     """The PLOT version to train on, fixed at the first start so that a resumed run sees the same features."""
-    plan = ctx.folder / "plan.json"
-    if not plan.exists():
+    pinned = ctx.pinned().plot
+    if pinned is None:
         refs = ctx.plots.refs()
         if domain not in refs:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        write_json(plan, {"plot": refs[domain].id})
-    return ctx.plots.version(json.loads(plan.read_text())["plot"])
+        pinned = refs[domain].id
+        ctx.pin(PinnedPlots(plot=pinned))
+    return ctx.plots.version(pinned)
 
 
-def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, options: FineTuneOptions) -> str | None:
+def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
     """An update continues from the live version where labels and module are the same, a new model from the sibling
     that it names, an import from its adapter.
 
     Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises Damaged for a
     sibling.
     """
-    mode, task = ctx.job.spec["mode"], data.task
+    mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return None
-    source = ctx.job.spec["model"] if mode == "update" else options.start
     if source is None:
         return None
     live = ctx.registry.model(ModelId.parse(source, "options.start")).live
@@ -237,7 +240,8 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, optio
     return None
 
 
-def _trained_before(ctx: JobContext, options: FineTuneOptions) -> list[Keys]:
+def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[Keys]:
     """Keys of the rows that the model was trained on which this one may go on from."""
-    source = ctx.job.spec["model"] if ctx.job.spec["mode"] == "update" else options.start
-    return [] if source is None else [seen_by(ctx, ctx.registry.model(ModelId.parse(source, "options.start")).live)]
+    if spec.source is None:
+        return []
+    return [seen_by(ctx, ctx.registry.model(ModelId.parse(spec.source, "options.start")).live)]

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion, TaskRules, now
+from hmi.core import ModelVersion, TaskRules, now
 from hmi.errors import NotFound
-from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
 from hmi.model.heads import head_tensors
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
@@ -23,19 +23,19 @@ from hmi.model.root import RootInfo, read_root_info
 
 def without_rows(ctx: JobContext) -> bool:
     """Whether this job is an import that trains nothing."""
-    return bool(ctx.job.spec["mode"] == "import") and not (ctx.input / "data").exists()
+    return FineTuneSpec.of(ctx.job).mode == "import" and not (ctx.input / "data").exists()
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
     """Publish the adapter with its own head. Raises InvalidInput where a tensor or the head has no twin here."""
-    spec, options = ctx.job.spec, FineTuneOptions(**ctx.job.spec.get("options") or {})
-    domain, model = spec["domain"], ModelId.parse(spec["model"])
+    spec = FineTuneSpec.of(ctx.job)
+    domain, model = spec.domain, spec.model_id
     plots = ctx.plots.refs()
     if domain not in plots:
         raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
     plot = plots[domain]
     root = plot.ref.split("/")[0]
-    info = read_root_info(ctx.settings.data / "roots" / root / plot.meta["root_version"])
+    info = read_root_info(ctx.layout.root(root, plot.meta["root_version"]))
     ctx.progress(0, 1, phase="importing")
     twin, module = _module(ctx, info)
     head = _head(ctx, info)
@@ -49,7 +49,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             version=0, artefact=artefact, domain=domain, plot_version=plot.id, root=root, root_version=info.version,
             task=head.task, labels=head.labels, rules=_rules(head), module=twin.spec, metrics=metrics, bytes=size,
             created=now(),
-            max_length=min(options.max_length, info.shape.positions), job=ctx.job.job,
+            max_length=min(spec.options.max_length, info.shape.positions), job=ctx.job.job,
         ),
     )  # fmt: skip
     version = next(v for v in record.versions if v.job == ctx.job.job)

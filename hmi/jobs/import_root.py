@@ -18,6 +18,7 @@ from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plots import Wanted, in_chunks, write_version
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import ImportRootSpec
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.files import read_checkpoint, write_checkpoint
@@ -27,6 +28,7 @@ from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.stores.layout import Layout
 from hmi.training.data.corpus import check_corpus, read_documents
 from hmi.training.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.fidelity import fidelity_report
@@ -46,23 +48,22 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
-    each kind of text that fidelity is told of; text-0, text-1, … are general. With `repairs`, the version of a root
-    that is there, its files become what they were (`hmi.jobs.repair_root`)."""
+    """Job body. Where the spec names a version that it repairs, that root's files become what they were
+    (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
-    spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
-    source = find_source(spec["source"])
+    spec = ImportRootSpec.of(ctx.job)
+    source = find_source(spec.source)
     texts = sorted(ctx.input.glob("text-*"))
     documents = sum(check_corpus(text) for text in texts)
-    if "repairs" in spec:
+    if spec.repairs is not None:
         return repair_root.run(
-            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, options, texts)
+            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, texts)
         )
-    folder = ctx.settings.data / "roots" / spec["name"] / ctx.job.job
+    folder = ctx.layout.root(spec.name, ctx.job.job)
     if not folder.exists():
-        _write_artefact(ctx, folder, source, spec, options, texts)
+        _write_artefact(ctx, folder, source, spec, texts)
     info = read_root_info(folder)
-    _publish_plot(ctx, folder, float(spec.get("alpha", 50)), texts, documents)
+    _publish_plot(ctx, folder, spec.alpha, texts, documents)
     record = RootRecord(
         name=info.name,
         version=info.version,
@@ -82,7 +83,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def measure_root(
-    record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
+    record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
     """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
@@ -94,7 +95,7 @@ def measure_root(
         raise Conflict(
             f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
         )
-    root = load_root(data / "roots" / record.name / record.version, with_lower=True)
+    root = load_root(layout.root(record.name, record.version), with_lower=True)
     assert root.lower is not None
     kinds: Texts = {}
     for path in texts:
@@ -112,9 +113,7 @@ def _about(source: Source) -> dict[str, str]:
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
 
-def _write_artefact(
-    ctx: JobContext, folder: Path, source: Source, spec: dict[str, Any], options: ImportRootOptions, paths: list[Path]
-) -> None:
+def _write_artefact(ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]) -> None:
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
     if tokenizer.pad_id != teacher.shape.pad:
         raise UnsupportedModel(
@@ -122,7 +121,8 @@ def _write_artefact(
             "give a source whose files belong together",
             field="source",
         )
-    split = spec.get("split") or teacher.shape.layers // 2
+    options = spec.options
+    split = spec.split or teacher.shape.layers // 2
     if not 0 < split < teacher.shape.layers:
         raise InvalidInput(f"split {split} must lie between 1 and {teacher.shape.layers - 1}", field="split")
     parts = split_encoder(teacher, split, tokenizer.cls_id, options.n)
@@ -130,7 +130,7 @@ def _write_artefact(
     lower, upper, bias = parts
     pooling, normalise = read_pooling(source.folder)
     info = RootInfo(
-        name=spec["name"],
+        name=spec.name,
         version=ctx.job.job,
         source=_about(source),
         shape=teacher.shape,

@@ -13,7 +13,7 @@ from hmi.manager.roots import Roots
 from hmi.model.checked import ROOT_CURE
 from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
-from hmi.stores.layout import read_json, tree_bytes
+from hmi.stores.layout import tree_bytes
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
@@ -54,7 +54,7 @@ class Upkeep:
         for root in parts.registry.roots():
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
-            if not (parts.layout.roots / root.name / root.version).is_dir():
+            if not parts.layout.root(root.name, root.version).is_dir():
                 problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
         for lower, domain in lowers.items():
             if not parts.lowers.has(lower):
@@ -83,7 +83,7 @@ class Upkeep:
         with plot_errors():
             lowers = self._lowers()
         for root in parts.registry.roots(tolerant=True):
-            folder = parts.layout.roots / root.name / root.version
+            folder = parts.layout.root(root.name, root.version)
             problems += self._told(verify_root, folder) if folder.is_dir() else []
         for lower, domain in lowers.items():
             if parts.lowers.has(lower):
@@ -136,9 +136,7 @@ class Upkeep:
         pinned: set[str] = set()
         # Jobs first: one that ends meanwhile has published its model before, so the models read next have it.
         for job in parts.registry.live_jobs():
-            plan = read_json(JobFolder(parts.layout.jobs, job.job).path / "plan.json")
-            if isinstance(plan, dict):
-                pinned |= {v for k, v in plan.items() if k in ("plot", "parent") and isinstance(v, str)}
+            pinned |= JobFolder(parts.layout.jobs, job.job).pinned().versions
         return pinned | {v.plot_version for m in parts.registry.models() for v in m.versions}
 
     def stats(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_files
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
@@ -105,17 +106,15 @@ class Exchange:
         info = self._root(branch.root, plot.meta["root_version"])
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
-        checked_files(
-            cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked["skip_bad_rows"]
-        )
-        spec = {"model": str(wanted), "domain": str(branch), "task": task, "mode": "import", "options": checked}
+        checked_files(cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked.skip_bad_rows)
+        spec = FineTuneSpec(model=str(wanted), domain=str(branch), task=task, mode="import", options=checked)
         inputs = {name.replace("_", "-"): file for name, file in files.items()}
-        return self._parts.runner.submit("fine_tune", spec, wanted.tenant, inputs, tenant_limit=job_limit)
+        return self._parts.runner.submit("fine_tune", spec.stored(), wanted.tenant, inputs, tenant_limit=job_limit)
 
     def _root(self, name: str, version: str) -> RootInfo:
         from hmi.model.root import read_root_info
 
-        return read_root_info(self._parts.layout.roots / check_name(name, "root") / version)
+        return read_root_info(self._parts.layout.root(check_name(name, "root"), version))
 
 
 def _check_parts(files: Mapping[str, Path | bytes]) -> None:
@@ -132,7 +131,7 @@ def _check_parts(files: Mapping[str, Path | bytes]) -> None:
         )
 
 
-def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> dict[str, Any]:
+def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> FineTuneOptions:
     idle = sorted(set(options or {}) - {"max_length", "module", "start"})
     if idle and not trained:
         raise InvalidInput(

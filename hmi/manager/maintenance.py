@@ -12,6 +12,7 @@ from typing import Any
 
 from hmi.core import DomainId, JobRecord
 from hmi.errors import Conflict, HmiError, NotFound
+from hmi.jobs.specs import CompactPlotSpec
 from hmi.manager.parts import Parts
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
@@ -88,7 +89,9 @@ class StoreCare:
         for job in self._parts.registry.live_jobs(tolerant=True):
             if job.kind == "build_plot" and job.spec.get("domain") == name:
                 raise Conflict(f"job {job.job} is building {name}: compact {name} when the job has ended", job=job.job)
-        return self._parts.runner.submit("compact_plot", {"domain": name, "max_segments": max_segments})
+        return self._parts.runner.submit(
+            "compact_plot", CompactPlotSpec(domain=name, max_segments=max_segments).stored()
+        )
 
     def collect(self, *, dry_run: bool, keep_versions: int | None, keep_days: float | None) -> GcReport:
         """Collect PLOT versions that nothing keeps: not retention, a model, a job, a tag or a pin. Raises InvalidInput.

@@ -12,7 +12,7 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
-from hmi.jobs.runtime.folders import JobFolder
+from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots
@@ -39,8 +39,8 @@ class JobContext:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.job, self.settings, self.registry = job, settings, registry
-        self._layout = Layout(settings.data)
-        self._files = JobFolder(self._layout.jobs, job.job)
+        self.layout = Layout(settings.data)
+        self._files = JobFolder(self.layout.jobs, job.job)
         self._stopping = stopping
         self._phase: str | None = None
         self._moved_on = False
@@ -59,15 +59,23 @@ class JobContext:
 
     @cached_property
     def plots(self) -> Store:
-        return open_plots(self._layout.plots, self.settings)
+        return open_plots(self.layout.plots, self.settings)
 
     @cached_property
     def adapters(self) -> AdapterStore:
-        return AdapterStore(self._layout.adapters)
+        return AdapterStore(self.layout.adapters)
 
     @cached_property
     def lowers(self) -> AdapterStore:
-        return AdapterStore(self._layout.lowers, LOWER_CURE)
+        return AdapterStore(self.layout.lowers, LOWER_CURE)
+
+    def pinned(self) -> PinnedPlots:
+        """The PLOT versions that an earlier attempt fixed."""
+        return self._files.pinned()
+
+    def pin(self, plots: PinnedPlots) -> None:
+        """Fix the PLOT versions that this job stands on. Raises StorageFull."""
+        self._files.pin(plots)
 
     def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
         """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped (shutdown).

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
-from hmi.core import Progress
+from hmi.core import Progress, Record
 from hmi.errors import InvalidInput
-from hmi.model.files import full_or, sync_folder
+from hmi.model.files import full_or, sync_folder, write_json
 from hmi.stores.job_table import check_job_id, job_id_at
 from hmi.stores.layout import read_json, try_lock
 
@@ -26,6 +26,22 @@ KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
 def new_job_id() -> str:
     """Sorts by time of creation."""
     return job_id_at(time.time()) + secrets.token_hex(5)
+
+
+class PinnedPlots(Record):
+    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first one saw.
+
+    plot: the version that a model is trained on; parent: the one that a build extends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    plot: str | None = None
+    parent: str | None = None
+
+    @property
+    def versions(self) -> set[str]:
+        return {version for version in (self.plot, self.parent) if version is not None}
 
 
 class JobFolder:
@@ -80,6 +96,17 @@ class JobFolder:
             return Progress.model_validate(read_json(self.path / "progress.json") or {})
         except ValidationError:
             return Progress()  # of another release; a running job replaces it at once
+
+    def pin(self, plots: PinnedPlots) -> None:
+        """Keep these versions from being collected, durably. Raises StorageFull."""
+        write_json(self.path / "plan.json", plots.model_dump(exclude_none=True))
+
+    def pinned(self) -> PinnedPlots:
+        """The versions that the job stands on; none where it has not begun."""
+        try:
+            return PinnedPlots.model_validate(read_json(self.path / "plan.json") or {})
+        except ValidationError:
+            return PinnedPlots()
 
     def tidy(self) -> None:
         """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait on it."""
