@@ -19,7 +19,7 @@ from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hmi.bench.quality.models import Models
+    from hmi.bench.quality.models import Encoders
     from hmi.bench.quality.setting import Setting
 
 RUNS = "runs.jsonl"
@@ -139,7 +139,7 @@ def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
 
 
 @contextmanager
-def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Models]:
+def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
     """The root and the PLOTs, made where they are not there yet."""
     from hmi.bench.quality import setting as made
     from hmi.bench.quality.tasks import named

@@ -31,7 +31,7 @@ from hmi.training.teacher import encoder_examples
 from hmi.training.trainer import Trainer
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
-RECIPE = 2
+RECIPE_VERSION = 2
 """Part of what a kept result is of: a change of the training makes old ones another's."""
 _TASKS = 3
 
@@ -49,7 +49,7 @@ class Dedicated:
 
 
 @dataclass(frozen=True)
-class Problem:
+class TokenisedTask:
     """One task, tokenised."""
 
     tenant: TenantFolder
@@ -74,7 +74,7 @@ def train_dedicated(tenants: Sequence[TenantFolder], kept: Path, mark: str, step
         problem = _problem(tenant, tokenizer)
         tries = []
         for lr in LEARNING_RATES:
-            key = f"{RECIPE} {mark} {tenant.id} {lr:g}"
+            key = f"{RECIPE_VERSION} {mark} {tenant.id} {lr:g}"
             if key not in known:
                 known[key] = asdict(_fine_tune(problem, encoder, lr, steps))
                 write_json(kept, known)
@@ -92,7 +92,7 @@ def mean_ratio(values: Mapping[str, float], dedicated: Sequence[Dedicated]) -> f
     return sum(ratio(values, d) for d in dedicated) / len(dedicated)
 
 
-def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> Problem:
+def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> TokenisedTask:
     recipe = FineTuneOptions(**tenant.options).recipe()
     paths = {"train": tenant.train, "dev": tenant.dev or tenant.train, "test": tenant.test}
     rows = {name: read_rows(path, tenant.task, field=name) for name, path in paths.items()}
@@ -101,10 +101,10 @@ def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> Problem:
         rows["train"], rows["dev"] = rows["train"][:-held], rows["train"][-held:]
     splits = {n: Split(r, tokenizer.encode([x.text for x in r], recipe.max_length)) for n, r in rows.items()}
     golds = [row.label for row in [*rows["train"], *rows["dev"]]]
-    return Problem(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, recipe)
+    return TokenisedTask(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, recipe)
 
 
-def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
+def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
     """One learning rate: train, keep the epoch that is best on dev, look at test with that one."""
     kind, targets = problem.task, task_targets(problem.task, problem.splits["train"])
     plan = plan_training(problem.recipe.plain(lr), kind, len(targets))
@@ -122,7 +122,7 @@ def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> D
     return Dedicated(problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size)
 
 
-def _judged(problem: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
+def _judged(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:
     split = problem.splits[name]
     outputs = trainer.predict(encoder_examples(split, [[]] * len(split.rows)))
     return judge(problem.task, split, outputs)

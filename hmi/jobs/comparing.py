@@ -27,7 +27,7 @@ from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
 from hmi.training.plan import plan_reading
 from hmi.training.recipe import HELD_OUT
-from hmi.training.row_keys import Keys, are_seen, keys_from_text
+from hmi.training.row_keys import RowKeys, are_seen, keys_from_text
 from hmi.training.splits import encoded_split, merged_outputs
 from hmi.training.trainer import tenant_trainer
 from plot_store import PlotStoreError
@@ -46,7 +46,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Answers:
+class HeldOutAnswers:
     """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
 
     task: TaskKind
@@ -58,7 +58,7 @@ class Answers:
         return headline_name(metrics), headline(metrics)
 
 
-def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
+def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers, publish: Publish) -> Verdict:
     """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its cure."""
     try:
         live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
@@ -105,7 +105,7 @@ def tolerance(score: float, rows: int, *, signed: bool) -> float:
     return max(1 / rows, math.sqrt(share * (1 - share) / rows))
 
 
-def seen_by(ctx: JobContext, version: ModelVersion) -> Keys:
+def seen_by(ctx: JobContext, version: ModelVersion) -> RowKeys:
     """Keys of the rows that a version was trained on, as far as it tells."""
     try:
         return keys_from_text(ctx.adapters.about(version.artefact).get("rows", ""))
@@ -113,7 +113,7 @@ def seen_by(ctx: JobContext, version: ModelVersion) -> Keys:
         return keys_from_text("")
 
 
-def unseen(rows: Sequence[Row], keys: Keys) -> list[int]:
+def unseen(rows: Sequence[Row], keys: RowKeys) -> list[int]:
     return [i for i, seen in enumerate(are_seen(rows, keys)) if not seen]
 
 
@@ -123,7 +123,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
     return Verdict("publish=never was asked for" if publish == "never" and worse is None else worse, scores)
 
 
-def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
+def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
     """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.layout.root(live.root, live.root_version))
@@ -137,4 +137,4 @@ def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row
         trainer.start_from(artefact.map(lambda value: value.float()))
         outputs = trainer.predict(examples, exact=True)
     read = trainer.reading(task)
-    return Answers(read, merged_outputs(read, split, outputs))
+    return HeldOutAnswers(read, merged_outputs(read, split, outputs))

@@ -11,7 +11,7 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs import import_module
-from hmi.jobs.comparing import Answers, Verdict, judge_update, seen_by
+from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
@@ -28,7 +28,7 @@ from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_
 from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.plan import plan_training
-from hmi.training.row_keys import Keys, keys_as_text, keys_of
+from hmi.training.row_keys import RowKeys, joined_keys, keys_as_text
 from hmi.training.splits import Split as Split
 from hmi.training.splits import (
     class_weights,
@@ -56,7 +56,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     verdict, about = Verdict(), {"task": str(name)}
     if data is not None:
         before = [] if made.afresh else _trained_before(ctx, spec)
-        about["rows"] = keys_as_text(keys_of(data.train, *before))
+        about["rows"] = keys_as_text(joined_keys(data.train, *before))
     if spec.mode == "update":
         dev = [] if data is None else data.dev
         verdict = judge_update(ctx, root, dev, made.answers, spec.publish or "if-better")
@@ -88,7 +88,7 @@ class Made:
     """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go on from the
     live version, since that is damaged."""
 
-    answers: Answers
+    answers: HeldOutAnswers
     artefact: Artefact
     max_length: int
     metrics: dict[str, Any]
@@ -102,9 +102,8 @@ class Made:
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
     """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
-    return Made(
-        Answers(Embedding((), rules), []), Artefact(), min(options.max_length, root.max_length), {"dim": root.dim}
-    )
+    length = min(options.max_length, root.max_length)
+    return Made(HeldOutAnswers(Embedding((), rules), []), Artefact(), length, {"dim": root.dim})
 
 
 def _fine_tuned(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: VersionInfo, data: Data) -> Made:
@@ -136,11 +135,8 @@ def _train(
     weights: tuple[float, ...] | None,
 ) -> Made:
     """Train with a checkpoint after each epoch; the best one is kept, in fp16."""
-    recipe, task, targets = (
-        replace(spec.options.recipe(), module=data.module),
-        data.task,
-        task_targets(data.task, train),
-    )
+    task, targets = data.task, task_targets(data.task, train)
+    recipe = replace(spec.options.recipe(), module=data.module)
     plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
@@ -171,11 +167,11 @@ def _train(
     return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)
 
 
-def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Answers, dict[str, Any]]:
+def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:
     """The answers of the task with what is chosen on these rows, and its metrics on them."""
     golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
     task = task.tuned(golds, merged)
-    return Answers(task, merged), task.score(golds, merged)
+    return HeldOutAnswers(task, merged), task.score(golds, merged)
 
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
     return None
 
 
-def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[Keys]:
+def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[RowKeys]:
     """Keys of the rows that the model was trained on which this one may go on from."""
     if spec.source is None:
         return []

@@ -35,11 +35,11 @@ from hmi.training.fidelity import fidelity_report
 from hmi.training.reports import StepReport
 from plot_store import ORDER_NAMES
 
-Parts = tuple[LocalLower, nn.ModuleList, InputBias]
+LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
 Texts = dict[str, list[Encoded]]  # by kind
 Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # of all texts, by kind
 MAX_TEXTS = 40_000
-HELD_OUT = 160
+FIDELITY_TEXTS = 160
 """Texts that fidelity is measured on, of all kinds together; never more than a third of what there is."""
 LEAST_TEXTS = 100
 PAIR_SHARE = 16
@@ -102,7 +102,7 @@ def measure_root(
         check_corpus(path)
         rng = random.Random(0)
         lines = [_piece(d, rng) for d in read_documents(path)]
-        some = rng.sample(lines, min(len(lines), HELD_OUT))
+        some = rng.sample(lines, min(len(lines), FIDELITY_TEXTS))
         kinds[path.name] = root.tokenizer.encode(some, 256)
     return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
 
@@ -146,13 +146,18 @@ def _write_artefact(ctx: JobContext, folder: Path, source: Source, spec: ImportR
 
 
 def _make_local(
-    ctx: JobContext, source: Source, teacher: Encoder, tokenizer: Tokenizer, parts: Parts, options: ImportRootOptions,
+    ctx: JobContext,
+    source: Source,
+    teacher: Encoder,
+    tokenizer: Tokenizer,
+    parts: LocalParts,
+    options: ImportRootOptions,
     paths: list[Path],
-) -> Fidelity:  # fmt: skip
+) -> Fidelity:
     """Change `parts` into a root's, by shipped weights or by learning from the texts; what it is worth."""
     lower = parts[0]
     shipped = None if options.distil else shipped_locality(source.sha256, lower.depth, lower.n)
-    most = MAX_TEXTS if shipped is None else 3 * HELD_OUT
+    most = MAX_TEXTS if shipped is None else 3 * FIDELITY_TEXTS
     texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
     if shipped is None:
         if not paths:
@@ -171,18 +176,21 @@ def _make_local(
     return about["fidelity"], about.get("fidelity_by_kind", {})
 
 
-def _measured(ctx: JobContext, parts: Parts, teacher: Encoder, held_out: Texts) -> Fidelity:
+def _measured(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
     ctx.progress(0, 1, phase="fidelity")
     found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
     ctx.progress(1, 1, phase="fidelity")
     return found
 
 
-def _learn(ctx: JobContext, teacher: Encoder, parts: Parts, texts: list[Encoded], options: ImportRootOptions) -> None:
+def _learn(
+    ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
+) -> None:
     """Ridge, distillation, co-training; each phase is checkpointed as it ends."""
     if len(texts) < LEAST_TEXTS:
         raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: give at least {HELD_OUT + LEAST_TEXTS} lines",
+            f"{len(texts)} usable texts are too few to learn locality: "
+            f"give at least {FIDELITY_TEXTS + LEAST_TEXTS} lines",
             field="texts",
         )
     lower, upper, bias = parts
@@ -230,7 +238,7 @@ def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int, most: int)
     for path in paths:
         lines = [_piece(d, rng) for d in read_documents(path)]
         lines = rng.sample(lines, min(len(lines), most // len(paths)))
-        held = min(-(-HELD_OUT // len(paths)), len(lines) // 3)
+        held = min(-(-FIDELITY_TEXTS // len(paths)), len(lines) // 3)
         encoded = [[e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4] for some in
                    (lines[:held], lines[held:])]  # fmt: skip
         held_out.setdefault(_kind_of(path), []).extend(encoded[0])
@@ -263,13 +271,13 @@ def _report(ctx: JobContext, phase: str) -> StepReport:
     return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
 
 
-def _checkpoint(ctx: JobContext, name: str, parts: Parts) -> None:
+def _checkpoint(ctx: JobContext, name: str, parts: LocalParts) -> None:
     state = {f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()}
     write_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors", state)
     ctx.checkpointed()
 
 
-def _restored(ctx: JobContext, name: str, parts: Parts) -> bool:
+def _restored(ctx: JobContext, name: str, parts: LocalParts) -> bool:
     found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
     if found is None:
         return False

@@ -14,7 +14,7 @@ from hmi.model.root import Root
 from hmi.model.source import find_source, load_encoder
 from hmi.training.data.rows import Row
 from hmi.training.recipe import Recipe
-from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, taught, unlearnt_score
+from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, teach, unlearnt_score
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> 
         if not texts:
             remark = "every text for a teacher is a labelled or held-out row, too: no teacher was trained"
             return Taught([], {}, [remark])
-        score, said = taught(encoder, root, replace(lesson, texts=texts), recipe, report)
+        score, said = teach(encoder, root, replace(lesson, texts=texts), recipe, report)
         answers = [{"text": row.text, "said": said_as_json(gold)} for row, gold in zip(texts, said, strict=True)]
         write_json(path, {"score": score, "answers": answers})
         ctx.checkpointed()

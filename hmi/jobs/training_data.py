@@ -9,7 +9,7 @@ from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.tasks import TaskKind, learn_task
-from hmi.training.data.rows import Row, Rows, given_rows, given_texts
+from hmi.training.data.rows import Row, RowFile, given_rows, given_texts
 from hmi.training.defaults import default_module
 from hmi.training.row_keys import hold_out
 
@@ -54,7 +54,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     return Data(replace(task, rules=rules), module, train, dev, dev_given, texts, read, notes)
 
 
-def _notes(field: str, found: Rows) -> list[str]:
+def _notes(field: str, found: RowFile) -> list[str]:
     """Remarks on a file: the rows left out, and what is unusual."""
     left = found.left_out
     if not left:

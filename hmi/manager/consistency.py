@@ -13,13 +13,13 @@ from hmi.manager.roots import Roots
 from hmi.model.checked import ROOT_CURE
 from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
-from hmi.stores.layout import tree_bytes
+from hmi.stores.layout import folder_bytes
 from hmi.stores.plots import plot_errors
 
 log = logging.getLogger("hmi.manager")
 
 
-class Upkeep:
+class Consistency:
     """Collection and consistency."""
 
     def __init__(self, parts: Parts, roots: Roots) -> None:
@@ -147,13 +147,13 @@ class Upkeep:
         models = parts.registry.models()
         return {
             "bytes": {
-                "registry": tree_bytes(layout.registry),
+                "registry": folder_bytes(layout.registry),
                 "plots": plots.bytes,
-                "roots": tree_bytes(layout.roots),
+                "roots": folder_bytes(layout.roots),
                 "lowers": parts.lowers.bytes(),
                 "adapters": parts.adapters.bytes(),
-                "jobs": tree_bytes(layout.jobs),
-                "misses": tree_bytes(layout.misses),
+                "jobs": folder_bytes(layout.jobs),
+                "misses": folder_bytes(layout.misses),
             },
             "roots": len(parts.registry.roots()),
             "domains": plots.refs,

@@ -44,7 +44,7 @@ class DomainOnDisk:
     entries: dict[str, int]
 
 
-class StoreCare:
+class Maintenance:
     """Compaction, collection with other retention than the default, and figures of the store. Thread-safe."""
 
     def __init__(self, parts: Parts, pinned: Callable[[], set[str]]) -> None:

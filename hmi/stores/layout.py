@@ -186,7 +186,7 @@ def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
     return removed
 
 
-def tree_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Bytes of all files below `folder`, those that vanish meanwhile left out."""
     total = 0
     for path in folder.rglob("*"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
-from hmi.model.lower import Cover, InputBias, LocalLower, centre, shifted, windows_of
+from hmi.model.lower import Cover, InputBias, LocalLower, centre, ngram_windows, shifted
 from hmi.model.relative import bucket_of
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
@@ -41,7 +41,7 @@ class DistilPlan:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """Padded ids, types and positions [B, T] int64, and the token mask [B, T]."""
 
     ids: Tensor
@@ -53,12 +53,12 @@ class Batch:
         return torch.arange(self.ids.shape[1]).expand_as(self.ids)
 
 
-def make_batch(texts: Sequence[Encoded]) -> Batch:
+def make_batch(texts: Sequence[Encoded]) -> PaddedBatch:
     ids = pad_ids([t.ids for t in texts])
-    return Batch(ids, pad_ids([t.types for t in texts]), ids > 0)
+    return PaddedBatch(ids, pad_ids([t.types for t in texts]), ids > 0)
 
 
-def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[Batch]:
+def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[PaddedBatch]:
     """Endless batches of about `tokens` tokens, each of texts cut to one of three lengths."""
     sep = texts[0].ids[-1]
     while True:
@@ -78,7 +78,7 @@ def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Gener
     return Cover(held)
 
 
-def compute_features(lower: LocalLower, bias: InputBias, batch: Batch, cover: Cover | None = None) -> Tensor:
+def compute_features(lower: LocalLower, bias: InputBias, batch: PaddedBatch, cover: Cover | None = None) -> Tensor:
     """What the upper layers receive [B, T, dim]: aggregated n-gram rows plus position and type bias."""
     rows: Tensor = lower(batch.ids, cover) + bias(batch.positions, batch.types)
     return rows
@@ -104,7 +104,7 @@ def start_local(
 
 
 @torch.no_grad()
-def init_slots(lower: LocalLower, teacher: Encoder, batch: Batch) -> None:
+def init_slots(lower: LocalLower, teacher: Encoder, batch: PaddedBatch) -> None:
     """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP], and where
     attention is relative, their bias to the mean over the texts' tokens."""
     last = batch.mask.sum(1) - 1
@@ -122,7 +122,7 @@ def init_slots(lower: LocalLower, teacher: Encoder, batch: Batch) -> None:
         x = layer(x, attend)
 
 
-def _slot_shares(batch: Batch, buckets: int) -> Tensor:
+def _slot_shares(batch: PaddedBatch, buckets: int) -> Tensor:
     """How often a text's tokens see its [CLS] and its last [SEP] in each bucket of distance: [2, buckets]."""
     ends = torch.stack([torch.zeros(len(batch.ids), dtype=torch.int64), batch.mask.sum(1) - 1])
     distances = (ends[:, :, None] - batch.positions)[:, batch.mask]
@@ -131,7 +131,9 @@ def _slot_shares(batch: Batch, buckets: int) -> Tensor:
 
 
 @torch.no_grad()
-def fit_ridge(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[Batch], shrink: float) -> None:
+def fit_ridge(
+    lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch], shrink: float
+) -> None:
     """Fit W_r, shrunk towards I/n, and the position and type bias to the teacher, in closed form."""
     d, width = lower.shape.dim, lower.n * lower.shape.dim
     prior = torch.eye(d).repeat(lower.n, 1) / lower.n
@@ -157,7 +159,7 @@ def fit_ridge(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Seq
 
 
 @torch.no_grad()
-def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[Batch]) -> None:
+def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch]) -> None:
     """Position bias = mean residual around each position (wider further out); type bias = what type 1 adds."""
     shape = lower.shape
     total = torch.zeros(shape.positions, shape.dim)
@@ -253,10 +255,10 @@ def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
     return Encoded([*text.ids[: limit - 1], sep], text.types[:limit], text.words[:limit], True)
 
 
-def _parts(lower: LocalLower, batch: Batch) -> Tensor:
+def _parts(lower: LocalLower, batch: PaddedBatch) -> Tensor:
     """The hidden rows that overlap at each token, unfolded, one role beside the other [B, T, n·dim]."""
     n = lower.n
-    h = lower.hidden(windows_of(batch.ids, n).reshape(-1, n)).view(*batch.ids.shape, n, -1)
+    h = lower.hidden(ngram_windows(batch.ids, n).reshape(-1, n)).view(*batch.ids.shape, n, -1)
     h = h * batch.mask[..., None, None]
     return torch.cat([shifted(h[:, :, role], role - centre(n)) for role in range(n)], dim=-1)
 

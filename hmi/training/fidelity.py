@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.lower import InputBias, LocalLower
-from hmi.training.distillation import Batch, compute_features, make_batch, run_upper
+from hmi.training.distillation import PaddedBatch, compute_features, make_batch, run_upper
 
 SHORT = 12
 """Tokens of a short text, [CLS] and [SEP] included: an utterance."""
@@ -29,7 +29,7 @@ AT_ONCE = 20
 
 @torch.inference_mode()
 def measure_fidelity(
-    lower: LocalLower, bias: InputBias, upper: nn.ModuleList, teacher: Encoder, batches: Sequence[Batch]
+    lower: LocalLower, bias: InputBias, upper: nn.ModuleList, teacher: Encoder, batches: Sequence[PaddedBatch]
 ) -> dict[str, float]:
     """All measures over `batches`, rounded to four places."""
     states: dict[str, list[Tensor]] = {name: [] for name in ("split", "split_true", "last", "last_true")}
@@ -70,7 +70,7 @@ def fidelity_report(
     return measure_fidelity(lower, bias, upper, teacher, _batches(every)), by_kind
 
 
-def _batches(texts: Sequence[Encoded]) -> list[Batch]:
+def _batches(texts: Sequence[Encoded]) -> list[PaddedBatch]:
     return [make_batch(texts[i : i + AT_ONCE]) for i in range(0, len(texts), AT_ONCE)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hmi.model.batching import Encoded
 from hmi.model.lower import InputBias, LocalLower
-from hmi.training.distillation import Batch, compute_features, random_cover, run_upper, sample_batches
+from hmi.training.distillation import PaddedBatch, compute_features, random_cover, run_upper, sample_batches
 from hmi.training.reports import StepReport
 
 MASK_SHARE = 0.15
@@ -85,7 +85,7 @@ def pretrain_lower(
     lower.requires_grad_(False)
 
 
-def mask_tokens(batch: Batch, mask_id: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
+def mask_tokens(batch: PaddedBatch, mask_id: int, generator: torch.Generator) -> tuple[PaddedBatch, Tensor]:
     """Hide 15% of the inner tokens (BERT's 80/10/10 rule); returns the batch and where to predict, bool [B, T]."""
     draw = torch.rand(batch.ids.shape, generator=generator)
     inner = batch.mask & (batch.positions > 0) & (batch.ids != batch.ids[0, int(batch.mask[0].sum()) - 1])
@@ -96,4 +96,4 @@ def mask_tokens(batch: Batch, mask_id: int, generator: torch.Generator) -> tuple
     shuffled = batch.ids[inner][torch.randint(int(inner.sum()), batch.ids.shape, generator=generator)]
     ids = torch.where(wanted & (how < 0.8), mask_id, batch.ids)
     ids = torch.where(wanted & (how >= 0.9), shuffled, ids)
-    return Batch(ids, batch.types, batch.mask), wanted
+    return PaddedBatch(ids, batch.types, batch.mask), wanted

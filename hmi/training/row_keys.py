@@ -25,7 +25,7 @@ MOST_KEYS = 1 << 14
 """Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384 rows, and of more
 those that an update would hold out."""
 
-Keys = NDArray[np.uint32]
+RowKeys = NDArray[np.uint32]
 """The keys of rows, ascending, each once."""
 
 
@@ -34,21 +34,21 @@ def key_of(row: Row) -> int:
     return xxhash.xxh3_64_intdigest(json.dumps(row.text, ensure_ascii=False).encode()) >> 32
 
 
-def keys_of(rows: Sequence[Row], *before: Keys) -> Keys:
+def joined_keys(rows: Sequence[Row], *before: RowKeys) -> RowKeys:
     """The keys of these rows and those of before: of too many the smallest."""
     mine = np.array([key_of(row) for row in rows], np.uint32)
     return np.unique(np.concatenate([mine, *before]))[:MOST_KEYS]
 
 
-def keys_as_text(keys: Keys) -> str:
+def keys_as_text(keys: RowKeys) -> str:
     return base64.b64encode(keys.astype("<u4").tobytes()).decode()
 
 
-def keys_from_text(text: str) -> Keys:
+def keys_from_text(text: str) -> RowKeys:
     return np.frombuffer(base64.b64decode(text), "<u4").astype(np.uint32)
 
 
-def are_seen(rows: Sequence[Row], keys: Keys) -> list[bool]:
+def are_seen(rows: Sequence[Row], keys: RowKeys) -> list[bool]:
     """For each row whether its key is among these keys."""
     return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
 

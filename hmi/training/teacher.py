@@ -57,7 +57,7 @@ class Lesson:
     weights: tuple[float, ...] | None = None
 
 
-def taught(
+def teach(
     encoder: Encoder, root: Root, lesson: Lesson, recipe: Recipe, report: PhaseReport
 ) -> tuple[float, list[Gold]]:
     """Fine-tune a whole copy of `encoder` on the lesson's rows.

@@ -28,7 +28,7 @@ from hmi.model.tasks.sequence import Classification
 from hmi.model.tasks.words import Tagging
 from hmi.stores.model_table import KEPT_VERSIONS
 from hmi.training.data.rows import Row
-from hmi.training.row_keys import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
+from hmi.training.row_keys import MOST_KEYS, are_seen, hold_out, joined_keys, keys_as_text, keys_from_text
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.hmi.runner_bodies import version_by
@@ -252,11 +252,11 @@ def test_a_held_out_row_stays_held_out() -> None:
 
 
 def test_keys_tell_which_rows_were_trained_on() -> None:
-    keys = keys_from_text(keys_as_text(keys_of(numbered(0, 50))))
+    keys = keys_from_text(keys_as_text(joined_keys(numbered(0, 50))))
     assert are_seen(numbered(40, 60), keys) == [True] * 10 + [False] * 10
-    both = keys_of(numbered(50, 60), keys)
+    both = joined_keys(numbered(50, 60), keys)
     assert all(are_seen(numbered(0, 60), both))
-    assert len(keys_of([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
+    assert len(joined_keys([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Literal
 
 import torch
 
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
 from hmi.core import ModuleSpec, Task
 from hmi.model.lexical import lexical_buckets
 from hmi.model.modules import new_module
 from hmi.training.backbones import Backbone, EncoderBackbone, FrozenBackbone, ModuleBackbone, UpperBackbone
 from hmi.training.recipe import RECIPE, Recipe
 
-Reads = Literal["ids", "lower", "last", "plot"]
+ArmInput = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
 
 
@@ -30,9 +30,9 @@ class Arm:
 
     name: str
     says: str
-    reads: Reads
+    reads: ArmInput
     lrs: tuple[float, ...]
-    backbone: Callable[[Models, int], Backbone]
+    backbone: Callable[[Encoders, int], Backbone]
     module: ModuleSpec | None = None
     served: bool = False
     """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
@@ -52,8 +52,8 @@ class Arm:
         return lexical_buckets(kind, self.recipe(self.lrs[0], 0).lexical)
 
 
-def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Backbone]:
-    def backbone(models: Models, seed: int) -> Backbone:
+def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], Backbone]:
+    def backbone(models: Encoders, seed: int) -> Backbone:
         torch.manual_seed(seed)
         upper = models.source_upper if of_source else models.root.upper
         return ModuleBackbone(upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads)

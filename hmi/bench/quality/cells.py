@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hmi.bench.quality.arms import Arm
-from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tables import best_rate
-from hmi.bench.quality.tasks import QualityTask, Rows
+from hmi.bench.quality.tasks import QualityTask, TaskRows
 from hmi.model.artefact import Artefact
 from hmi.model.scoring import headline
 from hmi.model.tasks import Odds, TaskKind, learn_task
@@ -27,7 +27,7 @@ from hmi.training.plan import plan_training
 from hmi.training.splits import Split, judge, split_bags, task_targets
 from hmi.training.trainer import Trainer
 
-RECIPE = 3
+RECIPE_VERSION = 3
 """Part of every run's key: a change of the recipe makes old runs another experiment's."""
 
 Report = Callable[[str, int, int], None]
@@ -44,7 +44,7 @@ class Problem:
     examples: dict[str, Examples]
 
 
-def problem(task: QualityTask, rows: Rows, arm: Arm, models: Models) -> Problem:
+def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
     """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors there."""
     golds = [row.label for row in rows.train if not isinstance(row.label, Odds)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
@@ -72,9 +72,9 @@ class Run:
 
 
 def fill(
-    task: QualityTask, arm: Arm, about: Spec, make: Callable[[], Problem], models: Models, budget: Budget,
-    ledger: Ledger, report: Report,
-) -> Iterator[tuple[Spec, Any]]:  # fmt: skip
+    task: QualityTask, arm: Arm, about: RunSpec, make: Callable[[], Problem], models: Encoders, budget: Budget,
+    ledger: Runs, report: Report,
+) -> Iterator[tuple[RunSpec, Any]]:  # fmt: skip
     """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what names the cell beside the
     task."""
     cell = {"task": task.name, **about}
@@ -123,7 +123,7 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
-def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> Run:
+def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
     """One run; the epoch that is best on dev is kept."""
     begun = time.process_time()
     plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
@@ -152,11 +152,11 @@ def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
     return judge(trainer.reading(p.kind), p.splits[name], trainer.predict(p.examples[name]))
 
 
-def _split(rows: list[Row], models: Models, length: int) -> Split:
+def _split(rows: list[Row], models: Encoders, length: int) -> Split:
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 
-def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Models, train: bool) -> Examples:
+def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Encoders, train: bool) -> Examples:
     features = models.features(arm.reads, task, split.encoded)
 
     def read(rows: Any) -> list[Tensor]:

@@ -23,7 +23,7 @@ Opened = Callable[[QualityTask], Reader]
 
 
 @dataclass(frozen=True)
-class Models:
+class Encoders:
     """A root, the encoder it was made of, and the PLOTs by task."""
 
     source: Encoder

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.run import Plan, title
+from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.tables import OWN, Table, markdown
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
@@ -31,7 +31,7 @@ def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
     """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = columns_of(Ledger(runs).all())
+    columns = columns_of(Runs(runs).all())
     most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
     numbers = [n for n in NUMBERS if n <= most]
     lines = {name: line for name, found in columns.items() if (line := by_number(found, numbers))}

@@ -18,8 +18,8 @@ import torch
 
 from hmi.bench.quality.arms import Arm
 from hmi.bench.quality.cells import Problem, Report, problem, tested, train_once
-from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tasks import QualityTask, load, named
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
@@ -42,8 +42,8 @@ class TenantsPlan:
 
 
 def run(
-    plan: TenantsPlan, arm: Arm, lr: float, about: Spec, models: Models, report: Report
-) -> Iterator[tuple[Spec, Any]]:
+    plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
+) -> Iterator[tuple[RunSpec, Any]]:
     """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. about: what names the column.
 
     Raises HmiError.
@@ -56,7 +56,7 @@ def run(
         raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger = Ledger(plan.runs)
+    ledger = Runs(plan.runs)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):
@@ -71,7 +71,7 @@ def run(
             yield spec, result
 
 
-def columns_of(runs: Sequence[tuple[Spec, Any]]) -> dict[str, dict[int, Any]]:
+def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]:
     """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of it."""
     settings: dict[str, dict[int, Any]] = {}
     arms: dict[str, str] = {}
@@ -93,7 +93,7 @@ def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, f
     }
 
 
-def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Models) -> Problem:
+def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Encoders) -> Problem:
     rows = load(task, plan.sets)
     return problem(task, replace(rows, dev=[], test=rows.test[:TEST]), arm, models)
 

@@ -119,7 +119,7 @@ def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: fl
     freed: dict[str, int] = {}
     with opened(session) as local:
         manager = local.services.manager
-        report = manager.care.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
+        report = manager.maintenance.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
         if not dry_run:
             freed = manager.collect_garbage(plots=False)
             freed["plots"] = freed.get("plots", 0) + report.bytes
@@ -151,7 +151,7 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
     results = []
     with opened(session) as local:
         manager = local.services.manager
-        for name in manager.care.due() if domain is None else [domain_of(manager, domain)]:
+        for name in manager.maintenance.due() if domain is None else [domain_of(manager, domain)]:
             results.append(_compacted(session, local, name))
     if as_json:
         print_json(results)
@@ -163,7 +163,7 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
 def _compacted(session: Session, local: LocalCalls, domain: str) -> dict[str, Any]:
     """The result of one domain's job; another job on it is a note, not the end of the others."""
     try:
-        job = local.services.manager.care.compact(domain)
+        job = local.services.manager.maintenance.compact(domain)
     except Conflict as error:
         return {"domain": domain, "compacted": False, "reason": error.message}
     view = run_job(session, local, job.job)

@@ -115,7 +115,7 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
     with opened(session) as local:
 
         def sample() -> tuple[list[Row], str]:
-            disk = [asdict(row) for row in local.services.manager.care.on_disk()]
+            disk = [asdict(row) for row in local.services.manager.maintenance.on_disk()]
             server = live_server(data)
             if server is None or not server.url:
                 return _joined(disk, None), f"no server works on {data}: this is what the disk tells"

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import NEEDED, listed
-from hmi.training.data.tables import HEAD, Record, conll_width, file_lines, kind_of, looks_like_csv, read_table
-from hmi.training.data.text_files import MAX_EXPANDED_BYTES, Source, TextFile
+from hmi.training.data.tables import (
+    FIRST_RECORDS,
+    TableRecord,
+    conll_width,
+    file_lines,
+    kind_of,
+    looks_like_csv,
+    read_table,
+)
+from hmi.training.data.text_files import MAX_EXPANDED_BYTES, TextFile, Upload
 
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
@@ -29,13 +37,13 @@ class Corpus:
 
 
 def open_corpus(
-    source: Source, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
+    source: Upload, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
 ) -> Corpus:
     """A corpus, or about its `first` bytes. Raises InvalidData where it is none (a table, no text, empty)."""
     file = TextFile(source, field, first=first, limit=limit, name=f"the {field}")
     if file.empty:
         raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
-    head = list(file_lines(file, HEAD))
+    head = list(file_lines(file, FIRST_RECORDS))
     begin = file.beginning()
     if _JSON.match(begin) or _is_list_of_texts(begin):
         return _json(file)
@@ -52,7 +60,7 @@ def open_corpus(
     return Corpus(f"text, one document a line, {file.encoding}", _documents(file), file)
 
 
-def read_documents(source: Source, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
+def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
     """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
 
     Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past `limit`.
@@ -60,7 +68,7 @@ def read_documents(source: Source, *, limit: int = MAX_EXPANDED_BYTES) -> Iterat
     yield from open_corpus(source, limit=limit).documents
 
 
-def check_corpus(source: Source, *, first: int | None = None, field: str = "corpus") -> int:
+def check_corpus(source: Upload, *, first: int | None = None, field: str = "corpus") -> int:
     """Read a corpus once and return its number of documents; raises as `read_documents`, or if too few."""
     return count_documents(open_corpus(source, first=first, field=field), field)
 
@@ -103,7 +111,7 @@ def _json(file: TextFile) -> Corpus:
     return Corpus(f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file)
 
 
-def _texts(file: TextFile, records: Iterator[Record]) -> Iterator[str]:
+def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
     for record in records:
         text = record.values.get("text")
         if record.problem or not isinstance(text, str):

@@ -14,8 +14,8 @@ from hmi.model.golds import Gold
 from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
-from hmi.training.data.tables import HEAD, Record, Table, kind_of, read_table
-from hmi.training.data.text_files import Source, TextFile
+from hmi.training.data.tables import FIRST_RECORDS, TableRecord, TextTable, kind_of, read_table
+from hmi.training.data.text_files import TextFile, Upload
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BadRow:
     """A row that is not usable, and why."""
 
     line: int
@@ -46,31 +46,31 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowFile:
     """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`: remarks
     for the user; `whole`: whether the whole file was read."""
 
     rows: list[Row]
     read: str
-    left_out: list[Problem] = field(default_factory=list)
+    left_out: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     whole: bool = True
     lines: list[int] = field(default_factory=list)
 
 
-def read_rows(source: Source, task: Task, field: str = "data") -> list[Row]:
+def read_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:
     """All rows of a file; raises InvalidData with the first bad rows' lines."""
     return given_rows(source, task, field).rows
 
 
-def read_texts(source: Source, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
+def read_texts(source: Upload, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
     """Rows of the same form whose answers, if they have any, are not looked at. Raises InvalidData."""
     return given_texts(source, task, paired=paired, field=field).rows
 
 
 def given_rows(
-    source: Source, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None, count: bool = True
-) -> Rows:
+    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None, count: bool = True
+) -> RowFile:
     """The rows of a file, or of about its `first` bytes; up to `skip` bad ones are left out.
 
     count=False: also of too few rows. Raises InvalidData (its details name field and line), TooLarge.
@@ -85,8 +85,8 @@ def given_rows(
 
 
 def given_texts(
-    source: Source, task: Task, *, paired: bool, field: str = "unlabelled", skip: int = 0, first: int | None = None
-) -> Rows:
+    source: Upload, task: Task, *, paired: bool, field: str = "unlabelled", skip: int = 0, first: int | None = None
+) -> RowFile:
     """Like `given_rows`, for rows whose answers are ignored."""
     found = settled(collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip)
     if not found.rows and found.whole:
@@ -94,7 +94,7 @@ def given_texts(
     return found
 
 
-def settled(found: Rows, task: Task, field: str, skip: int) -> Rows:
+def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
     """Returns the rows; raises InvalidData if more than `skip` are bad."""
     bad = found.left_out
     if len(bad) <= skip:
@@ -112,9 +112,9 @@ def settled(found: Rows, task: Task, field: str, skip: int) -> Rows:
 
 
 def collect(
-    source: Source, task: Task, field: str, *, answers: bool = True, paired: bool | None = None,
+    source: Upload, task: Task, field: str, *, answers: bool = True, paired: bool | None = None,
     first: int | None = None,
-) -> Rows:  # fmt: skip
+) -> RowFile:  # fmt: skip
     """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at all."""
     file = TextFile(source, field, first=first)
     if file.empty:
@@ -125,13 +125,13 @@ def collect(
 
     table = read_table(file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no")
     columns = columns_of(table.columns)
-    head = list(itertools.islice(table.records, HEAD))
+    head = list(itertools.islice(table.records, FIRST_RECORDS))
     problem = columns.problem + _headless(table, columns.problem, task, answers=answers)
     problem = problem or _wrong_form(table, columns.names, head, task, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     read = _described(table, file.encoding, columns.names)
-    found = Rows([], read, whole=True)
+    found = RowFile([], read, whole=True)
     whole = True
     for record in itertools.chain(head, table.records):
         if first is not None and len(found.rows) + len(found.left_out) >= MOST_AT_FIRST:
@@ -146,8 +146,8 @@ def collect(
             found.rows.append(Row(input_of(raw, task, paired=paired), answer))
             found.lines.append(record.line)
         except ValueError as error:
-            found.left_out.append(Problem(record.line, f"{record.place}: {error}"))
-    return Rows(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
+            found.left_out.append(BadRow(record.line, f"{record.place}: {error}"))
+    return RowFile(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
 
 
 def label_counts(rows: list[Row]) -> Counter[str]:
@@ -184,7 +184,7 @@ def _example(task: Task, paired: bool | None) -> str:
     )
 
 
-def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
+def _described(table: TextTable, encoding: str, names: Mapping[str, str]) -> str:
     """The form of a table, what each column is taken for, and what is left out."""
     renamed = [f"`{given}` is the {ours}" for given, ours in names.items() if given != ours]
     unused = [name for name in table.columns if name not in names and name.strip()]
@@ -192,7 +192,7 @@ def _described(table: Table, encoding: str, names: Mapping[str, str]) -> str:
     return f"{table.form}, {encoding}; {'; '.join(told)}"
 
 
-def _headless(table: Table, problem: str, task: Task, *, answers: bool) -> str:
+def _headless(table: TextTable, problem: str, task: Task, *, answers: bool) -> str:
     """A further hint if the first line of a CSV file does not look like a header."""
     names = ",".join(NEEDED[task])
     if not problem or not table.form.startswith("CSV") or any(name in LISTS for name in NEEDED[task]):
@@ -204,7 +204,9 @@ def _headless(table: Table, problem: str, task: Task, *, answers: bool) -> str:
     return f". If the first line is a row already, write the header {names} above it"
 
 
-def _wrong_form(table: Table, names: Mapping[str, str], head: list[Record], task: Task, *, paired: bool | None) -> str:
+def _wrong_form(
+    table: TextTable, names: Mapping[str, str], head: list[TableRecord], task: Task, *, paired: bool | None
+) -> str:
     """Why rows of these columns would be read wrongly; "" where they would not."""
     pair = second_text(table.columns)
     single = task in ("classification", "multilabel") and not paired
@@ -229,7 +231,7 @@ def _wrong_form(table: Table, names: Mapping[str, str], head: list[Record], task
     return ""
 
 
-def _refuse_mixed(found: Rows, field: str) -> None:
+def _refuse_mixed(found: RowFile, field: str) -> None:
     paired = [isinstance(row.text, tuple) for row in found.rows]
     if len(set(paired)) > 1:
         lone = paired.index(not paired[0])

@@ -17,7 +17,7 @@ from hmi.training.data.text_files import TextFile
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20
 """Characters of one row, whatever it holds: far beyond what a row may have, and little enough to hold."""
-HEAD = 200
+FIRST_RECORDS = 200
 """Lines, or records, by which a table is told."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
@@ -29,7 +29,7 @@ csv.field_size_limit(LARGEST_RECORD)
 
 
 @dataclass(frozen=True)
-class Record:
+class TableRecord:
     """One row and where it stands; `problem` where it cannot be read."""
 
     line: int
@@ -44,18 +44,18 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table's form in words, its columns as far as its beginning shows them, and its records."""
 
     form: str
     columns: tuple[str, ...]
-    records: Iterator[Record]
+    records: Iterator[TableRecord]
 
 
 Fits = Callable[[Sequence[str]], bool]
 
 
-def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"]) -> Table:
+def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"]) -> TextTable:
     """`fits`: whether these columns are what is looked for, by which the delimiter of a CSV file is chosen.
 
     conll: whether lines may be a token and its tag; "likely" where tags are asked for. Raises InvalidData.
@@ -63,7 +63,7 @@ def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "lik
     first = file.beginning()
     if first.startswith("["):
         return _json("a JSON list", _json_items(file))
-    head = list(itertools.islice(_numbered(file), HEAD))
+    head = list(itertools.islice(_numbered(file), FIRST_RECORDS))
     if not head and first:
         raise InvalidData(f"{file.name} begins with a line that is too long: write one row a line", field=file.field)
     if not head:
@@ -72,9 +72,9 @@ def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "lik
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
         return _json("JSON, one object a line", _json_lines(file))
-    width = 0 if conll == "no" else conll_width(list(file_lines(file, HEAD)), likely=conll == "likely")
+    width = 0 if conll == "no" else conll_width(list(file_lines(file, FIRST_RECORDS)), likely=conll == "likely")
     if width:
-        return Table("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file, width))
+        return TextTable("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file, width))
     return _csv(file, head[0], fits)
 
 
@@ -114,10 +114,10 @@ def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
     return ()
 
 
-def _json(form: str, records: Iterator[Record]) -> Table:
-    head = list(itertools.islice(records, HEAD))
+def _json(form: str, records: Iterator[TableRecord]) -> TextTable:
+    head = list(itertools.islice(records, FIRST_RECORDS))
     columns = dict.fromkeys(name for record in head for name in record.values)
-    return Table(form, tuple(columns), itertools.chain(head, records))
+    return TextTable(form, tuple(columns), itertools.chain(head, records))
 
 
 def _goes_on(first: str, second: str) -> bool:
@@ -125,22 +125,22 @@ def _goes_on(first: str, second: str) -> bool:
     return bool(_record(1, first, None).problem) and not second.lstrip().startswith("{")
 
 
-def _json_lines(file: TextFile) -> Iterator[Record]:
+def _json_lines(file: TextFile) -> Iterator[TableRecord]:
     for number, line in _numbered(file):
         yield _record(number, line, None)
 
 
-def _record(number: int, text: str, item: int | None) -> Record:
+def _record(number: int, text: str, item: int | None) -> TableRecord:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Record(number, {}, f"is not JSON ({_told(error)}): write one object a line", item)
+        return TableRecord(number, {}, f"is not JSON ({_told(error)}): write one object a line", item)
     if not isinstance(value, dict):
-        return Record(number, {}, f"is {kind_of(value)}, not a JSON object", item)
-    return Record(number, value, item=item)
+        return TableRecord(number, {}, f"is {kind_of(value)}, not a JSON object", item)
+    return TableRecord(number, value, item=item)
 
 
-def _json_items(file: TextFile) -> Iterator[Record]:
+def _json_items(file: TextFile) -> Iterator[TableRecord]:
     """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be read."""
     decoder, chunks = json.JSONDecoder(), file.chunks()
     buffer, at, line, item, listed, over = "", 0, 1, 0, False, False
@@ -160,7 +160,7 @@ def _json_items(file: TextFile) -> Iterator[Record]:
                 value, end = decoder.raw_decode(buffer, at)
                 item += 1
                 wrong = "" if isinstance(value, dict) else f"is {kind_of(value)}, not a JSON object"
-                yield Record(line, {} if wrong else value, wrong, item)
+                yield TableRecord(line, {} if wrong else value, wrong, item)
                 line, at = line + buffer.count("\n", at, end), end
                 continue
             except (ValueError, RecursionError) as error:
@@ -176,7 +176,7 @@ def _json_items(file: TextFile) -> Iterator[Record]:
         return
 
 
-def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
+def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
     told = re.fullmatch(r"sep=(.)", header[1].strip('\ufeff \r\n"')) if header[1] else None
     skipped, line = header
     if told is not None:
@@ -195,10 +195,12 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> Table:
         below = ((number, line) for number, line in _numbered(file) if number > skipped)
         quotes = quotes_of(below, len(columns))
         form += ", double quotes as they stand" * quotes.as_they_stand
-    return Table(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
+    return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
 
 
-def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes) -> Iterator[Record]:
+def _csv_records(
+    file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes
+) -> Iterator[TableRecord]:
     lines = (f"{line}\n" for line in itertools.islice(file.lines(), header, None))
     if quotes.as_they_stand:
         reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
@@ -220,9 +222,9 @@ def _csv_records(file: TextFile, delimiter: str, columns: list[str], header: int
         spare = [cell for cell in cells[len(columns) :] if cell.strip()]
         if spare or len(cells) < len(columns):
             cure = "put a text that holds the sign between cells into double quotes"
-            yield Record(number, {}, f"has {len(cells)} cells, the header {len(columns)}: {cure}")
+            yield TableRecord(number, {}, f"has {len(cells)} cells, the header {len(columns)}: {cure}")
         else:
-            yield Record(number, dict(zip(columns, cells, strict=False)))
+            yield TableRecord(number, dict(zip(columns, cells, strict=False)))
 
 
 def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
@@ -238,7 +240,7 @@ def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
     return InvalidData(f"line {line} of {file.name} {what}", field=file.field, line=line)
 
 
-def _conll(file: TextFile, width: int) -> Iterator[Record]:
+def _conll(file: TextFile, width: int) -> Iterator[TableRecord]:
     words: list[list[str]] = []
     first = 0
     for number, line in enumerate(itertools.chain(file.lines(), [""]), 1):
@@ -252,14 +254,14 @@ def _conll(file: TextFile, width: int) -> Iterator[Record]:
             words = []
 
 
-def _sentence(first: int, words: list[list[str]], width: int) -> Record:
+def _sentence(first: int, words: list[list[str]], width: int) -> TableRecord:
     """The record of the lines from `first` on; what has other columns may be a token with a space in it."""
     wrong = next((i for i, row in enumerate(words) if len(row) != width), None)
     if wrong is None:
-        return Record(first, {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]})
+        return TableRecord(first, {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]})
     found = len(words[wrong])
     what = "has a token without a tag" if found < 2 else f"has {found} columns instead of {width}"
-    return Record(first, {}, f"{what} in line {first + wrong}: give a token without spaces and its tag")
+    return TableRecord(first, {}, f"{what} in line {first + wrong}: give a token without spaces and its tag")
 
 
 def _numbered(file: TextFile) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ import zstandard
 
 from hmi.errors import InvalidData, InvalidInput, TooLarge
 
-Source = Path | bytes
+Upload = Path | bytes
 """A file, or what one holds."""
 
 MAX_EXPANDED_BYTES = 4 << 30
@@ -60,7 +60,7 @@ class TextFile:
     """
 
     def __init__(
-        self, source: Source, field: str, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES,
+        self, source: Upload, field: str, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES,
         name: str | None = None,
     ) -> None:  # fmt: skip
         self.name = name or field

@@ -9,10 +9,10 @@ from typing import Any
 
 from hmi.errors import Damaged
 
-Spec = dict[str, Any]
+RunSpec = dict[str, Any]
 
 
-class Ledger:
+class Runs:
     """A file of lines {"spec": …, "result": …}; of equal specs the last counts. One process writes it at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -21,7 +21,7 @@ class Ledger:
         Raises Damaged.
         """
         self._path = path
-        self._found: dict[str, tuple[Spec, Any]] = {}
+        self._found: dict[str, tuple[RunSpec, Any]] = {}
         whole = path.read_bytes() if path.is_file() else b""
         self._end = whole.rfind(b"\n") + 1
         for number, line in enumerate(whole[: self._end].splitlines(), 1):
@@ -31,15 +31,15 @@ class Ledger:
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged(f"line {number} of {path} is not a run ({error}): remove it") from error
 
-    def get(self, spec: Spec) -> Any | None:
+    def get(self, spec: RunSpec) -> Any | None:
         """The result of a run, None if it has not ended yet."""
         found = self._found.get(_key(spec))
         return None if found is None else found[1]
 
-    def all(self) -> list[tuple[Spec, Any]]:
+    def all(self) -> list[tuple[RunSpec, Any]]:
         return list(self._found.values())
 
-    def put(self, spec: Spec, result: Any) -> None:
+    def put(self, spec: RunSpec, result: Any) -> None:
         """Keep a result; it is on the disk when this returns."""
         line = json.dumps({"spec": spec, "result": result}, separators=(",", ":")).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,5 +53,5 @@ class Ledger:
         self._found[_key(spec)] = (spec, result)
 
 
-def _key(spec: Spec) -> str:
+def _key(spec: RunSpec) -> str:
     return json.dumps(spec, sort_keys=True)
