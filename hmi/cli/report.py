@@ -16,7 +16,7 @@ from hmi.cli.output import fits, notes, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput, NotFound
 from hmi.model.files import write_bytes
-from hmi.model.headline import headline_name
+from hmi.training.headline import headline_name
 
 MOST_SHOWN = 20
 

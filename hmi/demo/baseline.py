@@ -17,15 +17,16 @@ from hmi.demo.steps import Steps
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
-from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
-from hmi.model.tasks import TaskKind, learn_task
+from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.backbones import EncoderBackbone
 from hmi.training.data.rows import read_rows
 from hmi.training.early_stopping import train_to_best
+from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
 from hmi.training.recipe import Recipe
+from hmi.training.scoring import headline
 from hmi.training.splits import Split, judge, task_targets
 from hmi.training.teacher import encoder_examples
 from hmi.training.trainer import Trainer

@@ -17,7 +17,7 @@ from hmi.demo.folder import TenantFolder, read_rows
 from hmi.demo.onboard import Keys
 from hmi.demo.steps import Steps
 from hmi.errors import HmiError
-from hmi.model.scoring import headline, score_labels, score_tags
+from hmi.training.scoring import headline, score_labels, score_tags
 
 CONCURRENCY = 8
 ORDERS = ("trigram", "bigram", "unigram", "miss")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
-from hmi.model.golds import checked_labels
 from hmi.training.data.columns import task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.rows import MIN_ROWS, BadRow, RowFile, collect, given_rows, given_texts, label_counts, settled
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
+from hmi.training.golds import checked_labels
 from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20

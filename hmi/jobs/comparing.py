@@ -20,11 +20,12 @@ from hmi.jobs.options import Publish
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
-from hmi.model.headline import headline, headline_name
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
+from hmi.training.headline import headline, headline_name
+from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_reading
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import RowKeys, are_seen, keys_from_text
@@ -54,7 +55,7 @@ class HeldOutAnswers:
 
     def score(self, rows: Sequence[Row], which: Sequence[int]) -> tuple[str | None, float]:
         """The headline score on some of the rows, and its name."""
-        metrics = self.task.score([rows[i].label for i in which], [self.merged[i] for i in which])
+        metrics = objective_of(self.task).score([rows[i].label for i in which], [self.merged[i] for i in which])
         return headline_name(metrics), headline(metrics)
 
 
@@ -76,7 +77,7 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswer
     (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
     signed = live.task == "regression"
     slack = tolerance(before, len(which), signed=signed)
-    chance = new.task.chance([dev[i].label for i in which])
+    chance = objective_of(new.task).chance([dev[i].label for i in which])
     scores = {
         "version": live.version, "metric": metric, "live_score": before, "score": after, "rows": len(which),
         "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen, "chance": round(chance, 4),

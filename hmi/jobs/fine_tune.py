@@ -16,7 +16,7 @@ from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
-from hmi.jobs.teaching import Lesson, taught_rows
+from hmi.jobs.teaching import taught_rows
 from hmi.jobs.training_data import Data, read_data
 from hmi.model.artefact import Artefact
 from hmi.model.memory import keep_freed_memory
@@ -27,6 +27,7 @@ from hmi.stores.adapter_store import DamagedArtefact
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
+from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_training
 from hmi.training.row_keys import RowKeys, joined_keys, keys_as_text
 from hmi.training.splits import Split as Split
@@ -37,6 +38,7 @@ from hmi.training.splits import (
     remarks,
     task_targets,
 )
+from hmi.training.teacher import Lesson
 from hmi.training.trainer import Trainer, tenant_trainer
 from plot_store import Reader, VersionInfo
 
@@ -170,8 +172,8 @@ def _train(
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:
     """The answers of the task with what is chosen on these rows, and its metrics on them."""
     golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
-    task = task.tuned(golds, merged)
-    return HeldOutAnswers(task, merged), task.score(golds, merged)
+    task = objective_of(task).tuned(golds, merged)
+    return HeldOutAnswers(task, merged), objective_of(task).score(golds, merged)
 
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
-from hmi.model.tasks import TaskKind, learn_task
+from hmi.model.tasks import TaskKind
 from hmi.training.data.rows import Row, RowFile, given_rows, given_texts
 from hmi.training.defaults import default_module
+from hmi.training.objectives import learn_task
 from hmi.training.row_keys import hold_out
 
 SHOWN = 5

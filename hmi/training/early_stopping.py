@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hmi.model.artefact import Artefact
-from hmi.model.scoring import headline
 from hmi.training.reports import StepReport
+from hmi.training.scoring import headline
 from hmi.training.trainer import Trainer
 
 

@@ -17,8 +17,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from hmi.errors import InvalidData
-from hmi.model.golds import Gold
 from hmi.training.data.rows import Row
+from hmi.training.golds import Gold
 from hmi.training.recipe import HELD_OUT, HeldOut
 
 MOST_KEYS = 1 << 14

@@ -16,6 +16,7 @@ from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
 from hmi.training.data.rows import Row
+from hmi.training.objectives import objective_of
 from hmi.training.recipe import HELD_OUT, ClassWeights
 
 IMBALANCE = 10
@@ -70,14 +71,14 @@ def merged_outputs(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> l
 
 def judge(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> dict[str, Any]:
     """Held-out metrics of one split."""
-    return task.score([row.label for row in split.rows], merged_outputs(task, split, outputs))
+    return objective_of(task).score([row.label for row in split.rows], merged_outputs(task, split, outputs))
 
 
 def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
     """The training target of each window."""
-    out: list[list[float]] = [[]] * len(split.encoded)
+    objective, out = objective_of(task), [list[float]()] * len(split.encoded)
     for row, mine in zip(split.rows, split.of_rows(), strict=True):
-        targets = task.targets(row.label, [split.encoded[i] for i in mine])
+        targets = objective.targets(row.label, [split.encoded[i] for i in mine])
         for i, target in zip(mine, targets, strict=True):
             out[i] = target
     return out
@@ -101,7 +102,7 @@ def class_weights(
         skewed = imbalance(train.rows)
         if skewed is None or skewed[0] < IMBALANCE:
             return None
-    return tuple(task.weights(targets, task.outputs).tolist())
+    return tuple(objective_of(task).weights(targets, task.outputs).tolist())
 
 
 def _words(row: Row) -> int:
@@ -121,7 +122,7 @@ def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
 
 def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str]:
     out = []
-    unknown = [labels for labels in (task.unknown(row.label) for row in dev) if labels]
+    unknown = [labels for labels in (objective_of(task).unknown(row.label) for row in dev) if labels]
     if unknown:
         names = ", ".join(sorted(set().union(*unknown))[:5])
         out.append(f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count as errors")

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from hmi.model.encoder import Encoder
-from hmi.model.golds import Gold, Odds
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer
@@ -28,6 +27,7 @@ from hmi.training.augmentation import similar_words, variants
 from hmi.training.backbones import EncoderBackbone, Examples
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
+from hmi.training.golds import Gold, Odds
 from hmi.training.plan import plan_training
 from hmi.training.recipe import HELD_OUT, Recipe
 from hmi.training.reports import PhaseReport

@@ -19,8 +19,9 @@ from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, w
 from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
 from hmi.model.root import Root
-from hmi.model.tasks import KINDS, TaskKind
+from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone
+from hmi.training.objectives import OBJECTIVES
 from hmi.training.plan import TrainPlan
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
@@ -189,7 +190,7 @@ class Trainer:
         if self.transitions is not None:
             return self.transitions.loss(logits, targets)
         weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
-        return KINDS[self.plan.task].loss(logits, targets, weights)
+        return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
 
     def _forward(self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""

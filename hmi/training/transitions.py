@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.model.tasks import IGNORE
+from hmi.training.objectives.base import IGNORE
 
 MOST_TAGS = 200
 """With more tags than this (a table of 40,000 numbers) each word is trained by itself."""

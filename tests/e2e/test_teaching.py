@@ -13,14 +13,14 @@ import pytest
 from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidData, UnsupportedModel
 from hmi.jobs import teaching
-from hmi.model.golds import Odds
 from hmi.model.root import Root, load_root
 from hmi.model.source import Source, load_encoder
-from hmi.model.tasks import learn_task
 from hmi.model.tasks.base import Answer
 from hmi.training import teacher
 from hmi.training.augmentation import similar_words
 from hmi.training.data.rows import Row
+from hmi.training.golds import Odds
+from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.splits import Split
 from hmi.training.teacher import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable

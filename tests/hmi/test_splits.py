@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hmi.errors import InvalidData
-from hmi.model.tasks import learn_task
 from hmi.training.data.rows import Row, read_rows
+from hmi.training.objectives import learn_task
 from hmi.training.row_keys import hold_out
 from hmi.training.splits import imbalance, remarks
 

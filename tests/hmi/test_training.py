@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from hmi.core import ModuleSpec, Task, TaskRules
 from hmi.model.artefact import Artefact
 from hmi.model.batching import pad_ids
-from hmi.model.files import read_tensors, write_tensors
+from hmi.model.files import read_tensors, write_checkpoint
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
 from hmi.training.backbones import Examples
@@ -142,9 +141,9 @@ def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root,
     found = best.artefact.joined()
     assert all(torch.equal(value, found[name]) for name, value in trainer.state().joined().items())
     about = {"epoch": 1, "best": {"epoch": 1, "accuracy": 0.5}}
-    write_tensors(path, read_tensors(path), {"about": json.dumps(about)})
+    write_checkpoint(path, read_tensors(path), about)
     again = resume_training(path, fresh)
     assert again is not None
     assert again.remark is None, "of a release that kept none"
-    write_tensors(path, {k: v for k, v in read_tensors(path).items() if k != lacking}, {"about": json.dumps(about)})
+    write_checkpoint(path, {k: v for k, v in read_tensors(path).items() if k != lacking}, about)
     assert resume_training(path, fresh) is None

@@ -18,12 +18,14 @@ from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tables import best_rate
 from hmi.bench.quality.tasks import QualityTask, TaskRows
 from hmi.model.artefact import Artefact
-from hmi.model.scoring import headline
-from hmi.model.tasks import Odds, TaskKind, learn_task
+from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
+from hmi.training.golds import Odds
+from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
+from hmi.training.scoring import headline
 from hmi.training.splits import Split, judge, split_bags, task_targets
 from hmi.training.trainer import Trainer
 

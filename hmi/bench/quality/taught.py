@@ -12,8 +12,8 @@ from hmi.bench.quality.cells import RECIPE_VERSION
 from hmi.bench.quality.models import Encoders
 from hmi.bench.quality.tasks import QualityTask, TaskRows
 from hmi.model.files import write_json
-from hmi.model.tasks import learn_task
 from hmi.training.data.rows import Row
+from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
 from hmi.training.splits import Split

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
-from hmi.model.golds import Gold
 from hmi.training.data.tables import kind_of
+from hmi.training.golds import Gold
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.model.golds import Gold
 from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
 from hmi.training.data.tables import FIRST_RECORDS, TableRecord, TextTable, kind_of, read_table
 from hmi.training.data.text_files import TextFile, Upload
+from hmi.training.golds import Gold
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text

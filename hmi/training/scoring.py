@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.model.headline import headline as headline
+from hmi.training.headline import headline as headline
 
 MOST_CONFUSED = 20
 """Labels up to which the confusion of each with each is kept."""
