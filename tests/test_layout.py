@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("hmi", "plot_store", "kernels/hmi_kernels")
 SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-MAX_LINES = 300
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 

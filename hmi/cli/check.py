@@ -22,9 +22,10 @@ SHOWN = 20
 @click.command(cls=FileCommand)
 @click.argument("file", type=FILE)
 @click.option(
-    "--task", type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
+    "--task",
+    type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
     help="Check it as rows of this task (default: as its columns tell).",
-)  # fmt: skip
+)
 @click.option("--corpus", is_flag=True, help="Check it as a domain's corpus.")
 @click.option("--skip-bad-rows", "skip", type=Whole(0), default=0, help="As 'hmi model create' has it.")
 @as_json

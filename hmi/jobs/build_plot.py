@@ -115,8 +115,13 @@ class _There:
 
 
 def _choose(
-    ctx: JobContext, counted: CountedNgrams, spec: BuildPlotSpec, schema: Schema, room: int | None, there: _There,
-) -> Choice:  # fmt: skip
+    ctx: JobContext,
+    counted: CountedNgrams,
+    spec: BuildPlotSpec,
+    schema: Schema,
+    room: int | None,
+    there: _There,
+) -> Choice:
     if room is None:
         assert spec.alpha is not None, "a build has an alpha or a budget"
         return Choice(choose(counted, spec.alpha, spec.options.min_count), spec.alpha)

@@ -130,8 +130,9 @@ def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str =
     elif task == "multilabel":
         counts = Counter(label for row in rows.rows for label in label_counts([row]))
         if not any(0 < count < len(rows.rows) for count in counts.values()):
-            raise InvalidData(f"every row of {field} has the same labels: give rows with a label and rows without it",
-                              field=field)  # fmt: skip
+            raise InvalidData(
+                f"every row of {field} has the same labels: give rows with a label and rows without it", field=field
+            )
     elif len({row.label for row in rows.rows}) == 1:
         raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)
     if own_dev:

@@ -79,10 +79,16 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswer
     slack = tolerance(before, len(which), signed=signed)
     chance = objective_of(new.task).chance([dev[i].label for i in which])
     scores = {
-        "version": live.version, "metric": metric, "live_score": before, "score": after, "rows": len(which),
-        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen, "chance": round(chance, 4),
+        "version": live.version,
+        "metric": metric,
+        "live_score": before,
+        "score": after,
+        "rows": len(which),
+        "tolerance": round(slack, 4),
+        "seen_rows": 0 if which == fresh else seen,
+        "chance": round(chance, 4),
         "near_chance": max(before, after) <= chance + NEAR * tolerance(chance, len(which), signed=signed),
-    }  # fmt: skip
+    }
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)
     flattered = f"; version {live.version} was trained on {seen} of them" if scores["seen_rows"] else ""

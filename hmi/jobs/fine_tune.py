@@ -70,19 +70,36 @@ def run(ctx: JobContext) -> dict[str, Any]:
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=spec.domain, plot_version=plot.id, root=root.info.name,
-            root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
-            module=None if data is None else data.module, max_length=made.max_length, metrics=metrics,
-            lexical=bool(made.artefact.lexical), transitions=options.transitions, bytes=size,
-            created=now(), job=ctx.job.job, held_back=verdict.held_back,
+            version=0,
+            artefact=artefact,
+            domain=spec.domain,
+            plot_version=plot.id,
+            root=root.info.name,
+            root_version=root.info.version,
+            task=name,
+            labels=made.task.labels,
+            rules=made.task.rules,
+            module=None if data is None else data.module,
+            max_length=made.max_length,
+            metrics=metrics,
+            lexical=bool(made.artefact.lexical),
+            transitions=options.transitions,
+            bytes=size,
+            created=now(),
+            job=ctx.job.job,
+            held_back=verdict.held_back,
         ),
-    )  # fmt: skip
+    )
     version = next(v for v in record.versions if v.job == ctx.job.job)
     return {
-        "model": str(model), "version": version.version, "metrics": version.metrics, "bytes": size,
-        "published": version.held_back is None, "reason": version.held_back,
+        "model": str(model),
+        "version": version.version,
+        "metrics": version.metrics,
+        "bytes": size,
+        "published": version.held_back is None,
+        "reason": version.held_back,
         "publish": spec.publish,
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)

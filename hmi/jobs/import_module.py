@@ -46,12 +46,23 @@ def run(ctx: JobContext) -> dict[str, Any]:
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=domain, plot_version=plot.id, root=root, root_version=info.version,
-            task=head.task, labels=head.labels, rules=_rules(head), module=twin.spec, metrics=metrics, bytes=size,
+            version=0,
+            artefact=artefact,
+            domain=domain,
+            plot_version=plot.id,
+            root=root,
+            root_version=info.version,
+            task=head.task,
+            labels=head.labels,
+            rules=_rules(head),
+            module=twin.spec,
+            metrics=metrics,
+            bytes=size,
             created=now(),
-            max_length=min(spec.options.max_length, info.shape.positions), job=ctx.job.job,
+            max_length=min(spec.options.max_length, info.shape.positions),
+            job=ctx.job.job,
         ),
-    )  # fmt: skip
+    )
     version = next(v for v in record.versions if v.job == ctx.job.job)
     told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
     return {**told, "published": True, "reason": None, "publish": None}

@@ -204,9 +204,15 @@ def _learn(
         _checkpoint(ctx, "distilled", parts)
     if plan.upper_steps and not _restored(ctx, "trained", parts):
         train_upper(
-            lower, bias, upper, teacher, texts, plan, _report(ctx, "co-training of the upper layers"),
+            lower,
+            bias,
+            upper,
+            teacher,
+            texts,
+            plan,
+            _report(ctx, "co-training of the upper layers"),
             bf16=True,
-        )  # fmt: skip
+        )
         _checkpoint(ctx, "trained", parts)
 
 
@@ -239,8 +245,10 @@ def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int, most: int)
         lines = [_piece(d, rng) for d in read_documents(path)]
         lines = rng.sample(lines, min(len(lines), most // len(paths)))
         held = min(-(-FIDELITY_TEXTS // len(paths)), len(lines) // 3)
-        encoded = [[e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4] for some in
-                   (lines[:held], lines[held:])]  # fmt: skip
+        encoded = [
+            [e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4]
+            for some in (lines[:held], lines[held:])
+        ]
         held_out.setdefault(_kind_of(path), []).extend(encoded[0])
         texts += encoded[1]
     rng.shuffle(texts)

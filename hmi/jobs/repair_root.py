@@ -132,10 +132,19 @@ def _write_info(folder: Path, record: RootRecord, info: RootInfo | None, source:
         return
     pooling, normalise = read_pooling(source.folder)
     info = RootInfo(
-        name=record.name, version=record.version, source=about, shape=read_shape(source.folder), split=record.split,
-        created=record.created, n=record.n, fidelity=record.fidelity, fidelity_by_kind=record.fidelity_by_kind,
-        pooling=pooling, normalise=normalise, files=files,
-    )  # fmt: skip
+        name=record.name,
+        version=record.version,
+        source=about,
+        shape=read_shape(source.folder),
+        split=record.split,
+        created=record.created,
+        n=record.n,
+        fidelity=record.fidelity,
+        fidelity_by_kind=record.fidelity_by_kind,
+        pooling=pooling,
+        normalise=normalise,
+        files=files,
+    )
     write_root_info(folder, info)
 
 

@@ -85,9 +85,14 @@ class Exchange:
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
     def import_(
-        self, model: str, domain: str, task: str, files: Mapping[str, Path | bytes],
-        options: Mapping[str, Any] | None, job_limit: int | None,
-    ) -> JobRecord:  # fmt: skip
+        self,
+        model: str,
+        domain: str,
+        task: str,
+        files: Mapping[str, Path | bytes],
+        options: Mapping[str, Any] | None,
+        job_limit: int | None,
+    ) -> JobRecord:
         """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its configuration.
 
         Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded, StorageFull.

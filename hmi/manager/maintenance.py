@@ -113,9 +113,14 @@ class Maintenance:
     def _row(self, plots: Store, domain: str, version: VersionInfo) -> DomainOnDisk:
         entries = {str(order): count for order, count in version.entries.items()}
         return DomainOnDisk(
-            domain, version.id, version.bytes, len(version.segments), sum(self._small(version).values()),
-            len(plots.chain(version.id)), entries,
-        )  # fmt: skip
+            domain,
+            version.id,
+            version.bytes,
+            len(version.segments),
+            sum(self._small(version).values()),
+            len(plots.chain(version.id)),
+            entries,
+        )
 
     def _small(self, version: VersionInfo) -> Counter[int]:
         """Rows segments that merging would do away with, by order of n-grams."""

@@ -106,9 +106,14 @@ class FrozenBackbone:
 
 
 def _through(
-    upper: nn.ModuleList, delta: Callable[[int], Delta], heads: int, examples: Examples, rows: Sequence[int],
-    cls_only: bool, dropout: float,
-) -> Hidden:  # fmt: skip
+    upper: nn.ModuleList,
+    delta: Callable[[int], Delta],
+    heads: int,
+    examples: Examples,
+    rows: Sequence[int],
+    cls_only: bool,
+    dropout: float,
+) -> Hidden:
     x, mask = pad_rows(examples.features(rows))
     attend: Attend = attend_padded(mask, heads)
     before = x

@@ -27,9 +27,7 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     return list(packed.split([len(t) for t in texts]))
 
 
-def examples_of(
-    root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int
-) -> Examples:  # fmt: skip
+def examples_of(root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int) -> Examples:
     """The windows of a split with what is learnt of each; `buckets` of lexical features."""
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
     return Examples(lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets))

@@ -1,4 +1,4 @@
-"""Choosing training and held-out rows, remarks on them, and scoring the held-out ones."""
+"""Rows with their tokenised texts: what is learnt of each, and how outputs on them are merged and scored."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
-from hmi.model.tagging import breaks
 from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.model.windows import encode_texts
 from hmi.training.data.rows import Row
 from hmi.training.objectives import objective_of
-from hmi.training.recipe import HELD_OUT, ClassWeights
+from hmi.training.recipe import ClassWeights
 
 IMBALANCE = 10
 """Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
@@ -45,11 +44,6 @@ def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, win
     texts = encode_texts(tokenizer, [row.text for row in rows], max_length, windows=windows)
     owners = [i for i, text in enumerate(texts) for _ in text]
     return Split(rows, [window for text in texts for window in text], owners)
-
-
-def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool) -> list[str]:
-    """Remarks on the rows for the user, as sentences. None is an error."""
-    return [*_tag_remarks(task, train), *_label_remarks(task, train, dev), *_size_remarks(dev, dev_given)]
 
 
 def imbalance(rows: Sequence[Row]) -> tuple[float, str, str] | None:
@@ -107,37 +101,3 @@ def class_weights(
 
 def _words(row: Row) -> int:
     return len(row.text) if isinstance(row.text, list) else 0
-
-
-def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
-    if task.name != "tagging" or task.rules.scheme in ("iob1", "io"):
-        return []
-    broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)]))
-    if not broken:
-        return []
-    shown = "; ".join(f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5])
-    read = "are read as slips" if task.rules.scheme == "bio" else "are kept as they are, so answers may begin so, too"
-    return [f"{len(broken)} entities begin with I- instead of B- ({shown}): they {read}"]
-
-
-def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str]:
-    out = []
-    unknown = [labels for labels in (objective_of(task).unknown(row.label) for row in dev) if labels]
-    if unknown:
-        names = ", ".join(sorted(set().union(*unknown))[:5])
-        out.append(f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count as errors")
-    skewed = imbalance(train)
-    if skewed is not None and skewed[0] >= IMBALANCE:
-        times, common, rare = skewed
-        out.append(
-            f"{common!r} has {times:.0f} times the rows of {rare!r}: look at the scores of each label, "
-            "and try class_weights=balanced if the rare ones matter"
-        )
-    return out
-
-
-def _size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
-    if len(dev) >= HELD_OUT.enough:
-        return []
-    cure = "" if dev_given else ", or give dev rows"
-    return [f"these scores rest on {len(dev)} held-out rows: read them as a hint{cure}"]

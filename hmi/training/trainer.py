@@ -162,9 +162,11 @@ class Trainer:
     def _parts(self) -> dict[str, nn.Module]:
         """What is trained, by the artefact's part that holds it."""
         parts = {
-            "module": self.backbone.trained, "head": self.head, "lexical": self.lexical,
+            "module": self.backbone.trained,
+            "head": self.head,
+            "lexical": self.lexical,
             "transitions": self.transitions,
-        }  # fmt: skip
+        }
         return {name: part for name, part in parts.items() if part is not None}
 
     def _step(self, rows: list[int], step: int) -> float:

@@ -12,7 +12,8 @@ from hmi.errors import InvalidData
 from hmi.training.data.rows import Row, read_rows
 from hmi.training.objectives import learn_task
 from hmi.training.row_keys import hold_out
-from hmi.training.splits import imbalance, remarks
+from hmi.training.splits import imbalance,
+from hmi.training.remarks import remarks
 
 
 def labelled(**counts: int) -> list[Row]:

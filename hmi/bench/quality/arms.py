@@ -66,9 +66,12 @@ DEDICATED = Arm(
     "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source)
 )
 PLOT_ONLY = Arm(
-    "plot_only", "upper layers of its own on the PLOT", "plot", (3e-5, 6e-5, 1.2e-4, 2.4e-4),
+    "plot_only",
+    "upper layers of its own on the PLOT",
+    "plot",
+    (3e-5, 6e-5, 1.2e-4, 2.4e-4),
     lambda m, _: UpperBackbone(m.root.upper, m.root.info.shape.heads),
-)  # fmt: skip
+)
 
 
 def adapter_only(module: ModuleSpec) -> Arm:
@@ -111,9 +114,13 @@ def taught_varied(module: ModuleSpec) -> Arm:
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert, "varied": varied, "taught": taught, "taught_varied": taught_varied, "adapter_only": adapter_only,
+    "hbert": hbert,
+    "varied": varied,
+    "taught": taught,
+    "taught_varied": taught_varied,
+    "adapter_only": adapter_only,
     "hbert_plain": hbert_plain,
-}  # fmt: skip
+}
 
 
 def columns(module: ModuleSpec) -> list[Arm]:

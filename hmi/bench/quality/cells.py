@@ -74,9 +74,15 @@ class Run:
 
 
 def fill(
-    task: QualityTask, arm: Arm, about: RunSpec, make: Callable[[], Problem], models: Encoders, budget: Budget,
-    ledger: Runs, report: Report,
-) -> Iterator[tuple[RunSpec, Any]]:  # fmt: skip
+    task: QualityTask,
+    arm: Arm,
+    about: RunSpec,
+    make: Callable[[], Problem],
+    models: Encoders,
+    budget: Budget,
+    ledger: Runs,
+    report: Report,
+) -> Iterator[tuple[RunSpec, Any]]:
     """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what names the cell beside the
     task."""
     cell = {"task": task.name, **about}

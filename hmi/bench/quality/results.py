@@ -60,8 +60,12 @@ def as_json(found: Table) -> dict[str, Any]:
 
 def _plan(plan: Plan) -> dict[str, Any]:
     return {
-        "seeds": plan.budget.seeds, "rows": plan.rows, "plot": plan.plot,
-        "modules": [title(module) for module in plan.modules] or {
-            "pairs": title(default_module(paired=True)), "other tasks": title(default_module(paired=False)),
+        "seeds": plan.budget.seeds,
+        "rows": plan.rows,
+        "plot": plan.plot,
+        "modules": [title(module) for module in plan.modules]
+        or {
+            "pairs": title(default_module(paired=True)),
+            "other tasks": title(default_module(paired=False)),
         },
-    }  # fmt: skip
+    }

@@ -21,9 +21,14 @@ from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, 
 
 
 def with_texts(
-    task: QualityTask, rows: TaskRows, unlabelled: list[Row], recipe: Recipe, models: Encoders, kept: Path,
+    task: QualityTask,
+    rows: TaskRows,
+    unlabelled: list[Row],
+    recipe: Recipe,
+    models: Encoders,
+    kept: Path,
     report: PhaseReport,
-) -> TaskRows:  # fmt: skip
+) -> TaskRows:
     """The rows with taught texts among the training rows: the unlabelled ones and the variants of the recipe. One
     teacher a task, of seed 0; what it said is kept in the folder `kept`."""
     lesson = _lesson(task, rows, unlabelled, models)

@@ -55,8 +55,11 @@ def open_corpus(
     columns = looks_like_csv(head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"})
     if columns:
         found = f"looks like CSV with the columns {listed(columns)}"
-        raise _refused(file, f"{found}: a corpus is text, one document a line. Save the column of texts alone, or as "
-                             'JSON, one object a line: {"text": "…"}')  # fmt: skip
+        raise _refused(
+            file,
+            f"{found}: a corpus is text, one document a line. Save the column of texts alone, or as "
+            'JSON, one object a line: {"text": "…"}',
+        )
     return Corpus(f"text, one document a line, {file.encoding}", _documents(file), file)
 
 
@@ -104,8 +107,11 @@ def _json(file: TextFile) -> Corpus:
     table = read_table(file, lambda _: True, conll="no")
     if "text" not in table.columns:
         found = listed(table.columns) or "none"
-        raise _refused(file, f"was read as {table.form}, and has no `text`: the columns are {found}. "
-                             "Rename the one that holds the texts, or give text, one document a line")  # fmt: skip
+        raise _refused(
+            file,
+            f"was read as {table.form}, and has no `text`: the columns are {found}. "
+            "Rename the one that holds the texts, or give text, one document a line",
+        )
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""
     return Corpus(f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file)

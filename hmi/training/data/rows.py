@@ -107,14 +107,20 @@ def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
     raise InvalidData(
         f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
         f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
-        field=field, line=bad[0].line,
-    )  # fmt: skip
+        field=field,
+        line=bad[0].line,
+    )
 
 
 def collect(
-    source: Upload, task: Task, field: str, *, answers: bool = True, paired: bool | None = None,
+    source: Upload,
+    task: Task,
+    field: str,
+    *,
+    answers: bool = True,
+    paired: bool | None = None,
     first: int | None = None,
-) -> RowFile:  # fmt: skip
+) -> RowFile:
     """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at all."""
     file = TextFile(source, field, first=first)
     if file.empty:
@@ -171,8 +177,13 @@ def label_notes(rows: list[Row]) -> list[str]:
         if len(same) > 1
     ]
     missing = [label for label in counts if label.casefold() in NO_LABELS]
-    return [*notes, *(f"`{label}` is read as a label ({counts[label]} rows): check that none is missing there"
-                      for label in missing)]  # fmt: skip
+    return [
+        *notes,
+        *(
+            f"`{label}` is read as a label ({counts[label]} rows): check that none is missing there"
+            for label in missing
+        ),
+    ]
 
 
 def _example(task: Task, paired: bool | None) -> str:
@@ -238,5 +249,6 @@ def _refuse_mixed(found: RowFile, field: str) -> None:
         raise InvalidData(
             f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, unlike the first "
             "row: give it in every row or in none",
-            field=field, line=found.lines[lone],
-        )  # fmt: skip
+            field=field,
+            line=found.lines[lone],
+        )

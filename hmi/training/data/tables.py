@@ -185,8 +185,11 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
     fitting = [(d, columns) for d, columns in ways if fits(columns)]
     if len({tuple(columns) for _, columns in fitting}) > 1:
         names = " or ".join(DELIMITERS[d] for d, _ in fitting)
-        raise InvalidData(f"{file.name} may be split at {names}: put names with such a sign into double quotes",
-                          field=file.field, line=skipped)  # fmt: skip
+        raise InvalidData(
+            f"{file.name} may be split at {names}: put names with such a sign into double quotes",
+            field=file.field,
+            line=skipped,
+        )
     delimiter, columns = fitting[0] if fitting else max(ways, key=lambda way: len(way[1]))
     name = DELIMITERS.get(delimiter, f"“{delimiter}”")
     form = f"CSV with {name}" if len(columns) > 1 else "CSV of one column"

@@ -60,9 +60,14 @@ class TextFile:
     """
 
     def __init__(
-        self, source: Upload, field: str, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES,
+        self,
+        source: Upload,
+        field: str,
+        *,
+        first: int | None = None,
+        limit: int = MAX_EXPANDED_BYTES,
         name: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name or field
         self._source, self.field, self._first, self._limit = source, field, first, limit
         self.whole = True
