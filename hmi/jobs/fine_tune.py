@@ -29,15 +29,9 @@ from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_training
+from hmi.training.remarks import remarks
 from hmi.training.row_keys import RowKeys, joined_keys, keys_as_text
-from hmi.training.splits import Split as Split
-from hmi.training.splits import (
-    class_weights,
-    encoded_split,
-    merged_outputs,
-    remarks,
-    task_targets,
-)
+from hmi.training.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
 from hmi.training.teacher import Lesson
 from hmi.training.trainer import Trainer, tenant_trainer
 from plot_store import Reader, VersionInfo

@@ -11,9 +11,9 @@ import pytest
 from hmi.errors import InvalidData
 from hmi.training.data.rows import Row, read_rows
 from hmi.training.objectives import learn_task
-from hmi.training.row_keys import hold_out
-from hmi.training.splits import imbalance,
 from hmi.training.remarks import remarks
+from hmi.training.row_keys import hold_out
+from hmi.training.splits import imbalance
 
 
 def labelled(**counts: int) -> list[Row]:
