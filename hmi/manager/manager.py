@@ -191,7 +191,7 @@ class Manager:
         job_limit: int | None = None,
     ) -> JobRecord:
         """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label (see
-        `hmi.jobs.teaching`). `job_limit`: how many queued and running jobs the tenant may have.
+        `hmi.training.teacher`). `job_limit`: how many queued and running jobs the tenant may have.
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), QuotaExceeded,
         StorageFull.

@@ -29,7 +29,7 @@ class TrainPlan:
     paired: bool = False
     """Whether rows are pairs of texts, for a task that may be either."""
     weights: tuple[float, ...] | None = None
-    """Weights of the head's outputs in the loss (`TaskKind.weights`); None = all equal."""
+    """Weights of the head's outputs in the loss (`Objective.weights`); None = all equal."""
     bf16: bool = False
     """Products in bf16 where the CPU has them natively."""
     lexical: int = 0

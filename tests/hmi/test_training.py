@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hmi.core import ModuleSpec, Task, TaskRules
+from hmi.core import JobRecord, ModuleSpec, Task, TaskRules
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
 from hmi.model.batching import pad_ids
 from hmi.model.files import read_tensors, write_checkpoint
@@ -18,8 +20,9 @@ from hmi.model.tasks import task_of
 from hmi.training.backbones import Examples
 from hmi.training.checkpoint import resume_training, write_training
 from hmi.training.defaults import choose_epochs, default_lr, default_module
-from hmi.training.early_stopping import Best, History
-from hmi.training.plan import TrainPlan
+from hmi.training.early_stopping import Best, History, train_to_best
+from hmi.training.plan import TrainPlan, plan_training
+from hmi.training.recipe import Recipe
 from hmi.training.trainer import tenant_trainer
 from tests.tiny import random_texts
 
@@ -147,3 +150,71 @@ def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root,
     assert again.remark is None, "of a release that kept none"
     write_checkpoint(path, {k: v for k, v in read_tensors(path).items() if k != lacking}, about)
     assert resume_training(path, fresh) is None
+
+
+@pytest.mark.parametrize("stopped_after", [0, 3, 5])
+def test_training_ends_after_epochs_without_a_better_score_also_when_it_is_resumed(
+    tiny_root: Root, stopped_after: int
+) -> None:
+    scores = {1: 0.5, 2: 0.7, 3: 0.6, 4: 0.65, 5: 0.1}
+    trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, patience=3), examples(tiny_root, 0, count=16))
+    seen: list[History] = []
+
+    def judge() -> dict[str, float]:
+        return {"accuracy": scores[(seen[-1].epochs if seen else 0) + 1]}
+
+    whole = train_to_best(trainer, judge, quiet, after_epoch=seen.append)
+    assert [(h.epochs, h.kept.epoch) for h in seen] == [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+    assert (whole, whole.kept.score, whole.scores) == (seen[-1], 0.7, tuple(scores.values()))
+    if stopped_after:
+        start = seen[stopped_after - 1]
+        del seen[stopped_after:]
+        again = train_to_best(trainer, judge, quiet, start=start, after_epoch=seen.append)
+        assert (again.epochs, again.kept.epoch, len(seen)) == (5, 2, 5)
+
+
+def test_the_last_of_equal_epochs_is_kept_and_where_scores_are_chance_the_last_of_all(tiny_root: Root) -> None:
+    train = examples(tiny_root, 0, count=16)
+    for choosy, scores, best in ((True, (0.5, 0.5, 0.4), 2), (False, (0.5, 0.4, 0.1), 3)):
+        given = iter(scores)
+        trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=3), train)
+        kept = train_to_best(trainer, lambda given=given: {"accuracy": next(given)}, quiet, choosy=choosy).kept
+        assert kept.epoch == best
+
+
+def test_an_artefact_is_its_parts(tiny_root: Root) -> None:
+    plan = replace(PLAN, queries=2, lexical=8)
+    state = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0, count=16)).state()
+    tensors = state.joined()
+    assert {name.split(".")[0] for name in tensors} == {"module", "head", "lexical"}
+    again = Artefact.split({**tensors, "optimiser.0.step": torch.zeros(1), "headless": torch.zeros(1)})
+    assert again.joined().keys() == tensors.keys()
+    assert all(value is tensors[name] for name, value in again.joined().items())
+    assert {value.dtype for value in state.map(lambda value: value.half()).joined().values()} == {torch.float16}
+
+
+def test_a_recipe_has_the_options_of_a_user_and_the_defaults_of_all() -> None:
+    assert FineTuneOptions().recipe() == Recipe()
+    given = FineTuneOptions(lr=0.01, epochs=2, seed=3, lexical=True, start="a.b", module=MODULE)
+    assert given.recipe() == Recipe(module=MODULE, lr=0.01, epochs=2, seed=3, lexical=True)
+    task = task_of("classification", ("a", "b"))
+    plan = plan_training(Recipe(), task, 300)
+    assert (plan.lr, plan.epochs, plan.queries > 0, plan.average) == (2e-3, 11, True, True)
+    plain = plan_training(given.recipe().plain(5e-5), task, 300)
+    assert (plain.lr, plain.epochs, plain.seed, plain.lexical, plain.queries, plain.average) == (
+        5e-5, 11, 3, 0, 0, False,
+    )  # fmt: skip
+
+
+def test_a_job_reads_the_spec_that_the_manager_wrote_and_those_of_other_releases() -> None:
+    spec = FineTuneSpec(model="a.b", domain="d", task="pair", mode="create", options=FineTuneOptions(epochs=2))
+    stored = spec.stored()
+    assert stored["options"] == FineTuneOptions(epochs=2).model_dump(mode="json"), "whole"
+    assert "publish" not in stored
+
+    def of(spec: dict[str, Any]) -> FineTuneSpec:
+        return FineTuneSpec.of(JobRecord(job="j", kind="fine_tune", state="queued", created="", spec=spec))
+
+    assert of({**stored, "inputs": ["data"], "of a later release": 1}) == spec
+    assert of({**stored, "options": None}).options == FineTuneOptions()
+    assert of({**stored, "mode": "update"}).source == "a.b"
