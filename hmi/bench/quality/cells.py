@@ -80,10 +80,10 @@ def fill(
     make: Callable[[], Problem],
     models: Encoders,
     budget: Budget,
-    ledger: Runs,
+    kept: Runs,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what names the cell beside the
+    """Do the runs of this cell that were not done yet; yields each as it is kept. about: what names the cell beside the
     task."""
     cell = {"task": task.name, **about}
     made: list[Problem] = []
@@ -97,23 +97,23 @@ def fill(
     searched: dict[float, Any] = {}
     while (rate := next_rate(arm.lrs, {r: result["dev"] for r, result in searched.items()})) is not None:
         spec = {**cell, "lr": rate, "seed": 0}
-        searched[rate] = ledger.get(spec)
+        searched[rate] = kept.get(spec)
         if searched[rate] is None:
             run = train(rate, 0)
             searched[rate] = run.result
-            ledger.put(spec, run.result)
+            kept.put(spec, run.result)
             yield spec, run.result
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
     lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
     for seed in range(budget.seeds):
         spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if budget.test else {})}
-        if ledger.get(spec) is not None:
+        if kept.get(spec) is not None:
             continue
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
         result = run.result
         if budget.test:
             result = {**result, "test": tested(made[0], run)}
-        ledger.put(spec, result)
+        kept.put(spec, result)
         yield spec, result
 
 

@@ -53,13 +53,13 @@ def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec,
     """Fill the table cell by cell, yielding each run as it is kept. Raises HmiError."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger = Runs(plan.runs)
+    kept = Runs(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan, task):
             make = partial(_problem, plan, task, rows, arm, models, report)
-            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
+            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, kept, report)
             gc.collect()
 
 

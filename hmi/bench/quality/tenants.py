@@ -44,7 +44,7 @@ class TenantsPlan:
 def run(
     plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. about: what names the column.
+    """Train what was not trained yet, task by task; yields each tenant's run as it is kept. about: what names the column.
 
     Raises HmiError.
     """
@@ -56,18 +56,18 @@ def run(
         raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger = Runs(plan.runs)
+    kept = Runs(plan.runs)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):
             spec = {**about, "task": task.name, "tenant": tenant, "rows": plan.rows, "lr": lr}
-            if ledger.get(spec) is not None:
+            if kept.get(spec) is not None:
                 continue
             whole = _whole(task, plan, arm, models) if whole is None else whole
             mine = _subset(whole, tenant, plan.rows)
             trained = train_once(mine, arm, models, lr, 0, report)
             result = {**trained.result, "test": tested(mine, trained)}
-            ledger.put(spec, result)
+            kept.put(spec, result)
             yield spec, result
 
 
