@@ -44,7 +44,7 @@ class TenantsPlan:
 def run(
     plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Train what was not trained yet, task by task; yields each tenant's run as it is kept. about: what names the column.
+    """Train what was not trained yet, task by task; yields each run as it is kept. about: what names the column.
 
     Raises HmiError.
     """
