@@ -143,3 +143,15 @@ def test_transformers_survives_our_kernels_folder() -> None:
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.strip() == "768", done.stderr
+
+
+def test_what_serves_loads_nothing_that_trains() -> None:
+    code = (
+        "import sys, hmi.engine.engine, hmi.engine.bundles\n"
+        "apart = ('hmi.training', 'hmi.jobs', 'transformers', 'adapters', 'seqeval')\n"
+        "print([name for name in sys.modules if name.startswith(apart)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -17,11 +17,11 @@ from hmi.api import leaving
 from hmi.api.app import DRAIN_S, application, build_services, drain
 from hmi.api.auth import check_binding
 from hmi.api.door import Door
-from hmi.api.presence import announced, owning
+from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
-from hmi.manager.store_care import probe_plots
+from hmi.manager.maintenance import probe_plots
 
 log = logging.getLogger("hmi.api")
 

@@ -26,6 +26,7 @@ from hmi.api.shares import Holder, Shares
 from hmi.config import Settings
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
+from hmi.stores.layout import Layout
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,8 +80,8 @@ class Uploads:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._incoming = settings.data / "incoming"
-        self._below = settings.data / "uploads"
+        layout = Layout(settings.data)
+        self._incoming, self._below = layout.incoming, layout.uploads
         self._limit = settings.max_upload_bytes
         total = settings.upload_bytes or UPLOADS_OF_LIMIT * settings.max_upload_bytes
         self._places, self._space = Shares(settings.max_uploads, "uploads"), Shares(total, "bytes of uploads")

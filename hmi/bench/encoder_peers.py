@@ -59,9 +59,15 @@ def _exported(teacher: Encoder, path: Path) -> Path | None:
         return None
     example = torch.ones(2, 8, dtype=torch.int64)
     torch.onnx.export(
-        _Masked(teacher), (example, example), str(path), input_names=["input_ids", "mask"], output_names=["rows"],
-        dynamic_axes=_NAMES, opset_version=17, dynamo=False,
-    )  # fmt: skip
+        _Masked(teacher),
+        (example, example),
+        str(path),
+        input_names=["input_ids", "mask"],
+        output_names=["rows"],
+        dynamic_axes=_NAMES,
+        opset_version=17,
+        dynamo=False,
+    )
     return path
 
 

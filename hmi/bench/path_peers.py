@@ -17,9 +17,13 @@ from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.source import DEFAULT_PACKAGE, find_source
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
-    ("128_tokens_batch_1", 128, 1), ("128_tokens_batch_16", 128, 16), ("real_lengths_batch_1", None, 1),
-    ("real_lengths_batch_16", None, 16), ("14_tokens_batch_1", 14, 1), ("14_tokens_batch_16", 14, 16),
-)  # fmt: skip
+    ("128_tokens_batch_1", 128, 1),
+    ("128_tokens_batch_16", 128, 16),
+    ("real_lengths_batch_1", None, 1),
+    ("real_lengths_batch_16", None, 16),
+    ("14_tokens_batch_1", 14, 1),
+    ("14_tokens_batch_16", 14, 16),
+)
 """Name, tokens a text (None: as sentences of scientific prose have, 56 in the mean), texts."""
 GOAL_FP32, GOAL_ANY = 1.9, 1.5
 

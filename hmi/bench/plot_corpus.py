@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.bench.plot_lab import Built, Lab, Report
-from hmi.bench.plot_split import Estimate, Split, estimates, fitting, split
+from hmi.bench.plot_split import CorpusSplit, Estimate, estimates, fitting, split
 from hmi.bench.report import Row, seconds
 from hmi.bench.store_cold import drop
 from hmi.config import Settings
@@ -54,7 +54,7 @@ def run(plan: Plan, data: Path | None, report: Report, show: Callable[[Progress]
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measured(plan: Plan, parts: Split, lab: Lab, report: Report) -> Iterator[Row]:
+def _measured(plan: Plan, parts: CorpusSplit, lab: Lab, report: Report) -> Iterator[Row]:
     tokenizer = lab.tokenizer()
     documents = parts.built
     if plan.minutes is not None:
@@ -76,7 +76,7 @@ def _measured(plan: Plan, parts: Split, lab: Lab, report: Report) -> Iterator[Ro
         lab.remove(built.domain)
 
 
-def _chosen(plan: Plan, parts: Split, lab: Lab, tokenizer: Tokenizer, report: Report) -> Estimate:
+def _chosen(plan: Plan, parts: CorpusSplit, lab: Lab, tokenizer: Tokenizer, report: Report) -> Estimate:
     """As many documents as fit, by the rates of a small build."""
     assert plan.minutes is not None
     report(f"a pilot of {min(PILOT, len(parts.built))} documents")

@@ -18,6 +18,7 @@ from hmi.core import Progress
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 from hmi.model.tokenizer import Tokenizer
+from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots
 from plot_store import Store
 
@@ -108,13 +109,13 @@ class Lab:
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        with open_plots(self._settings.data / "plots") as store:
+        with open_plots(Layout(self._settings.data).plots) as store:
             yield store
 
     def tokenizer(self) -> Tokenizer:
         """The root's."""
         version = self._roots()[str(self._root)]["version"]
-        return Tokenizer(self._settings.data / "roots" / str(self._root) / version / "tokenizer.json")
+        return Tokenizer(Layout(self._settings.data).root(str(self._root), version) / "tokenizer.json")
 
     def _roots(self) -> dict[str, dict[str, Any]]:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}

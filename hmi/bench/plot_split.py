@@ -13,8 +13,8 @@ from hmi_kernels.lookup.layout import Keys, pack_keys
 
 from hmi.bench.store_data import UNCUT
 from hmi.errors import InvalidInput
-from hmi.jobs.corpus import read_documents
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.corpus import read_documents
 
 LEFT_OUT_SHARE = 10  # one document in so many
 MOST_LEFT_OUT = 2000
@@ -24,14 +24,14 @@ GROWTH = 1.3  # from one look to the next
 
 
 @dataclass(frozen=True)
-class Split:
+class CorpusSplit:
     """Documents in the order of the file."""
 
     built: list[str]
     left_out: list[str]
 
 
-def split(corpus: Path, limit: int | None) -> Split:
+def split(corpus: Path, limit: int | None) -> CorpusSplit:
     """Which part a document belongs to is decided by its text alone. `limit`: of documents to build from.
 
     Raises InvalidInput where one part is too small, InvalidData where the corpus cannot be read.
@@ -47,7 +47,7 @@ def split(corpus: Path, limit: int | None) -> Split:
             break
     if len(built) < 2 or not left_out:
         raise InvalidInput(f"{corpus} has too few documents: give at least 100, one a line", field="corpus")
-    return Split(built, left_out)
+    return CorpusSplit(built, left_out)
 
 
 @dataclass(frozen=True)

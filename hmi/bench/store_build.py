@@ -74,9 +74,15 @@ def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
         yield Row(f"bulk_build_bytes_written_{suffix}", value, "x", 1.05, False, runs, "the version's own bytes")
     bare = len(trigrams) * roles(3, 3) * (dim * np.dtype(np.int8).itemsize + 4)
     yield Row(
-        f"space_over_vectors_and_scales_{suffix}", round(built.bytes / bare, 4), "x", 1.06, False, 1,
-        "int8 vectors and fp32 scales alone; keys, index, checks and padding are ours", stretch=1.03,
-    )  # fmt: skip
+        f"space_over_vectors_and_scales_{suffix}",
+        round(built.bytes / bare, 4),
+        "x",
+        1.06,
+        False,
+        1,
+        "int8 vectors and fp32 scales alone; keys, index, checks and padding are ours",
+        stretch=1.03,
+    )
 
 
 def build_rows(folder: Path, trigrams: Ngrams, schema: Schema) -> Built:

@@ -13,9 +13,9 @@ from hmi_kernels.lookup.layout import pack_keys, roles, unpack_keys
 from numpy.typing import NDArray
 
 from hmi.errors import InvalidInput
-from hmi.jobs.corpus import read_documents
 from hmi.model.source import DEFAULT_PACKAGE, find_source
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.corpus import read_documents
 
 LENGTH = 128
 DEPTH = 4  # versions of the deepest chain: a root and three branches, each on the one before

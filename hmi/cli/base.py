@@ -57,14 +57,22 @@ def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
             help="The data folder (environment: HMI_DATA; default ./hmi-data).",
         ),
         click.Option(
-            ["--url", "common_url"], expose_value=False, callback=_set_url, envvar="HMI_URL", metavar="URL",
+            ["--url", "common_url"],
+            expose_value=False,
+            callback=_set_url,
+            envvar="HMI_URL",
+            metavar="URL",
             help="Talk to a running server instead (environment: HMI_URL, where no --data is given).",
         ),
         click.Option(
-            ["--key", "common_key"], expose_value=False, callback=_set("key"), envvar="HMI_KEY", metavar="KEY",
+            ["--key", "common_key"],
+            expose_value=False,
+            callback=_set("key"),
+            envvar="HMI_KEY",
+            metavar="KEY",
             help="The key for --url (environment: HMI_KEY, which other users cannot see).",
         ),
-    ]  # fmt: skip
+    ]
     for option in options:
         option.hidden = option.opts[0] in hidden
     return options

@@ -51,8 +51,13 @@ def summary(outcomes: Iterable[Outcome]) -> int:
     outcomes = list(outcomes)
     headings = dict.fromkeys(name for outcome in outcomes for name in outcome.figures)
     rows = [{"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason} for o in outcomes]
-    columns = {"id": "NAME", "state": "STATE", **{name: name.upper() for name in headings},
-               "seconds": "SECONDS", "reason": "REASON"}  # fmt: skip
+    columns = {
+        "id": "NAME",
+        "state": "STATE",
+        **{name: name.upper() for name in headings},
+        "seconds": "SECONDS",
+        "reason": "REASON",
+    }
     print_table(rows, columns, "nothing")
     failed = sum(row["state"] == "failed" for row in rows)
     notes.print(f"{len(rows) - failed} done, {failed} failed")
@@ -68,9 +73,14 @@ def summary(outcomes: Iterable[Outcome]) -> int:
 @click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.keys.json.")
 @click.pass_context
 def onboard(
-    context: click.Context, plan: Path, url: str, key: str | None, parallel: int, state: Path | None,
+    context: click.Context,
+    plan: Path,
+    url: str,
+    key: str | None,
+    parallel: int,
+    state: Path | None,
     keys: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Create tenants, keys and models on a running server.
 
     PLAN is a folder with a subfolder for each tenant (model.json, train.jsonl and maybe dev.jsonl and

@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from hmi.bench.report import Row
 
 COLUMNS = {
-    "id": "row", "value": "value", "unit": "unit", "goal": "goal", "ok": "ok", "stretch": "stretch",
-    "stretch_ok": "ok", "runs": "runs", "peer": "against",
-}  # fmt: skip
+    "id": "row",
+    "value": "value",
+    "unit": "unit",
+    "goal": "goal",
+    "ok": "ok",
+    "stretch": "stretch",
+    "stretch_ok": "ok",
+    "runs": "runs",
+    "peer": "against",
+}
 
 
 @click.group(cls=Group)
@@ -61,9 +68,16 @@ def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def store(
-    session: Session, keys: int | None, large: bool, quick: bool, dims: tuple[int, ...], runs: int | None,
-    corpus: Path | None, only: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    keys: int | None,
+    large: bool,
+    quick: bool,
+    dims: tuple[int, ...],
+    runs: int | None,
+    corpus: Path | None,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the disk."""
     session.not_remote(MEASURED_HERE)
     from dataclasses import replace
@@ -72,9 +86,12 @@ def store(
 
     plan = measured.QUICK if quick else measured.Plan()
     wanted: dict[str, Any] = {
-        "keys": keys or (measured.LARGE if large else None), "dims": dims, "runs": runs, "corpus": corpus,
+        "keys": keys or (measured.LARGE if large else None),
+        "dims": dims,
+        "runs": runs,
+        "corpus": corpus,
         "sections": only,
-    }  # fmt: skip
+    }
     plan = replace(plan, **{name: value for name, value in wanted.items() if value})
     with _shown("store", as_json) as found, _bar(plan.steps) as report:
         found.extend(measured.run(plan, session.data, report))
@@ -89,9 +106,14 @@ def store(
 @as_json
 @pass_session
 def plot(
-    session: Session, corpus: Path, root: str | None, alphas: tuple[float, ...], minutes: float | None,
-    limit_documents: int | None, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    corpus: Path,
+    root: str | None,
+    alphas: tuple[float, ...],
+    minutes: float | None,
+    limit_documents: int | None,
+    as_json: bool,
+) -> None:
     """PLOTs of a real corpus, built by the real jobs; hits and times on documents left out."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import plot_corpus as measured

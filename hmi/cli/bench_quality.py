@@ -19,7 +19,7 @@ from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hmi.bench.quality.models import Models
+    from hmi.bench.quality.models import Encoders
     from hmi.bench.quality.setting import Setting
 
 RUNS = "runs.jsonl"
@@ -64,9 +64,16 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
 @as_json
 @pass_session
 def quality(
-    session: Session, sets: Path, out: Path, modules: tuple[str, ...], seeds: int, rows: int, dev: bool, as_json: bool,
+    session: Session,
+    sets: Path,
+    out: Path,
+    modules: tuple[str, ...],
+    seeds: int,
+    rows: int,
+    dev: bool,
+    as_json: bool,
     **chosen: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Shared, adapter only, PLOT only, HMI's model and a dedicated one on every task, with seeds.
 
     Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the folder of the
@@ -80,9 +87,17 @@ def quality(
     from hmi.bench.quality.tables import markdown
 
     plan = measured.Plan(
-        sets, out / RUNS, chosen["tasks"], chosen["arms"], tuple(map(_module, modules)),
-        Budget(seeds, not dev), rows, chosen["lrs"], _setting(session, chosen).says, chosen["texts"],
-    )  # fmt: skip
+        sets,
+        out / RUNS,
+        chosen["tasks"],
+        chosen["arms"],
+        tuple(map(_module, modules)),
+        Budget(seeds, not dev),
+        rows,
+        chosen["lrs"],
+        _setting(session, chosen).says,
+        chosen["texts"],
+    )
     arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
     with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
         try:
@@ -139,7 +154,7 @@ def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
 
 
 @contextmanager
-def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Models]:
+def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
     """The root and the PLOTs, made where they are not there yet."""
     from hmi.bench.quality import setting as made
     from hmi.bench.quality.tasks import named

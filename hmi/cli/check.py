@@ -14,7 +14,7 @@ from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes, print_json
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.checks import Checked, check_file, checked_corpus, checked_files
+from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file
 
 SHOWN = 20
 
@@ -22,9 +22,10 @@ SHOWN = 20
 @click.command(cls=FileCommand)
 @click.argument("file", type=FILE)
 @click.option(
-    "--task", type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
+    "--task",
+    type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
     help="Check it as rows of this task (default: as its columns tell).",
-)  # fmt: skip
+)
 @click.option("--corpus", is_flag=True, help="Check it as a domain's corpus.")
 @click.option("--skip-bad-rows", "skip", type=Whole(0), default=0, help="As 'hmi model create' has it.")
 @as_json
@@ -35,7 +36,7 @@ def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) 
     """
     if corpus and task is not None:
         raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
-    found = check_file(file, cast(Task | None, task), skip, corpus=corpus)
+    found = inspect_file(file, cast(Task | None, task), skip, corpus=corpus)
     print_json({"file": str(file), "usable": found.error is None, **asdict(found)}) if as_json else _show(file, found)
     if found.error is not None:
         raise click.exceptions.Exit(1)

@@ -25,9 +25,15 @@ from hmi.cli.progress import finish
 from hmi.cli.session import Session, segment
 
 COLUMNS = {
-    "domain": "DOMAIN", "versions": "VERSIONS", "trigrams": "TRIGRAMS", "bigrams": "BIGRAMS",
-    "unigrams": "UNIGRAMS", "bytes": "SIZE", "alpha": "ALPHA", "models": "MODELS",
-}  # fmt: skip
+    "domain": "DOMAIN",
+    "versions": "VERSIONS",
+    "trigrams": "TRIGRAMS",
+    "bigrams": "BIGRAMS",
+    "unigrams": "UNIGRAMS",
+    "bytes": "SIZE",
+    "alpha": "ALPHA",
+    "models": "MODELS",
+}
 
 
 @click.group(cls=Group)
@@ -45,9 +51,16 @@ def domain() -> None:
 @job_options
 @pass_session
 def create(
-    session: Session, name: str, corpus: Path, alpha: float | None, budget: int | None, pretrain: bool,
-    options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    corpus: Path,
+    alpha: float | None,
+    budget: int | None,
+    pretrain: bool,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Create a branch from CORPUS (text, one document a line, or JSON with a `text`; gzip and zstd are read)."""
     session.may_start_jobs()
     look_at_corpus(corpus)
@@ -67,9 +80,16 @@ def create(
 @job_options
 @pass_session
 def update(
-    session: Session, name: str, corpus: Path, alpha: float | None, budget: int | None, pretrain: bool,
-    options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    corpus: Path,
+    alpha: float | None,
+    budget: int | None,
+    pretrain: bool,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Build a new version from more text. Models keep the version they were fine-tuned on."""
     session.may_start_jobs()
     look_at_corpus(corpus)
@@ -82,9 +102,11 @@ def update(
 @domain.command("set")
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.option(
-    "--record-misses", type=click.Choice(["on", "off"]), required=True,
+    "--record-misses",
+    type=click.Choice(["on", "off"]),
+    required=True,
     help="Keep which n-grams of users' texts the PLOT lacks, for 'hmi domain grow'; off deletes them.",
-)  # fmt: skip
+)
 @as_json
 @pass_session
 def set_(session: Session, name: str, record_misses: str, as_json: bool) -> None:
@@ -138,10 +160,12 @@ def show(session: Session, name: str, as_json: bool) -> None:
         return
     versions = found.pop("versions")
     print_fields({**found, "bytes": size(found["bytes"])})
-    rows = [{**v, "bytes": size(v["bytes"]), "now": "*" if v["version"] == found["current"] else ""}
-            for v in versions]  # fmt: skip
-    print_table(rows, {"now": "", "version": "VERSION", "created": "CREATED", "entries": "ENTRIES",
-                       "bytes": "SIZE"}, "no versions")  # fmt: skip
+    rows = [{**v, "bytes": size(v["bytes"]), "now": "*" if v["version"] == found["current"] else ""} for v in versions]
+    print_table(
+        rows,
+        {"now": "", "version": "VERSION", "created": "CREATED", "entries": "ENTRIES", "bytes": "SIZE"},
+        "no versions",
+    )
 
 
 @domain.command()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hmi.cli.output import size
-from hmi.model.headline import headline_name
+from hmi.training.headline import headline_name
 
 Figures = dict[str, str]
 

@@ -24,9 +24,16 @@ from hmi.errors import HmiError
 @as_json
 @pass_session
 def infer(
-    session: Session, model: str, texts: tuple[str, ...], pair: tuple[str, ...], tokens: bool, exact: bool,
-    scores: bool, provenance: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    model: str,
+    texts: tuple[str, ...],
+    pair: tuple[str, ...],
+    tokens: bool,
+    exact: bool,
+    scores: bool,
+    provenance: bool,
+    as_json: bool,
+) -> None:
     """Ask TENANT.MODEL about each TEXT; without any, about each line of standard input."""
     lines = texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
     if pair and len(pair) != len(lines):

@@ -37,8 +37,15 @@ def list_(session: Session, state: str | None, limit: int, as_json: bool) -> Non
         print_json(jobs)
         return
     rows = [{**j, "progress": _progress(j), "reason": _reason(j)} for j in jobs]
-    columns = {"job": "JOB", "kind": "KIND", "target": "TARGET", "state": "STATE", "progress": "PROGRESS",
-               "created": "CREATED", "reason": "REASON"}  # fmt: skip
+    columns = {
+        "job": "JOB",
+        "kind": "KIND",
+        "target": "TARGET",
+        "state": "STATE",
+        "progress": "PROGRESS",
+        "created": "CREATED",
+        "reason": "REASON",
+    }
     print_table(rows, columns, "no jobs")
 
 

@@ -23,18 +23,24 @@ from hmi.model.files import write_bytes
 TASKS = click.Choice(get_args(Task))
 PAGE = 1000
 PUBLISH = click.option(
-    "--publish", type=click.Choice(get_args(Publish)), default="if-better", show_default=True,
+    "--publish",
+    type=click.Choice(get_args(Publish)),
+    default="if-better",
+    show_default=True,
     help="Whether the new version answers. if-better: where it is not worse than the live one on the same held-out "
     "rows, a tie included. always: whatever it scores. never: not before 'hmi model publish'.",
-)  # fmt: skip
+)
 UNLABELLED = click.option(
     "--unlabelled", type=FILE, help="Texts without answers, for a teacher to label: better, and slower to train."
 )
 
 SKIP = click.option(
-    "--skip-bad-rows", "skip", type=Whole(0), metavar="N",
+    "--skip-bad-rows",
+    "skip",
+    type=Whole(0),
+    metavar="N",
     help="Leave up to N bad rows of a file out, and say which; more fail.",
-)  # fmt: skip
+)
 
 
 @click.group(cls=Group)
@@ -57,9 +63,18 @@ model.add_command(report)
 @job_options
 @pass_session
 def create(
-    session: Session, name: str, data: Path | None, domain: str, task: str, dev: Path | None,
-    unlabelled: Path | None, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    data: Path | None,
+    domain: str,
+    task: str,
+    dev: Path | None,
+    unlabelled: Path | None,
+    skip: int | None,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Fine-tune a new model on the rows of DATA (JSON or CSV). A model of the task embedding takes none."""
     if data is None and task != "embedding":
         raise InvalidInput(f"data is missing: a {task} model learns from rows, so name their file", field="data")
@@ -83,9 +98,17 @@ def create(
 @job_options
 @pass_session
 def update(
-    session: Session, name: str, data: Path | None, dev: Path | None, unlabelled: Path | None,
-    publish: str, skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    data: Path | None,
+    dev: Path | None,
+    unlabelled: Path | None,
+    publish: str,
+    skip: int | None,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the live one.
 
     Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With --publish
@@ -123,8 +146,15 @@ def list_(session: Session, tenant: str | None, domain: str | None, task: str | 
         print_json(models)
         return
     rows = [{**m, "versions": len(m["versions"]), "bytes": size(m["bytes"])} for m in models]
-    columns = {"model": "MODEL", "domain": "DOMAIN", "task": "TASK", "labels": "LABELS",
-               "current": "CURRENT", "versions": "VERSIONS", "bytes": "SIZE"}  # fmt: skip
+    columns = {
+        "model": "MODEL",
+        "domain": "DOMAIN",
+        "task": "TASK",
+        "labels": "LABELS",
+        "current": "CURRENT",
+        "versions": "VERSIONS",
+        "bytes": "SIZE",
+    }
     print_table(rows, columns, "no models: 'hmi model create' makes one")
 
 
@@ -145,8 +175,18 @@ def show(session: Session, name: str, as_json: bool) -> None:
         version["metrics"] = brief(version["metrics"])
         back = version.get("held_back")  # a server of an earlier version has none
         version["state"] = "answers" if version["version"] == found["current"] else f"held back: {back}" if back else ""
-    print_table(versions, {"version": "VERSION", "created": "CREATED", "domain": "DOMAIN",
-                           "plot_version": "PLOT", "metrics": "METRICS", "state": "STATE"}, "no versions")  # fmt: skip
+    print_table(
+        versions,
+        {
+            "version": "VERSION",
+            "created": "CREATED",
+            "domain": "DOMAIN",
+            "plot_version": "PLOT",
+            "metrics": "METRICS",
+            "state": "STATE",
+        },
+        "no versions",
+    )
 
 
 @model.command()
@@ -219,9 +259,18 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
 @job_options
 @pass_session
 def import_module(
-    session: Session, name: str, folder: Path, domain: str, data: Path | None, dev: Path | None, task: str,
-    skip: int | None, options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    folder: Path,
+    domain: str,
+    data: Path | None,
+    dev: Path | None,
+    task: str,
+    skip: int | None,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Make a model from the adapter in FOLDER, as `adapters` saved it with use_safetensors=True."""
     session.may_start_jobs()
     files = _adapter_files(folder)

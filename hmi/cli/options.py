@@ -94,9 +94,11 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argu
 
 
 budget_option = click.option(
-    "--budget", type=Bytes(), metavar="SIZE",
+    "--budget",
+    type=Bytes(),
+    metavar="SIZE",
     help="Store the most frequent n-grams that fit, instead of --alpha: bytes, or 50M (K, M, G in 1024s).",
-)  # fmt: skip
+)
 
 
 def extent(alpha: float | None, budget: int | None, options: dict[str, Any] | None = None) -> dict[str, Any]:

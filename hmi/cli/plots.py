@@ -157,9 +157,15 @@ def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | N
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.state.json.")
 @click.pass_context
 def build_plots(
-    context: click.Context, plan: Path, data: Path | None, url: str | None, key: str | None, alpha: float,
-    parallel: int, state: Path | None,
-) -> None:  # fmt: skip
+    context: click.Context,
+    plan: Path,
+    data: Path | None,
+    url: str | None,
+    key: str | None,
+    alpha: float,
+    parallel: int,
+    state: Path | None,
+) -> None:
     """Build the PLOTs of many domains.
 
     PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha or budget (bytes, such as

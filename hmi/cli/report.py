@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.chart import reliability_svg
 from hmi.cli.endings import compared
 from hmi.cli.options import Whole
 from hmi.cli.output import fits, notes, print_fields, print_json, print_table
-from hmi.cli.plot import reliability_svg
 from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput, NotFound
 from hmi.model.files import write_bytes
-from hmi.model.headline import headline_name
+from hmi.training.headline import headline_name
 
 MOST_SHOWN = 20
 

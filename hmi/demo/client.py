@@ -17,7 +17,7 @@ _TRIES = 8
 _TIMEOUT_S = 120
 
 
-class Client:
+class DemoClient:
     """Calls one server. Thread-safe: each thread keeps a connection of its own.
 
     `call` raises the HmiError of the kind that the server names, and Unavailable where it cannot be reached.

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Row
 from hmi.demo.folder import TenantFolder, read_rows
 from hmi.demo.onboard import Keys
 from hmi.demo.steps import Steps
 from hmi.errors import HmiError
-from hmi.model.scoring import headline, score_labels, score_tags
+from hmi.training.scoring import headline, score_labels, score_tags
 
 CONCURRENCY = 8
 ORDERS = ("trigram", "bigram", "unigram", "miss")
@@ -54,7 +54,7 @@ class Measured:
     errors: tuple[str, ...] = ()
 
 
-def measure(client: Client, tenants: Sequence[TenantFolder], keys: Keys, steps: Steps) -> list[Measured]:
+def measure(client: DemoClient, tenants: Sequence[TenantFolder], keys: Keys, steps: Steps) -> list[Measured]:
     """Send every test row as a request of its own, tenants mixed, CONCURRENCY at a time."""
     requests = [(t, row) for t in tenants for row in read_rows(t.test)]
     random.Random(0).shuffle(requests)
@@ -89,7 +89,7 @@ class _Answer:
     error: str = ""
 
 
-def _ask(client: Client, keys: Keys, tenant: TenantFolder, row: Row) -> _Answer:
+def _ask(client: DemoClient, keys: Keys, tenant: TenantFolder, row: Row) -> _Answer:
     body = {"inputs": [inputs_of(row)], "parameters": {"return": ["provenance"]}}
     gold = row["tags"] if tenant.task == "tagging" else str(row["label"])
     start = time.perf_counter()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.demo.folder import ROOT, TenantFolder, TextFolder
 from hmi.demo.steps import Steps, follow, succeeded
 from hmi.errors import Conflict
@@ -40,7 +40,7 @@ class Keys:
         aside.replace(self._path)
 
 
-def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
+def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
     """The default root and, from the general text, its own PLOT."""
     if any(root["root"] == ROOT_NAME for root in client.get("/manage/roots")["roots"]):
         steps.say(f"{ROOT_NAME} is there already")
@@ -50,7 +50,7 @@ def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
     follow(client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_root_summary(succeeded(what, view))))
 
 
-def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
+def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
     """A branch of the root for each corpus, all at once."""
     have = {view["domain"] for view in client.get("/manage/domains")["domains"]}
     jobs: dict[str, str] = {}
@@ -65,7 +65,7 @@ def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
     follow(client, jobs, steps, lambda what, view: steps.say(_branch_summary(what, succeeded(what, view))))
 
 
-def create_tenants(client: Client, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
+def create_tenants(client: DemoClient, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
     """Tenants with their keys, then a model for each; a model that fails is reported and left out."""
     jobs: dict[str, str] = {}
     have = {view["model"] for view in client.get("/manage/models?limit=1000")["models"]}
@@ -94,7 +94,7 @@ def domain_name(name: str) -> str:
     return ROOT_NAME if name == ROOT else f"{ROOT_NAME}/{name}"
 
 
-def _ensure_key(client: Client, tenant: str, keys: Keys) -> None:
+def _ensure_key(client: DemoClient, tenant: str, keys: Keys) -> None:
     if tenant in keys:
         return
     try:
@@ -104,7 +104,7 @@ def _ensure_key(client: Client, tenant: str, keys: Keys) -> None:
         keys.add(tenant, client.post(f"/manage/tenants/{tenant}/keys", {})["key"])
 
 
-def _create_model(client: Client, tenant: TenantFolder) -> str:
+def _create_model(client: DemoClient, tenant: TenantFolder) -> str:
     spec = {"model": tenant.id, "domain": domain_name(tenant.domain), "task": tenant.task}
     if tenant.options:
         spec["options"] = tenant.options  # type: ignore[assignment]
@@ -112,7 +112,7 @@ def _create_model(client: Client, tenant: TenantFolder) -> str:
     return str(client.post("/manage/models", spec, files=files)["job"])
 
 
-def _started(client: Client, target: str) -> str | None:
+def _started(client: DemoClient, target: str) -> str | None:
     """A job of an earlier run that still makes `target`."""
     for state in ("running", "queued"):
         for view in client.get(f"/manage/jobs?state={state}&limit=1000")["jobs"]:

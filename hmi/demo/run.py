@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hmi.demo import baseline, onboard, show
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Amounts
 from hmi.demo.folder import TextFolder, read_folder
 from hmi.demo.measure import Measured, measure
@@ -68,7 +68,7 @@ def run(options: DemoOptions, console: Console) -> int:
     return 1 if silent else 0
 
 
-def _over_http(client: Client, text: TextFolder, keys: onboard.Keys, steps: Steps) -> list[Measured]:
+def _over_http(client: DemoClient, text: TextFolder, keys: onboard.Keys, steps: Steps) -> list[Measured]:
     with steps.step("Root model and its PLOT"):
         onboard.import_root(client, text, steps)
     with steps.step("Domain branches"):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.errors import Unavailable
 
 HOST = "127.0.0.1"
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[Client]:
+def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[DemoClient]:
     """`hmi serve` on `data`, stopped (SIGTERM: it drains, jobs are checkpointed) when the block is left."""
     port = port or _free_port()
     workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
@@ -42,14 +42,14 @@ def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterato
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
     try:
-        client = Client(HOST, port, key)
+        client = DemoClient(HOST, port, key)
         _wait_ready(child, client, log)
         yield client
     finally:
         _stop(child)
 
 
-def _wait_ready(child: subprocess.Popen[bytes], client: Client, log: Path) -> None:
+def _wait_ready(child: subprocess.Popen[bytes], client: DemoClient, log: Path) -> None:
     until = time.monotonic() + _READY_S
     while not client.ready():
         if child.poll() is not None:

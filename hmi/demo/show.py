@@ -16,7 +16,7 @@ from rich.table import Table
 from hmi import __version__
 from hmi.core import now
 from hmi.demo.baseline import Dedicated, mean_ratio, ratio
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.demo.folder import TenantFolder, read_rows
 from hmi.demo.measure import Measured, inputs_of
 from hmi.demo.steps import Steps
@@ -77,7 +77,7 @@ def save(path: Path, steps: Steps, rows: Sequence[Measured], dedicated: Sequence
     write_json(path, body)
 
 
-def print_try(steps: Steps, client: Client, tenant: TenantFolder, keys: Path) -> None:
+def print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path) -> None:
     """The address, a curl line, and the real answer to it."""
     body = {"inputs": _short(inputs_of(read_rows(tenant.test)[0]))}
     answer: Mapping[str, Any] = client.post(f"/infer/{tenant.id}", body)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.errors import Unavailable
 
 _POLL_S = 0.5
@@ -50,7 +50,9 @@ class Steps:
         )
 
 
-def follow(client: Client, jobs: dict[str, str], steps: Steps, ended: Callable[[str, dict[str, Any]], None]) -> None:
+def follow(
+    client: DemoClient, jobs: dict[str, str], steps: Steps, ended: Callable[[str, dict[str, Any]], None]
+) -> None:
     """Watch jobs (id → what it makes) until all have ended; `ended` gets each one's view as it does."""
     with steps.bar() as bar:
         rows = {job: bar.add_task(what, total=None) for job, what in jobs.items()}

@@ -1,4 +1,4 @@
-"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see hmi/jobs/process.py."""
+"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see hmi/jobs/runtime/process.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hmi.jobs.lifeline import die_with_parent
+from hmi.jobs.runtime.parent_death import die_with_parent
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     from hmi.config import Settings
     from hmi.errors import HmiError
     from hmi.jobs.bodies import find_bodies
-    from hmi.jobs.process import run_job
+    from hmi.jobs.runtime.process import run_job
 
     parser = argparse.ArgumentParser(prog="python -m hmi.jobs", description="Run one job of a data folder.")
     parser.add_argument("--data", type=Path, required=True)

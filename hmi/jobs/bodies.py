@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from hmi.core import JobKind
-from hmi.jobs.context import JobContext
-
-Body = Callable[[JobContext], dict[str, Any]]
+from hmi.jobs.runtime.context import Body, JobContext
 
 
 def _lazily(module: str) -> Body:

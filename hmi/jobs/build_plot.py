@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +10,22 @@ from typing import Any
 from hmi.core import DomainId
 from hmi.errors import Conflict, NotFound
 from hmi.jobs.budget import Choice, check_budget, choose_within
-from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import check_corpus, open_corpus, read_documents
 from hmi.jobs.differences import Differences
 from hmi.jobs.grow_plot import grow, grown
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.plots import Wanted, find_published, missing, only_missing, schema_of, with_own, write_version
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.folders import PinnedPlots
+from hmi.jobs.specs import BuildPlotSpec
 from hmi.model.batching import Encoded
-from hmi.model.files import read_checkpoint, write_checkpoint, write_json
+from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.lower import LocalLower
-from hmi.model.pretrain import PretrainPlan, pretrain_lower
 from hmi.model.root import Root, load_root, lower_from
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
+from hmi.training.data.corpus import check_corpus, open_corpus, read_documents
+from hmi.training.pretraining import PretrainPlan, pretrain_lower
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
 PRETRAIN_DOCUMENTS = 20_000
@@ -33,25 +34,25 @@ PRETRAINED_LEAST = 0.15
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: domain, mode (create | update | grow) and, by mode, what `_build` and `grow` need."""
-    spec = ctx.job.spec
-    domain = DomainId.parse(spec["domain"])
+    """Job body."""
+    spec = BuildPlotSpec.of(ctx.job)
+    domain = spec.domain_id
     published = find_published(ctx, str(domain))
     if published is None:
-        published = (_grow if spec["mode"] == "grow" else _build)(ctx, domain, spec)
-    if spec["mode"] == "grow":
-        grown(ctx, domain)
+        published = (_grow if spec.mode == "grow" else _build)(ctx, domain, spec)
+    if spec.mode == "grow":
+        grown(ctx, domain, spec.epoch)
     return {"domain": str(domain), "version": published.id, "bytes": published.bytes, **PlotMeta.of(published).report}
 
 
-def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
-    """Spec: alpha (None where options.budget_bytes is given), pretrain, options; input: corpus."""
-    corpus, options = ctx.input / "corpus", BuildPlotOptions(**spec.get("options") or {})
+def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo:
+    """A version from the input corpus."""
+    corpus, options = ctx.input / "corpus", spec.options
     documents = check_corpus(corpus)
-    parent = _pinned_parent(ctx, domain, spec["mode"])
+    parent = _pinned_parent(ctx, domain, spec.mode)
     root = _root_of(ctx, domain)
     lower_name, lower = _lower_of(ctx, root, parent)
-    pretrained, update, schema = bool(spec.get("pretrain")), spec["mode"] == "update", schema_of(lower)
+    pretrained, update, schema = spec.pretrain, spec.mode == "update", schema_of(lower)
     budget = options.budget_bytes
     room = None if budget is None else check_budget(budget, parent.bytes if update else 0, schema)
     if pretrained:
@@ -61,7 +62,7 @@ def _build(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionIn
 
     with ctx.plots.reader(parent.id) as reader:
         there = _There(reader, lower_name, fresh=pretrained, update=update)
-        choice = _choose(ctx, counted, spec, options, schema, room, there)
+        choice = _choose(ctx, counted, spec, schema, room, there)
 
         def meta(stored: Mapping[int, int]) -> PlotMeta:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
@@ -114,14 +115,18 @@ class _There:
 
 
 def _choose(
-    ctx: JobContext, counted: CountedNgrams, spec: dict[str, Any], options: BuildPlotOptions, schema: Schema,
-    room: int | None, there: _There,
-) -> Choice:  # fmt: skip
+    ctx: JobContext,
+    counted: CountedNgrams,
+    spec: BuildPlotSpec,
+    schema: Schema,
+    room: int | None,
+    there: _There,
+) -> Choice:
     if room is None:
-        alpha = float(spec["alpha"])
-        return Choice(choose(counted, alpha, options.min_count), alpha)
+        assert spec.alpha is not None, "a build has an alpha or a budget"
+        return Choice(choose(counted, spec.alpha, spec.options.min_count), spec.alpha)
     ctx.progress(0, 1, phase="choosing n-grams")
-    choice = choose_within(counted, schema, room, options.min_count, there.lacks)
+    choice = choose_within(counted, schema, room, spec.options.min_count, there.lacks)
     ctx.progress(1, 1, phase="choosing n-grams")
     return choice
 
@@ -132,23 +137,24 @@ def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
     return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 
 
-def _grow(ctx: JobContext, domain: DomainId, spec: dict[str, Any]) -> VersionInfo:
-    parent = _pinned_parent(ctx, domain, spec["mode"])
+def _grow(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo:
+    parent = _pinned_parent(ctx, domain, spec.mode)
     lower_name, lower = _lower_of(ctx, _root_of(ctx, domain), parent)
-    return grow(ctx, domain, parent, lower_name, lower, int(spec["min_count"]))
+    return grow(ctx, domain, parent, lower_name, lower, spec.min_count)
 
 
 def _root_of(ctx: JobContext, domain: DomainId) -> Root:
     record = ctx.registry.root(domain.root)
-    return load_root(ctx.settings.data / "roots" / record.name / record.version, with_lower=True)
+    return load_root(ctx.layout.root(record.name, record.version), with_lower=True)
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
     """The version to build on, fixed at the first start: a resumed build must choose the same n-grams."""
-    plan = ctx.folder / "plan.json"
-    if not plan.exists():
-        write_json(plan, {"parent": _parent_version(ctx, domain, mode).id})
-    return ctx.plots.version(json.loads(plan.read_text())["parent"])
+    pinned = ctx.pinned().parent
+    if pinned is None:
+        pinned = _parent_version(ctx, domain, mode).id
+        ctx.pin(PinnedPlots(parent=pinned))
+    return ctx.plots.version(pinned)
 
 
 def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
-from hmi.jobs.columns import task_of_columns
-from hmi.jobs.corpus import count_documents, open_corpus
-from hmi.jobs.decoding import Source, TextFile
-from hmi.jobs.rows import MIN_ROWS, Problem, Rows, collect, given_rows, given_texts, label_counts, settled
-from hmi.jobs.splitting import hold_out
-from hmi.jobs.tables import read_table
-from hmi.model.golds import checked_labels
+from hmi.training.data.columns import task_of_columns
+from hmi.training.data.corpus import count_documents, open_corpus
+from hmi.training.data.rows import MIN_ROWS, BadRow, RowFile, collect, given_rows, given_texts, label_counts, settled
+from hmi.training.data.tables import read_table
+from hmi.training.data.text_files import TextFile, Upload
+from hmi.training.golds import checked_labels
+from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """Bytes of a file (expanded) that a check before a job reads, in a fraction of a second."""
@@ -36,15 +36,15 @@ class Checked:
     count: int
     whole: bool
     labels: dict[str, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
 
 
-def checked_files(task: Task, files: Mapping[str, Source], skip: int = 0) -> dict[str, Rows]:
+def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
     """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field and line)
     for those that the job would refuse."""
-    found: dict[str, Rows] = {}
+    found: dict[str, RowFile] = {}
     if task == "embedding":
         return found
     for name in ("data", "dev"):
@@ -58,14 +58,14 @@ def checked_files(task: Task, files: Mapping[str, Source], skip: int = 0) -> dic
     return found
 
 
-def checked_corpus(corpus: Source, field: str = "corpus") -> str:
+def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
     """What a corpus, or a root's text, was read as. Raises as `checked_files`."""
     found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
     count_documents(found, field)
     return found.read
 
 
-def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
+def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
     """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises InvalidInput where it
     cannot be read."""
     if corpus:
@@ -96,7 +96,7 @@ def check_file(source: Source, task: Task | None, skip: int = 0, *, corpus: bool
     return Checked("rows", task, found.read, len(found.rows), found.whole, labels, found.left_out, found.notes, why)
 
 
-def _checked_corpus(source: Source) -> Checked:
+def _checked_corpus(source: Upload) -> Checked:
     try:
         corpus = open_corpus(source, first=CHECKED_BYTES)
     except InvalidData as error:
@@ -110,11 +110,11 @@ def _checked_corpus(source: Source) -> Checked:
 
 def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
     line = error.details.get("line")
-    problems = [] if line is None else [Problem(line, error.message)]
+    problems = [] if line is None else [BadRow(line, error.message)]
     return Checked(kind, task, None, 0, True, problems=problems, error=error.message)
 
 
-def _task_of(source: Source) -> Task | None:
+def _task_of(source: Upload) -> Task | None:
     """The task that the file's columns fit; None for a corpus. Raises InvalidData if the file is not text."""
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
@@ -123,15 +123,16 @@ def _task_of(source: Source) -> Task | None:
     return task_of_columns(table.columns)
 
 
-def _refuse_unlearnable(rows: Rows, task: str, *, own_dev: bool, field: str = "data") -> None:
+def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:
     """Raises InvalidData for rows with nothing to learn, as far as that is seen without a model."""
     if task in ("classification", "pair", "tagging"):
         checked_labels((row.label for row in rows.rows), field)
     elif task == "multilabel":
         counts = Counter(label for row in rows.rows for label in label_counts([row]))
         if not any(0 < count < len(rows.rows) for count in counts.values()):
-            raise InvalidData(f"every row of {field} has the same labels: give rows with a label and rows without it",
-                              field=field)  # fmt: skip
+            raise InvalidData(
+                f"every row of {field} has the same labels: give rows with a label and rows without it", field=field
+            )
     elif len({row.label for row in rows.rows}) == 1:
         raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)
     if own_dev:

@@ -10,7 +10,8 @@ import time
 from typing import Any, Final
 
 from hmi.core import DomainId
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import CompactPlotSpec
 from plot_store import Conflict
 
 ASK_EVERY_S: Final = 0.5
@@ -22,9 +23,9 @@ class _Overtaken(Exception):
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: domain, max_segments. The result says whether there was anything to merge, or what came first."""
-    spec = ctx.job.spec
-    domain, most = str(DomainId.parse(spec["domain"])), int(spec["max_segments"])
+    """Job body. The result says whether there was anything to merge, or what came first."""
+    spec = CompactPlotSpec.of(ctx.job)
+    domain, most = str(DomainId.parse(spec.domain)), spec.max_segments
     target = 2 * ctx.settings.compact_small_bytes  # the store takes what is below half of it for small
     os.nice(NICE)
     before = ctx.plots.version(domain)

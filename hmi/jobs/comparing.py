@@ -2,7 +2,7 @@
 
 An update that is worse is held back. Not worse means: its headline score is below the live one by at most one standard
 error on that number of rows, or one row's worth if that is more. Held-out sets are small; without this tolerance chance
-would decide. Rows that the live version was trained on would flatter it: they are left out if FEW_DEV others remain.
+would decide. Rows that the live version was trained on would flatter it: they are left out if enough others remain.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelVersion
 from hmi.errors import Damaged, NotFound
-from hmi.jobs.context import JobContext
-from hmi.jobs.features import dev_examples
-from hmi.jobs.held_out import FEW_DEV, encoded_split, merged_outputs
 from hmi.jobs.options import Publish
-from hmi.jobs.rows import Row
-from hmi.jobs.splitting import Keys, are_seen, keys_from_text
-from hmi.model.headline import headline, headline_name
-from hmi.model.heads import head_queries
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import FineTuneSpec
+from hmi.model.artefact import Artefact
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
-from hmi.model.training import TrainPlan, tenant_trainer
+from hmi.training.data.rows import Row
+from hmi.training.features import dev_examples
+from hmi.training.headline import headline, headline_name
+from hmi.training.objectives import objective_of
+from hmi.training.plan import plan_reading
+from hmi.training.recipe import HELD_OUT
+from hmi.training.row_keys import RowKeys, are_seen, keys_from_text
+from hmi.training.splits import encoded_split, merged_outputs
+from hmi.training.trainer import tenant_trainer
 from plot_store import PlotStoreError
 
 NEAR = 2
@@ -43,7 +47,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Answers:
+class HeldOutAnswers:
     """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
 
     task: TaskKind
@@ -51,14 +55,14 @@ class Answers:
 
     def score(self, rows: Sequence[Row], which: Sequence[int]) -> tuple[str | None, float]:
         """The headline score on some of the rows, and its name."""
-        metrics = self.task.score([rows[i].label for i in which], [self.merged[i] for i in which])
+        metrics = objective_of(self.task).score([rows[i].label for i in which], [self.merged[i] for i in which])
         return headline_name(metrics), headline(metrics)
 
 
-def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publish: Publish) -> Verdict:
+def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers, publish: Publish) -> Verdict:
     """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its cure."""
     try:
-        live = ctx.registry.model(ModelId.parse(ctx.job.spec["model"])).live
+        live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
         if live.module is None or not dev:
             return _settled(publish, None, None)  # an embedding: nothing is learnt, nothing to compare
         if task_of_version(live).form != new.task.form:
@@ -69,16 +73,22 @@ def judge_update(ctx: JobContext, root: Root, dev: list[Row], new: Answers, publ
         held_back = "publish=never was asked for" if publish == "never" else None
         return Verdict(held_back, remark="the live version cannot be read: the new one was not compared with it")
     fresh = unseen(dev, seen_by(ctx, live))
-    seen, which = len(dev) - len(fresh), fresh if len(fresh) >= FEW_DEV else list(range(len(dev)))
+    seen, which = len(dev) - len(fresh), fresh if len(fresh) >= HELD_OUT.enough else list(range(len(dev)))
     (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
     signed = live.task == "regression"
     slack = tolerance(before, len(which), signed=signed)
-    chance = new.task.chance([dev[i].label for i in which])
+    chance = objective_of(new.task).chance([dev[i].label for i in which])
     scores = {
-        "version": live.version, "metric": metric, "live_score": before, "score": after, "rows": len(which),
-        "tolerance": round(slack, 4), "seen_rows": 0 if which == fresh else seen, "chance": round(chance, 4),
+        "version": live.version,
+        "metric": metric,
+        "live_score": before,
+        "score": after,
+        "rows": len(which),
+        "tolerance": round(slack, 4),
+        "seen_rows": 0 if which == fresh else seen,
+        "chance": round(chance, 4),
         "near_chance": max(before, after) <= chance + NEAR * tolerance(chance, len(which), signed=signed),
-    }  # fmt: skip
+    }
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)
     flattered = f"; version {live.version} was trained on {seen} of them" if scores["seen_rows"] else ""
@@ -102,7 +112,7 @@ def tolerance(score: float, rows: int, *, signed: bool) -> float:
     return max(1 / rows, math.sqrt(share * (1 - share) / rows))
 
 
-def seen_by(ctx: JobContext, version: ModelVersion) -> Keys:
+def seen_by(ctx: JobContext, version: ModelVersion) -> RowKeys:
     """Keys of the rows that a version was trained on, as far as it tells."""
     try:
         return keys_from_text(ctx.adapters.about(version.artefact).get("rows", ""))
@@ -110,7 +120,7 @@ def seen_by(ctx: JobContext, version: ModelVersion) -> Keys:
         return keys_from_text("")
 
 
-def unseen(rows: Sequence[Row], keys: Keys) -> list[int]:
+def unseen(rows: Sequence[Row], keys: RowKeys) -> list[int]:
     return [i for i, seen in enumerate(are_seen(rows, keys)) if not seen]
 
 
@@ -120,22 +130,18 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
     return Verdict("publish=never was asked for" if publish == "never" and worse is None else worse, scores)
 
 
-def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> Answers:
+def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
     """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
-        root = load_root(ctx.settings.data / "roots" / live.root / live.root_version)
+        root = load_root(ctx.layout.root(live.root, live.root_version))
     assert live.module is not None
-    task, state = task_of_version(live), ctx.adapters.get(live.artefact)
+    task, artefact = task_of_version(live), Artefact.split(ctx.adapters.get(live.artefact))
     split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)
-    table = state.get("lexical.table")
-    plan = TrainPlan(
-        task.name, task.outputs, 1e-3, 1, 16, 0, paired=task.paired, lexical=0 if table is None else len(table),
-        transitions="transitions.table" in state, queries=head_queries(task.reads, task.outputs),
-    )  # fmt: skip
+    plan = plan_reading(task, artefact)
     with ctx.plots.reader(live.plot_version) as reader:
         examples = dev_examples(root, reader, split, plan.lexical)
         trainer = tenant_trainer(root, live.module, plan, replace(examples, targets=[]))
-        trainer.start_from({name: value.float() for name, value in state.items()})
+        trainer.start_from(artefact.map(lambda value: value.float()))
         outputs = trainer.predict(examples, exact=True)
     read = trainer.reading(task)
-    return Answers(read, merged_outputs(read, split, outputs))
+    return HeldOutAnswers(read, merged_outputs(read, split, outputs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,79 +11,90 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs import import_module
-from hmi.jobs.comparing import Answers, Verdict, judge_update, seen_by
-from hmi.jobs.context import JobContext
-from hmi.jobs.features import dev_examples, examples_of
-from hmi.jobs.held_out import (
-    FEW_DEV,
-    class_weights,
-    encoded_split,
-    merged_outputs,
-    remarks,
-    task_targets,
-)
-from hmi.jobs.held_out import Split as Split
+from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.splitting import Keys, keys_as_text, keys_of
-from hmi.jobs.teaching import Lesson, taught_rows
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.folders import PinnedPlots
+from hmi.jobs.specs import FineTuneSpec
+from hmi.jobs.teaching import taught_rows
 from hmi.jobs.training_data import Data, read_data
-from hmi.model.files import read_checkpoint, write_checkpoint, write_json
-from hmi.model.heads import head_queries
-from hmi.model.lexical import lexical_buckets
+from hmi.model.artefact import Artefact
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, load_root
-from hmi.model.scoring import headline
 from hmi.model.tasks import KINDS, TaskKind, task_of_version
 from hmi.model.tasks.embedding import Embedding
-from hmi.model.training import PATIENCE, Trainer, TrainPlan, tenant_trainer
-from hmi.model.transitions import learns_transitions
-from hmi.model.usual import choose_epochs, usual_lr
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
+from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
+from hmi.training.early_stopping import History, train_to_best
+from hmi.training.features import dev_examples, examples_of
+from hmi.training.objectives import objective_of
+from hmi.training.plan import plan_training
+from hmi.training.remarks import remarks
+from hmi.training.row_keys import RowKeys, joined_keys, keys_as_text
+from hmi.training.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
+from hmi.training.teacher import Lesson
+from hmi.training.trainer import Trainer, tenant_trainer
 from plot_store import Reader, VersionInfo
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: model, domain, task, mode, options; inputs: data (none for embeddings), maybe dev, unlabelled."""
+    """Job body."""
     keep_freed_memory()
-    spec = ctx.job.spec
+    spec = FineTuneSpec.of(ctx.job)
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
-    options = FineTuneOptions(**spec.get("options") or {})
-    name = _known(spec["task"])
+    options, name = spec.options, _known(spec.task)
     # Rows first: what is wrong with them is said at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
-    plot = _pinned_plot(ctx, spec["domain"])
-    root = load_root(ctx.settings.data / "roots" / plot.ref.split("/")[0] / PlotMeta.of(plot).root_version)
-    made = _embedding(root, options) if data is None else _fine_tuned(ctx, root, plot, data, options)
+    plot = _pinned_plot(ctx, spec.domain)
+    root = load_root(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
+    made = _embedding(root, options) if data is None else _fine_tuned(ctx, spec, root, plot, data)
     verdict, about = Verdict(), {"task": str(name)}
     if data is not None:
-        before = [] if made.afresh else _trained_before(ctx, options)
-        about["rows"] = keys_as_text(keys_of(data.train, *before))
-    if spec["mode"] == "update":
+        before = [] if made.afresh else _trained_before(ctx, spec)
+        about["rows"] = keys_as_text(joined_keys(data.train, *before))
+    if spec.mode == "update":
         dev = [] if data is None else data.dev
-        verdict = judge_update(ctx, root, dev, made.answers, spec.get("publish", "if-better"))
+        verdict = judge_update(ctx, root, dev, made.answers, spec.publish or "if-better")
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
     if verdict.remark is not None:
         metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
-    artefact, size = ctx.adapters.put(made.state, about)
-    model = ModelId.parse(spec["model"])
+    artefact, size = ctx.adapters.put(made.artefact.joined(), about)
+    model = spec.model_id
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=spec["domain"], plot_version=plot.id, root=root.info.name,
-            root_version=root.info.version, task=name, labels=made.task.labels, rules=made.task.rules,
-            module=None if data is None else data.module, max_length=made.max_length, metrics=metrics,
-            lexical="lexical.table" in made.state, transitions=options.transitions, bytes=size,
-            created=now(), job=ctx.job.job, held_back=verdict.held_back,
+            version=0,
+            artefact=artefact,
+            domain=spec.domain,
+            plot_version=plot.id,
+            root=root.info.name,
+            root_version=root.info.version,
+            task=name,
+            labels=made.task.labels,
+            rules=made.task.rules,
+            module=None if data is None else data.module,
+            max_length=made.max_length,
+            metrics=metrics,
+            lexical=bool(made.artefact.lexical),
+            transitions=options.transitions,
+            bytes=size,
+            created=now(),
+            job=ctx.job.job,
+            held_back=verdict.held_back,
         ),
-    )  # fmt: skip
+    )
     version = next(v for v in record.versions if v.job == ctx.job.job)
     return {
-        "model": str(model), "version": version.version, "metrics": version.metrics, "bytes": size,
-        "published": version.held_back is None, "reason": version.held_back,
-        "publish": spec.get("publish"),
-    }  # fmt: skip
+        "model": str(model),
+        "version": version.version,
+        "metrics": version.metrics,
+        "bytes": size,
+        "published": version.held_back is None,
+        "reason": version.held_back,
+        "publish": spec.publish,
+    }
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,8 @@ class Made:
     """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go on from the
     live version, since that is damaged."""
 
-    answers: Answers
-    state: dict[str, Tensor]
+    answers: HeldOutAnswers
+    artefact: Artefact
     max_length: int
     metrics: dict[str, Any]
     afresh: str | None = None
@@ -106,82 +116,76 @@ class Made:
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
     """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
-    return Made(Answers(Embedding((), rules), []), {}, min(options.max_length, root.max_length), {"dim": root.dim})
+    length = min(options.max_length, root.max_length)
+    return Made(HeldOutAnswers(Embedding((), rules), []), Artefact(), length, {"dim": root.dim})
 
 
-def _fine_tuned(ctx: JobContext, root: Root, plot: VersionInfo, data: Data, options: FineTuneOptions) -> Made:
-    max_length, windows = min(options.max_length, root.max_length), data.task.rules.windows
+def _fine_tuned(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: VersionInfo, data: Data) -> Made:
+    recipe, windows = spec.options.recipe(), data.task.rules.windows
+    max_length = min(recipe.max_length, root.max_length)
     train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
-    weights = class_weights(data.task, train, task_targets(data.task, train), options)
+    weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
     about: dict[str, Any] = {**_about(train, weights), "read": data.read}
     warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
-    if data.unlabelled or options.variants:
-        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), options)
+    if data.unlabelled or recipe.variants:
+        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), recipe)
         about["teacher"] = taught.metrics
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
     with ctx.plots.reader(plot.id) as reader:
-        made = _train(ctx, root, reader, data, train, dev, weights, options)
+        made = _train(ctx, spec, root, reader, data, train, dev, weights)
     warnings += [made.afresh] if made.afresh else []
     return replace(made, metrics={**made.metrics, **about, "warnings": warnings})
 
 
 def _train(
     ctx: JobContext,
+    spec: FineTuneSpec,
     root: Root,
     reader: Reader,
     data: Data,
     train: Split,
     dev: Split,
     weights: tuple[float, ...] | None,
-    options: FineTuneOptions,
 ) -> Made:
-    """Train with a checkpoint after each epoch, until PATIENCE have been worse; the best one is kept, in fp16."""
+    """Train with a checkpoint after each epoch; the best one is kept, in fp16."""
     task, targets = data.task, task_targets(data.task, train)
-    lr, epochs = (
-        options.lr or usual_lr(task, data.module, len(targets)),
-        options.epochs or choose_epochs(len(targets), options.batch),
-    )
-    plan = TrainPlan(
-        task.name, task.outputs, lr, epochs, options.batch, options.seed, options.dropout,
-        paired=task.paired, weights=weights, bf16=True, lexical=lexical_buckets(task.name, options.lexical),
-        transitions=learns_transitions(task.name, task.outputs, weights, options.transitions),
-        queries=head_queries(task.reads, task.outputs), average=True,
-    )  # fmt: skip
+    recipe = replace(spec.options.recipe(), module=data.module)
+    plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
     trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
-    done, best_state, best, afresh = _restore(ctx, trainer)
-    if not done:
-        afresh = _warm_start(ctx, root, trainer, data, options)
-    choosy = len(dev.rows) >= FEW_DEV
+    checkpoint = ctx.folder / CHECKPOINT
+    begun = resume_training(checkpoint, trainer)
+    if begun is None:
+        begun = Resumed(History(), _warm_start(ctx, spec, root, trainer, data))
 
     def report(step: int, total: int, loss: float) -> None:
         ctx.progress(step, total, phase="fine-tuning", loss=loss)
 
-    def over(epoch: int) -> bool:
-        return bool(best) and epoch - best["epoch"] >= PATIENCE
+    def keep(history: History) -> None:
+        write_training(checkpoint, trainer, history, begun.remark)
+        ctx.checkpointed()
 
-    for epoch in () if over(done) else trainer.epochs(report, done):
-        with trainer.averaged():
-            _, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out))
-            if not best or not choosy or headline(metrics) >= headline(best):
-                best, best_state = {**metrics, "epoch": epoch}, trainer.state()
-        _checkpoint(ctx, trainer, best_state, {"epoch": epoch, "best": best, "afresh": afresh})
-        done = epoch
-        if over(epoch):
-            break
-    published = trainer.publishable(best_state)
+    history = train_to_best(
+        trainer,
+        lambda: _judged(trainer.reading(task), dev, trainer.predict(held_out))[1],
+        report,
+        choosy=len(dev.rows) >= recipe.held_out.enough,
+        start=begun.history,
+        after_epoch=keep,
+    )
+    published = trainer.publishable(history.kept.artefact)
     # The metrics of the weights that users get, not of the fp32 ones before rounding.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
-    metrics = {**metrics, "epoch": best["epoch"], "epochs": epochs, "epochs_run": done}
-    return Made(answers, published, min(options.max_length, root.max_length), metrics, afresh)
+    metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
+    return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)
 
 
-def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[Answers, dict[str, Any]]:
+def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:
     """The answers of the task with what is chosen on these rows, and its metrics on them."""
     golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
-    task = task.tuned(golds, merged)
-    return Answers(task, merged), task.score(golds, merged)
+    task = objective_of(task).tuned(golds, merged)
+    return HeldOutAnswers(task, merged), objective_of(task).score(golds, merged)
 
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
@@ -202,27 +206,27 @@ def _known(value: str) -> Task:
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     """The PLOT version to train on, fixed at the first start so that a resumed run sees the same features."""
-    plan = ctx.folder / "plan.json"
-    if not plan.exists():
+    pinned = ctx.pinned().plot
+    if pinned is None:
         refs = ctx.plots.refs()
         if domain not in refs:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        write_json(plan, {"plot": refs[domain].id})
-    return ctx.plots.version(json.loads(plan.read_text())["plot"])
+        pinned = refs[domain].id
+        ctx.pin(PinnedPlots(plot=pinned))
+    return ctx.plots.version(pinned)
 
 
-def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, options: FineTuneOptions) -> str | None:
+def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
     """An update continues from the live version where labels and module are the same, a new model from the sibling
     that it names, an import from its adapter.
 
     Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises Damaged for a
     sibling.
     """
-    mode, task = ctx.job.spec["mode"], data.task
+    mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return None
-    source = ctx.job.spec["model"] if mode == "update" else options.start
     if source is None:
         return None
     live = ctx.registry.model(ModelId.parse(source, "options.start")).live
@@ -233,40 +237,21 @@ def _warm_start(ctx: JobContext, root: Root, trainer: Trainer, data: Data, optio
         )
     if live.module != data.module or (mode == "update" and not same):
         return None
-    # Of another task only the module is of use; what goes with it may have been turned on or off since.
-    wanted = ("module.", "head.", "lexical.", "transitions.") if same else ("module.",)
     try:
-        state = ctx.adapters.get(live.artefact)
+        artefact = Artefact.split(ctx.adapters.get(live.artefact))
     except DamagedArtefact as error:
         ctx.log(error.message)
         if mode != "update":
             raise error.of(f"version {live.version} of {source}, which options.start names,") from error
         return f"the live version {live.version} is damaged: this one began afresh, with these rows alone"
-    trainer.start_from({k: v.float() for k, v in state.items() if k.startswith(wanted)})
+    # Of another task only the module is of use; what goes with it may have been turned on or off since.
+    artefact = artefact if same else Artefact(artefact.module)
+    trainer.start_from(artefact.map(lambda value: value.float()))
     return None
 
 
-def _trained_before(ctx: JobContext, options: FineTuneOptions) -> list[Keys]:
+def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[RowKeys]:
     """Keys of the rows that the model was trained on which this one may go on from."""
-    source = ctx.job.spec["model"] if ctx.job.spec["mode"] == "update" else options.start
-    return [] if source is None else [seen_by(ctx, ctx.registry.model(ModelId.parse(source, "options.start")).live)]
-
-
-def _checkpoint(ctx: JobContext, trainer: Trainer, best_state: dict[str, Tensor], about: dict[str, Any]) -> None:
-    state = {**trainer.state(), **trainer.optimiser_state(), **{f"best.{k}": v for k, v in best_state.items()}}
-    write_checkpoint(ctx.folder / "checkpoint.safetensors", state, about)
-    ctx.checkpointed()
-
-
-def _restore(ctx: JobContext, trainer: Trainer) -> tuple[int, dict[str, Tensor], dict[str, Any], str | None]:
-    """(epochs done, best tensors, best metrics, remark) of an interrupted run; (0, {}, {}, None) at a first start."""
-    found = read_checkpoint(ctx.folder / "checkpoint.safetensors")
-    if found is None:
-        return 0, {}, {}, None
-    state, about = found
-    if not trainer.state().keys() | trainer.optimiser_state().keys() <= state.keys():
-        return 0, {}, {}, None  # of an earlier version of HMI, which trained less
-    trainer.load(state)
-    trainer.load_optimiser(state)
-    best = {k.removeprefix("best."): v for k, v in state.items() if k.startswith("best.")}
-    return about["epoch"], best, about["best"], about.get("afresh")
+    if spec.source is None:
+        return []
+    return [seen_by(ctx, ctx.registry.model(ModelId.parse(spec.source, "options.start")).live)]

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from hmi.core import DomainId
 from hmi.errors import Conflict
-from hmi.jobs.context import JobContext
 from hmi.jobs.plots import Wanted, in_chunks, only_missing, write_version
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.lower import LocalLower
-from hmi.stores.layout import Layout
 from hmi.stores.miss_files import SKETCH, MissFiles, read_sketch
 from hmi.stores.plot_meta import PlotMeta
 from plot_store import VersionInfo
@@ -44,7 +43,7 @@ def grow(
         return write_version(ctx, str(domain), lower, missing, parent=None, onto=parent.id, extend=True, meta=meta)
 
 
-def grown(ctx: JobContext, domain: DomainId) -> None:
+def grown(ctx: JobContext, domain: DomainId, epoch: str | None) -> None:
     """Deletes the recorded misses after the publication. A second call does nothing."""
-    files = MissFiles(Layout(ctx.settings.data).misses)
-    files.forget(str(domain), only_epoch=ctx.job.spec["epoch"])
+    files = MissFiles(ctx.layout.misses)
+    files.forget(str(domain), only_epoch=epoch)

@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion, TaskRules, now
+from hmi.core import ModelVersion, TaskRules, now
 from hmi.errors import NotFound
-from hmi.jobs.context import JobContext
-from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import FineTuneSpec
+from hmi.model.artefact import Artefact
+from hmi.model.heads import head_tensors
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.root import RootInfo, read_root_info
@@ -22,48 +24,59 @@ from hmi.stores.plot_meta import PlotMeta
 
 def without_rows(ctx: JobContext) -> bool:
     """Whether this job is an import that trains nothing."""
-    return bool(ctx.job.spec["mode"] == "import") and not (ctx.input / "data").exists()
+    return FineTuneSpec.of(ctx.job).mode == "import" and not (ctx.input / "data").exists()
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
     """Publish the adapter with its own head. Raises InvalidInput where a tensor or the head has no twin here."""
-    spec, options = ctx.job.spec, FineTuneOptions(**ctx.job.spec.get("options") or {})
-    domain, model = spec["domain"], ModelId.parse(spec["model"])
+    spec = FineTuneSpec.of(ctx.job)
+    domain, model = spec.domain, spec.model_id
     plots = ctx.plots.refs()
     if domain not in plots:
         raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
     plot = plots[domain]
     root = plot.ref.split("/")[0]
-    info = read_root_info(ctx.settings.data / "roots" / root / PlotMeta.of(plot).root_version)
+    info = read_root_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
     ctx.progress(0, 1, phase="importing")
-    twin, state = _module(ctx, info)
+    twin, module = _module(ctx, info)
     head = _head(ctx, info)
     assert head is not None, "the manager asks for a head where there are no rows"
-    state |= {"head.out.weight": head.weight, "head.out.bias": head.bias}
-    artefact, size = ctx.adapters.put({k: v.half() for k, v in state.items()}, {"task": head.task})
+    made = Artefact(module, head_tensors(head.weight, head.bias)).map(lambda value: value.half())
+    artefact, size = ctx.adapters.put(made.joined(), {"task": head.task})
     metrics = {"imported": FORMAT.partition(".")[0]}
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
-            version=0, artefact=artefact, domain=domain, plot_version=plot.id, root=root, root_version=info.version,
-            task=head.task, labels=head.labels, rules=_rules(head), module=twin.spec, metrics=metrics, bytes=size,
+            version=0,
+            artefact=artefact,
+            domain=domain,
+            plot_version=plot.id,
+            root=root,
+            root_version=info.version,
+            task=head.task,
+            labels=head.labels,
+            rules=_rules(head),
+            module=twin.spec,
+            metrics=metrics,
+            bytes=size,
             created=now(),
-            max_length=min(options.max_length, info.shape.positions), job=ctx.job.job,
+            max_length=min(spec.options.max_length, info.shape.positions),
+            job=ctx.job.job,
         ),
-    )  # fmt: skip
+    )
     version = next(v for v in record.versions if v.job == ctx.job.job)
     told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
     return {**told, "published": True, "reason": None, "publish": None}
 
 
-def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> dict[str, Tensor]:
+def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
     """The start of training on rows: the imported module, and the head if its task and labels are those of the rows."""
-    _, state = _module(ctx, info)
+    _, module = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:
-        return state
+        return Artefact(module)
     order = [head.labels.index(label) for label in labels]
-    return {**state, "head.out.weight": head.weight[order], "head.out.bias": head.bias[order]}
+    return Artefact(module, head_tensors(head.weight[order], head.bias[order]))
 
 
 def _rules(head: HeadTwin) -> TaskRules:
@@ -76,8 +89,7 @@ def _rules(head: HeadTwin) -> TaskRules:
 def _module(ctx: JobContext, info: RootInfo) -> tuple[Twin, dict[str, Tensor]]:
     twin = read_adapter_config((ctx.input / "adapter-config").read_bytes(), info.shape, info.split)
     tensors = read_safetensors((ctx.input / "adapter").read_bytes(), "adapter.safetensors")
-    state = read_module(twin, tensors, info.shape, info.split)
-    return twin, {f"module.{name}": value for name, value in state.items()}
+    return twin, read_module(twin, tensors, info.shape, info.split)
 
 
 def _head(ctx: JobContext, info: RootInfo) -> HeadTwin | None:

@@ -14,15 +14,13 @@ from torch import nn
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
 from hmi.jobs import repair_root
-from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import check_corpus, read_documents
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plots import Wanted, in_chunks, write_version
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import ImportRootSpec
 from hmi.model.batching import Encoded
-from hmi.model.distil import DistilPlan, Report, distil_lower, start_local, train_upper
 from hmi.model.encoder import Encoder
-from hmi.model.fidelity import fidelity_report
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import InputBias, LocalLower
@@ -30,14 +28,19 @@ from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
+from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
+from hmi.training.data.corpus import check_corpus, read_documents
+from hmi.training.distillation import DistilPlan, distil_lower, start_local, train_upper
+from hmi.training.fidelity import fidelity_report
+from hmi.training.reports import StepReport
 from plot_store import ORDER_NAMES
 
-Parts = tuple[LocalLower, nn.ModuleList, InputBias]
+LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
 Texts = dict[str, list[Encoded]]  # by kind
 Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # of all texts, by kind
 MAX_TEXTS = 40_000
-HELD_OUT = 160
+FIDELITY_TEXTS = 160
 """Texts that fidelity is measured on, of all kinds together; never more than a third of what there is."""
 LEAST_TEXTS = 100
 PAIR_SHARE = 16
@@ -46,23 +49,22 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Spec: name, source, split (None = half), alpha, options; inputs (optional): text-KIND[.txt], a file for
-    each kind of text that fidelity is told of; text-0, text-1, … are general. With `repairs`, the version of a root
-    that is there, its files become what they were (`hmi.jobs.repair_root`)."""
+    """Job body. Where the spec names a version that it repairs, that root's files become what they were
+    (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
-    spec, options = ctx.job.spec, ImportRootOptions(**ctx.job.spec.get("options") or {})
-    source = find_source(spec["source"])
+    spec = ImportRootSpec.of(ctx.job)
+    source = find_source(spec.source)
     texts = sorted(ctx.input.glob("text-*"))
     documents = sum(check_corpus(text) for text in texts)
-    if "repairs" in spec:
+    if spec.repairs is not None:
         return repair_root.run(
-            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, options, texts)
+            ctx, source, _about(source), lambda made: _write_artefact(ctx, made, source, spec, texts)
         )
-    folder = ctx.settings.data / "roots" / spec["name"] / ctx.job.job
+    folder = ctx.layout.root(spec.name, ctx.job.job)
     if not folder.exists():
-        _write_artefact(ctx, folder, source, spec, options, texts)
+        _write_artefact(ctx, folder, source, spec, texts)
     info = read_root_info(folder)
-    _publish_plot(ctx, folder, float(spec.get("alpha", 50)), texts, documents)
+    _publish_plot(ctx, folder, spec.alpha, texts, documents)
     record = RootRecord(
         name=info.name,
         version=info.version,
@@ -82,7 +84,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def measure_root(
-    record: RootRecord, data: Path, texts: Sequence[Path], source: str | None = None
+    record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
     """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
@@ -94,14 +96,14 @@ def measure_root(
         raise Conflict(
             f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
         )
-    root = load_root(data / "roots" / record.name / record.version, with_lower=True)
+    root = load_root(layout.root(record.name, record.version), with_lower=True)
     assert root.lower is not None
     kinds: Texts = {}
     for path in texts:
         check_corpus(path)
         rng = random.Random(0)
         lines = [_piece(d, rng) for d in read_documents(path)]
-        some = rng.sample(lines, min(len(lines), HELD_OUT))
+        some = rng.sample(lines, min(len(lines), FIDELITY_TEXTS))
         kinds[path.name] = root.tokenizer.encode(some, 256)
     return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
 
@@ -112,9 +114,7 @@ def _about(source: Source) -> dict[str, str]:
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
 
-def _write_artefact(
-    ctx: JobContext, folder: Path, source: Source, spec: dict[str, Any], options: ImportRootOptions, paths: list[Path]
-) -> None:
+def _write_artefact(ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]) -> None:
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
     if tokenizer.pad_id != teacher.shape.pad:
         raise UnsupportedModel(
@@ -122,7 +122,8 @@ def _write_artefact(
             "give a source whose files belong together",
             field="source",
         )
-    split = spec.get("split") or teacher.shape.layers // 2
+    options = spec.options
+    split = spec.split or teacher.shape.layers // 2
     if not 0 < split < teacher.shape.layers:
         raise InvalidInput(f"split {split} must lie between 1 and {teacher.shape.layers - 1}", field="split")
     parts = split_encoder(teacher, split, tokenizer.cls_id, options.n)
@@ -130,7 +131,7 @@ def _write_artefact(
     lower, upper, bias = parts
     pooling, normalise = read_pooling(source.folder)
     info = RootInfo(
-        name=spec["name"],
+        name=spec.name,
         version=ctx.job.job,
         source=_about(source),
         shape=teacher.shape,
@@ -146,13 +147,18 @@ def _write_artefact(
 
 
 def _make_local(
-    ctx: JobContext, source: Source, teacher: Encoder, tokenizer: Tokenizer, parts: Parts, options: ImportRootOptions,
+    ctx: JobContext,
+    source: Source,
+    teacher: Encoder,
+    tokenizer: Tokenizer,
+    parts: LocalParts,
+    options: ImportRootOptions,
     paths: list[Path],
-) -> Fidelity:  # fmt: skip
+) -> Fidelity:
     """Change `parts` into a root's, by shipped weights or by learning from the texts; what it is worth."""
     lower = parts[0]
     shipped = None if options.distil else shipped_locality(source.sha256, lower.depth, lower.n)
-    most = MAX_TEXTS if shipped is None else 3 * HELD_OUT
+    most = MAX_TEXTS if shipped is None else 3 * FIDELITY_TEXTS
     texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
     if shipped is None:
         if not paths:
@@ -171,18 +177,21 @@ def _make_local(
     return about["fidelity"], about.get("fidelity_by_kind", {})
 
 
-def _measured(ctx: JobContext, parts: Parts, teacher: Encoder, held_out: Texts) -> Fidelity:
+def _measured(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
     ctx.progress(0, 1, phase="fidelity")
     found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
     ctx.progress(1, 1, phase="fidelity")
     return found
 
 
-def _learn(ctx: JobContext, teacher: Encoder, parts: Parts, texts: list[Encoded], options: ImportRootOptions) -> None:
+def _learn(
+    ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
+) -> None:
     """Ridge, distillation, co-training; each phase is checkpointed as it ends."""
     if len(texts) < LEAST_TEXTS:
         raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: give at least {HELD_OUT + LEAST_TEXTS} lines",
+            f"{len(texts)} usable texts are too few to learn locality: "
+            f"give at least {FIDELITY_TEXTS + LEAST_TEXTS} lines",
             field="texts",
         )
     lower, upper, bias = parts
@@ -196,9 +205,15 @@ def _learn(ctx: JobContext, teacher: Encoder, parts: Parts, texts: list[Encoded]
         _checkpoint(ctx, "distilled", parts)
     if plan.upper_steps and not _restored(ctx, "trained", parts):
         train_upper(
-            lower, bias, upper, teacher, texts, plan, _report(ctx, "co-training of the upper layers"),
+            lower,
+            bias,
+            upper,
+            teacher,
+            texts,
+            plan,
+            _report(ctx, "co-training of the upper layers"),
             bf16=True,
-        )  # fmt: skip
+        )
         _checkpoint(ctx, "trained", parts)
 
 
@@ -230,9 +245,11 @@ def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int, most: int)
     for path in paths:
         lines = [_piece(d, rng) for d in read_documents(path)]
         lines = rng.sample(lines, min(len(lines), most // len(paths)))
-        held = min(-(-HELD_OUT // len(paths)), len(lines) // 3)
-        encoded = [[e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4] for some in
-                   (lines[:held], lines[held:])]  # fmt: skip
+        held = min(-(-FIDELITY_TEXTS // len(paths)), len(lines) // 3)
+        encoded = [
+            [e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4]
+            for some in (lines[:held], lines[held:])
+        ]
         held_out.setdefault(_kind_of(path), []).extend(encoded[0])
         texts += encoded[1]
     rng.shuffle(texts)
@@ -259,17 +276,17 @@ def _piece(document: str, rng: random.Random) -> str:
     return " ".join(words[start : start + length])
 
 
-def _report(ctx: JobContext, phase: str) -> Report:
+def _report(ctx: JobContext, phase: str) -> StepReport:
     return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
 
 
-def _checkpoint(ctx: JobContext, name: str, parts: Parts) -> None:
+def _checkpoint(ctx: JobContext, name: str, parts: LocalParts) -> None:
     state = {f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()}
     write_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors", state)
     ctx.checkpointed()
 
 
-def _restored(ctx: JobContext, name: str, parts: Parts) -> bool:
+def _restored(ctx: JobContext, name: str, parts: LocalParts) -> bool:
     found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
     if found is None:
         return False

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.jobs.context import JobContext
-from hmi.jobs.corpus import read_documents
 from hmi.jobs.plots import Wanted
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.corpus import read_documents
 from plot_store import CountedNgrams, NgramCounter
 
 N: Final = 3

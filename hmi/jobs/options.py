@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from hmi.core import ModuleSpec, Record
+from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 
 Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version (see
@@ -22,19 +23,22 @@ class FineTuneOptions(Record):
         "after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: LoRA (an update: the live kind).",
     )
     lr: float | None = Field(
-        default=None, gt=0, le=0.1, description="None: chosen by task, module and number of rows (hmi.model.usual)."
+        default=None,
+        gt=0,
+        le=0.1,
+        description="None: chosen by task, module and number of rows.",
     )
     epochs: int | None = Field(default=None, ge=1, le=200)
-    batch: int = Field(default=16, ge=1, le=256)
-    max_length: int = Field(default=256, ge=8, le=512)
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    class_weights: Literal["off", "balanced", "auto"] = Field(
-        default="off",
+    batch: int = Field(default=RECIPE.batch, ge=1, le=256)
+    max_length: int = Field(default=RECIPE.max_length, ge=8, le=512)
+    seed: int = Field(default=RECIPE.seed, ge=0, lt=2**31)
+    dropout: float = Field(default=RECIPE.dropout, ge=0, lt=1)
+    class_weights: ClassWeights = Field(
+        default=RECIPE.class_weights,
         description="balanced: rare labels weigh more in the loss, at most 10 times; auto: balanced if the commonest "
         "label has 10 times the rows of the rarest, else off.",
     )
-    long_texts: Literal["windows", "cut"] | None = Field(
+    long_texts: LongTexts | None = Field(
         default=None,
         description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: windows for "
         "tagging, cut for the other tasks.",
@@ -47,8 +51,7 @@ class FineTuneOptions(Record):
     )
     lexical: bool | None = Field(
         default=None,
-        description="Train hashed features of words and tokens beside the module (hmi.model.lexical). None: yes for "
-        "tagging and pairs.",
+        description="Train hashed features of words and tokens beside the module. None: yes for tagging and pairs.",
     )
     skip_bad_rows: int = Field(
         default=0,
@@ -57,7 +60,7 @@ class FineTuneOptions(Record):
         description="The job leaves out up to this many bad rows of a file and lists them in the report; more fail it.",
     )
     variants: int = Field(
-        default=0,
+        default=RECIPE.variants,
         ge=0,
         le=20,
         description="A teacher labels up to this many changed copies of each row, and the model is trained on them too "
@@ -65,9 +68,16 @@ class FineTuneOptions(Record):
     )
     transitions: bool | None = Field(
         default=None,
-        description="Tagging: also learn which tag follows which (hmi.model.transitions). None: yes, up to 200 tags "
-        "and without class weights.",
+        description="Tagging: also learn which tag follows which. None: yes, up to 200 tags and without class weights.",
     )
+
+    def recipe(self) -> Recipe:
+        """The recipe of a training with these options."""
+        return Recipe(**{name: getattr(self, name) for name in type(self).model_fields if name not in NOT_OF_A_RECIPE})
+
+
+NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows"})
+"""Options that say what to begin with and which rows to read, not how to train."""
 
 
 class BuildPlotOptions(Record):

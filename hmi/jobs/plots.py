@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from hmi.errors import Conflict
-from hmi.jobs.context import JobContext
 from hmi.jobs.differences import Decide, Differences, StoreAll
+from hmi.jobs.runtime.context import JobContext
 from hmi.model.lower import LocalLower
 from hmi.stores.plot_meta import PlotMeta
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer

@@ -13,7 +13,8 @@ from typing import Any
 
 from hmi.core import RootRecord
 from hmi.errors import Conflict, Damaged
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import ImportRootSpec
 from hmi.model.checked import file_sha256
 from hmi.model.files import sync_folder, write_json
 from hmi.model.root import FILES, NewerRoot, RootInfo, read_root_info, verify_root, write_root_info
@@ -51,10 +52,11 @@ def run(ctx: JobContext, source: Source, about: dict[str, str], make: Callable[[
 
     Raises Conflict where the import gives another root, Damaged where the disk does not keep what is written.
     """
-    record = ctx.registry.root(ctx.job.spec["name"])
-    if (record.version, record.source.get("sha256")) != (ctx.job.spec["repairs"], source.sha256):
+    spec = ImportRootSpec.of(ctx.job)
+    record = ctx.registry.root(spec.name)
+    if (record.version, record.source.get("sha256")) != (spec.repairs, source.sha256):
         raise Conflict(f"root {record.name} is another one than this import was to repair", field="source")
-    folder = ctx.settings.data / "roots" / record.name / record.version
+    folder = ctx.layout.root(record.name, record.version)
     before = _look(folder)
     told, made = ctx.folder / "repaired.json", folder.parent / ctx.job.job
     if before.bad or before.info is None:
@@ -130,10 +132,19 @@ def _write_info(folder: Path, record: RootRecord, info: RootInfo | None, source:
         return
     pooling, normalise = read_pooling(source.folder)
     info = RootInfo(
-        name=record.name, version=record.version, source=about, shape=read_shape(source.folder), split=record.split,
-        created=record.created, n=record.n, fidelity=record.fidelity, fidelity_by_kind=record.fidelity_by_kind,
-        pooling=pooling, normalise=normalise, files=files,
-    )  # fmt: skip
+        name=record.name,
+        version=record.version,
+        source=about,
+        shape=read_shape(source.folder),
+        split=record.split,
+        created=record.created,
+        n=record.n,
+        fidelity=record.fidelity,
+        fidelity_by_kind=record.fidelity_by_kind,
+        pooling=pooling,
+        normalise=normalise,
+        files=files,
+    )
     write_root_info(folder, info)
 
 

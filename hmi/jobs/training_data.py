@@ -8,10 +8,11 @@ from pathlib import Path
 from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row, Rows, given_rows, given_texts
-from hmi.jobs.splitting import hold_out
-from hmi.model.tasks import TaskKind, learn_task
-from hmi.model.usual import usual_module
+from hmi.model.tasks import TaskKind
+from hmi.training.data.rows import Row, RowFile, given_rows, given_texts
+from hmi.training.defaults import default_module
+from hmi.training.objectives import learn_task
+from hmi.training.row_keys import hold_out
 
 SHOWN = 5
 
@@ -39,7 +40,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
         files["dev"] = given_rows(folder / "dev", name, "dev", skip=skip)
         train, dev = files["data"].rows, files["dev"].rows
     else:
-        train, dev = hold_out(files["data"].rows)
+        train, dev = hold_out(files["data"].rows, options.recipe().held_out)
     paired = isinstance(train[0].text, tuple)
     if paired != isinstance(dev[0].text, tuple):
         raise InvalidData("data and dev must both have `text_pair`, or neither: make them alike", field="dev")
@@ -48,13 +49,13 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     if (folder / "unlabelled").exists():
         files["unlabelled"] = given_texts(folder / "unlabelled", name, paired=paired, skip=skip)
     texts = files["unlabelled"].rows if "unlabelled" in files else []
-    module = options.module or usual_module(paired=paired)
+    module = options.module or default_module(paired=paired)
     notes = [note for field, found in files.items() for note in _notes(field, found)]
     read = {field: found.read for field, found in files.items()}
     return Data(replace(task, rules=rules), module, train, dev, dev_given, texts, read, notes)
 
 
-def _notes(field: str, found: Rows) -> list[str]:
+def _notes(field: str, found: RowFile) -> list[str]:
     """Remarks on a file: the rows left out, and what is unusual."""
     left = found.left_out
     if not left:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hmi.core import DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
+from hmi.jobs.specs import BuildPlotSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot_meta import PlotMeta
@@ -103,8 +104,8 @@ class Domains:
                 f"no n-gram was missed {min_count} times or more in {name} ({seen} misses in all): "
                 "wait for more texts, or lower min_count"
             )
-        spec = {"domain": name, "mode": "grow", "min_count": min_count, "epoch": epoch}
-        return self._parts.runner.submit("build_plot", spec, inputs={SKETCH: sketch_bytes(sketch)})
+        spec = BuildPlotSpec(domain=name, mode="grow", min_count=min_count, epoch=epoch)
+        return self._parts.runner.submit("build_plot", spec.stored(), inputs={SKETCH: sketch_bytes(sketch)})
 
     def set(self, domain: str, record_misses: bool | None) -> DomainView:
         branch = DomainId.parse(domain)
@@ -176,7 +177,7 @@ class Domains:
     def _submit(
         self,
         branch: DomainId,
-        mode: str,
+        mode: Literal["create", "update"],
         corpus: Path | bytes,
         alpha: float | None,
         pretrain: bool,
@@ -184,10 +185,11 @@ class Domains:
         before: PlotMeta | None,
     ) -> JobRecord:
         checked = checked_options(BuildPlotOptions, options)
-        alpha, checked["budget_bytes"] = _extent(alpha, checked["budget_bytes"], before)
+        alpha, budget = _extent(alpha, checked.budget_bytes, before)
+        checked = checked.model_copy(update={"budget_bytes": budget})
         checked_corpus(corpus)
-        spec = {"domain": str(branch), "mode": mode, "alpha": alpha, "pretrain": pretrain, "options": checked}
-        return self._parts.runner.submit("build_plot", spec, inputs={"corpus": corpus})
+        spec = BuildPlotSpec(domain=str(branch), mode=mode, alpha=alpha, pretrain=pretrain, options=checked)
+        return self._parts.runner.submit("build_plot", spec.stored(), inputs={"corpus": corpus})
 
     def _models_by_domain(self) -> Counter[str]:
         """Kept while the registry stays as it is: anybody with a key may ask, and it reads all models."""

@@ -15,9 +15,11 @@ from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_files
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
 from hmi.manager.models import model_exists
 from hmi.manager.parts import Parts, checked_options
+from hmi.model.artefact import Artefact
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
 
@@ -58,24 +60,24 @@ class Exchange:
         info = self._root(live.root, live.root_version)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
         try:
-            state = self._parts.adapters.get(live.artefact)
+            artefact = Artefact.split(self._parts.adapters.get(live.artefact))
         except DamagedArtefact as error:
             raise error.of(f"version {live.version} of model {wanted}") from error
-        module = {k.removeprefix("module."): v for k, v in state.items() if k.startswith("module.")}
         files = {
             "adapter_config.json": _json(config),
-            "adapter.safetensors": save(write_module(wanted.name, module, info.split)),
+            "adapter.safetensors": save(write_module(wanted.name, dict(artefact.module), info.split)),
         }
         left_out: list[str] = []
-        head = HeadTwin(live.task, live.labels, state["head.out.weight"].float(), state["head.out.bias"].float())
+        weight, bias = artefact.head["out.weight"].float(), artefact.head["out.bias"].float()
+        head = HeadTwin(live.task, live.labels, weight, bias)
         written = write_head(wanted.name, head, info.shape)
         if isinstance(written, str):
             left_out.append(f"head: {written}")
         else:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
-        if "lexical.table" in state:
+        if artefact.lexical:
             left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
-        if "transitions.table" in state:
+        if artefact.transitions:
             left_out.append("which tag follows which: adapters has no such table; transitions=false makes none")
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(
@@ -84,9 +86,14 @@ class Exchange:
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
     def import_(
-        self, model: str, domain: str, task: str, files: Mapping[str, Path | bytes],
-        options: Mapping[str, Any] | None, job_limit: int | None,
-    ) -> JobRecord:  # fmt: skip
+        self,
+        model: str,
+        domain: str,
+        task: str,
+        files: Mapping[str, Path | bytes],
+        options: Mapping[str, Any] | None,
+        job_limit: int | None,
+    ) -> JobRecord:
         """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its configuration.
 
         Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded, StorageFull.
@@ -105,17 +112,15 @@ class Exchange:
         info = self._root(branch.root, PlotMeta.of(plot).root_version)
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
-        checked_files(
-            cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked["skip_bad_rows"]
-        )
-        spec = {"model": str(wanted), "domain": str(branch), "task": task, "mode": "import", "options": checked}
+        checked_files(cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked.skip_bad_rows)
+        spec = FineTuneSpec(model=str(wanted), domain=str(branch), task=task, mode="import", options=checked)
         inputs = {name.replace("_", "-"): file for name, file in files.items()}
-        return self._parts.runner.submit("fine_tune", spec, wanted.tenant, inputs, tenant_limit=job_limit)
+        return self._parts.runner.submit("fine_tune", spec.stored(), wanted.tenant, inputs, tenant_limit=job_limit)
 
     def _root(self, name: str, version: str) -> RootInfo:
         from hmi.model.root import read_root_info
 
-        return read_root_info(self._parts.layout.roots / check_name(name, "root") / version)
+        return read_root_info(self._parts.layout.root(check_name(name, "root"), version))
 
 
 def _check_parts(files: Mapping[str, Path | bytes]) -> None:
@@ -132,7 +137,7 @@ def _check_parts(files: Mapping[str, Path | bytes]) -> None:
         )
 
 
-def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> dict[str, Any]:
+def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> FineTuneOptions:
     idle = sorted(set(options or {}) - {"max_length", "module", "start"})
     if idle and not trained:
         raise InvalidInput(

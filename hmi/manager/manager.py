@@ -9,16 +9,16 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import Bytes, export_domain, import_domain
+from hmi.manager.consistency import Consistency
 from hmi.manager.domains import Domains, DomainView
 from hmi.manager.exchange import Exchange, ModuleFiles
+from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
 from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
-from hmi.manager.store_care import StoreCare
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
-from hmi.manager.upkeep import Upkeep
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
 from hmi.stores.miss_files import MissFiles
@@ -53,8 +53,8 @@ class Manager:
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
-        self._upkeep = Upkeep(self._parts, self._roots)
-        self.care = StoreCare(self._parts, self._upkeep.pinned_plots)
+        self._consistency = Consistency(self._parts, self._roots)
+        self.maintenance = Maintenance(self._parts, self._consistency.pinned_plots)
 
     def close(self) -> None:
         """Stop the jobs so that they can be resumed, and close the stores. Again: nothing."""
@@ -148,7 +148,7 @@ class Manager:
     def delete_domain(self, domain: str) -> None:
         """Raises NotFound, InvalidInput (a root), Conflict naming the domains, models or jobs that depend on it."""
         self._domains.delete(domain)
-        self._upkeep.collect()
+        self._consistency.collect()
 
     # Tenants and keys
 
@@ -191,7 +191,7 @@ class Manager:
         job_limit: int | None = None,
     ) -> JobRecord:
         """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label (see
-        `hmi.jobs.teaching`). `job_limit`: how many queued and running jobs the tenant may have.
+        `hmi.training.teacher`). `job_limit`: how many queued and running jobs the tenant may have.
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it), QuotaExceeded,
         StorageFull.
@@ -270,27 +270,27 @@ class Manager:
         """Raises NotFound for an impossible id."""
         return self.runner.read_progress(job)
 
-    # Upkeep
+    # Consistency
 
     def stats(self) -> dict[str, Any]:
         """Bytes on disk by part, and counts."""
-        return self._upkeep.stats()
+        return self._consistency.stats()
 
     def verify(self) -> tuple[str, ...]:
         """Parts that the registry names and that are missing, one sentence each; empty = consistent."""
-        return self._upkeep.verify()
+        return self._consistency.verify()
 
     def verify_files(self) -> tuple[str, ...]:
         """Damage in roots, lower layers, modules and heads, one sentence each; reads every byte."""
-        return self._upkeep.verify_files()
+        return self._consistency.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
         """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen to."""
-        return self._upkeep.collect(plots=plots)
+        return self._consistency.collect(plots=plots)
 
     def _housekeeping(self) -> None:
-        self._upkeep.housekeeping()
-        self.care.housekeeping()
+        self._consistency.housekeeping()
+        self.maintenance.housekeeping()
 
 
 def _given(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files
 from hmi.jobs.options import FineTuneOptions, Publish
+from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
 
@@ -69,7 +70,7 @@ class Models:
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
-        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit, {"publish": publish})
+        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit, cast(Publish, publish))
 
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
@@ -98,7 +99,7 @@ class Models:
                 field="options.start",
             )
         module = live.module.model_dump(mode="json")
-        if options.get("module") is not None and checked_options(FineTuneOptions, options)["module"] != module:
+        if options.get("module") is not None and checked_options(FineTuneOptions, options).module != live.module:
             raise InvalidInput(
                 f"{sibling} has another module: leave module out to take that module over", field="options.start"
             )
@@ -109,16 +110,18 @@ class Models:
         model: ModelId,
         domain: str,
         task: Task,
-        mode: str,
+        mode: Literal["create", "update"],
         files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
-        more: Mapping[str, Any] | None = None,
+        publish: Publish | None = None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
-        checked_files(task, files, checked["skip_bad_rows"])
-        spec = {"model": str(model), "domain": domain, "task": task, "mode": mode, "options": checked, **(more or {})}
-        return self._parts.runner.submit("fine_tune", spec, model.tenant, files, tenant_limit=job_limit)
+        checked_files(task, files, checked.skip_bad_rows)
+        spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
+        if publish is not None:
+            spec = spec.model_copy(update={"publish": publish})
+        return self._parts.runner.submit("fine_tune", spec.stored(), model.tenant, files, tenant_limit=job_limit)
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hmi.config import Settings
 from hmi.core import ModelRecord, Record
 from hmi.errors import InvalidInput
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder
@@ -61,11 +61,11 @@ def checked_alpha(alpha: float) -> float:
     return float(alpha)
 
 
-def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> dict[str, Any]:
-    """Options as a job's spec keeps them; raises InvalidInput naming the first impossible one."""
+def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:
+    """The options of a job; raises InvalidInput naming the first impossible one."""
     given = options.model_dump() if isinstance(options, Record) else dict(options or {})
     try:
-        return kind.model_validate(given).model_dump(mode="json")
+        return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(["options", *map(str, first["loc"])])

@@ -12,6 +12,7 @@ from hmi.core import DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
+from hmi.jobs.specs import ImportRootSpec
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.layout import Layout
@@ -40,20 +41,14 @@ class Roots:
         if split is not None and (isinstance(split, bool) or split < 1):
             raise InvalidInput(f"split = {split} is impossible: give the number of layers to replace", field="split")
         found = _resolved(source)
-        spec: dict[str, Any] = {
-            "name": name,
-            "source": found,
-            "split": split,
-            "alpha": checked_alpha(alpha),
-            "options": checked,
-        }
+        spec = ImportRootSpec(name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked)
         record = next((r for r in self._parts.registry.roots() if r.name == name), None)
         if record is not None:
-            spec |= self._repair(record, found, split, options or {})
+            spec = spec.model_copy(update=self._repair(record, found, split, options or {}))
         for text in texts.values():
             checked_corpus(text, field="text")
         self.drop_stray(name)
-        return self._parts.runner.submit("import_root", spec, inputs=texts)
+        return self._parts.runner.submit("import_root", spec.stored(), inputs=texts)
 
     def _repair(self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises Conflict where
@@ -62,7 +57,7 @@ class Roots:
         from hmi.model.source import find_source, must_be_fetched
 
         known = f"root {record.name!r} exists already"
-        if not verify_root(self._parts.layout.roots / record.name / record.version):
+        if not verify_root(self._parts.layout.root(record.name, record.version)):
             raise Conflict(f"{known}, and its files are sound: choose another name", field="root")
         # What must be fetched first is compared by the job.
         if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
@@ -111,7 +106,7 @@ def export_locality(registry: Registry, layout: Layout, name: str, path: Path, s
 
     record = registry.root(name)
     found = find_source(record.source["name"] if source is None else source)
-    root = load_root(layout.roots / name / record.version, with_lower=True)
+    root = load_root(layout.root(name, record.version), with_lower=True)
     return locality_name(found.sha256, record.split), save_difference(path, root, found)
 
 

@@ -121,6 +121,11 @@ def outside_tag(labels: Sequence[str]) -> str:
     return "O" if "O" in labels else labels[0]
 
 
+def head_tensors(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """A head's tensors as `head_from` takes them: weight [labels, size], bias [labels]."""
+    return {"out.weight": weight, "out.bias": bias}
+
+
 def head_from(state: Mapping[str, Tensor]) -> Head:
     """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels], and where it has them query
     [queries, dim]."""

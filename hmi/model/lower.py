@@ -100,7 +100,7 @@ class LocalLower(nn.Module):
         Without `cover` every window is at hand. With it, the rest is filled as the store fills it: the slow obvious
         form of back-off, and what training sees when neighbours are dropped.
         """
-        windows = windows_of(ids, self.n).reshape(-1, self.n)
+        windows = ngram_windows(ids, self.n).reshape(-1, self.n)
         rows = self._unique_entries(windows) if cover is None else self._filled(windows, cover)
         # A window centred on padding holds the text's last tokens as its neighbours: it is no n-gram of it.
         return aggregate(rows.view(*ids.shape, self.n, -1) * (ids > 0)[..., None, None])
@@ -132,7 +132,7 @@ class LocalLower(nn.Module):
         return layer.finish(x, y.transpose(1, 2).flatten(-2), no_delta)
 
 
-def windows_of(ids: Tensor, n: int) -> Tensor:
+def ngram_windows(ids: Tensor, n: int) -> Tensor:
     """ids [B, T] padded with 0 -> the window around each token [B, T, n]; a missing neighbour is 0."""
     return F.pad(ids, (centre(n), n - 1 - centre(n))).unfold(1, n, 1)
 

@@ -51,9 +51,13 @@ class LowRank(nn.Module):
     """x [..., in] -> act(x down^T + bias) up^T + bias [..., out]; LoRA has neither activation nor biases."""
 
     def __init__(
-        self, down: Tensor, up: Tensor, down_bias: Tensor | None = None, up_bias: Tensor | None = None,
+        self,
+        down: Tensor,
+        up: Tensor,
+        down_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
         activation: Callable[[Tensor], Tensor] = F.relu,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.down, self.up = nn.Parameter(down), nn.Parameter(up)
         self.down_bias = None if down_bias is None else nn.Parameter(down_bias)

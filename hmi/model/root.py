@@ -37,7 +37,7 @@ class NewerRoot(Damaged):
 
 @dataclass(frozen=True)
 class RootInfo:
-    """The content of `root.json`. `fidelity` holds measured errors against the source model (`hmi.model.fidelity`)."""
+    """The content of `root.json`. `fidelity`: measured errors against the source model (`hmi.training.fidelity`)."""
 
     name: str
     version: str

@@ -37,6 +37,10 @@ class Layout:
     def roots(self) -> Path:
         return self.data / "roots"
 
+    def root(self, name: str, version: str) -> Path:
+        """The folder of a root's version."""
+        return self.roots / name / version
+
     @property
     def lowers(self) -> Path:
         return self.data / "lowers"
@@ -59,6 +63,26 @@ class Layout:
         """Uploads that no job has taken yet."""
         return self.data / "incoming"
 
+    @property
+    def uploads(self) -> Path:
+        """Where the operator puts files that a call may name by their path."""
+        return self.data / "uploads"
+
+    @property
+    def format(self) -> Path:
+        """The number of the folder's format."""
+        return self.data / "FORMAT"
+
+    @property
+    def server_lock(self) -> Path:
+        """Held by the server that owns the folder."""
+        return self.data / "server.lock"
+
+    @property
+    def server_note(self) -> Path:
+        """Where that server is found."""
+        return self.data / "server.json"
+
 
 def without_paths(text: str, data: Path) -> str:
     """`text` as tenants may read it: where the data folder lies on the server is not for them."""
@@ -74,7 +98,7 @@ def open_layout(data: Path) -> Layout:
     try:
         for folder in (data, layout.registry, layout.roots, layout.lowers, layout.adapters, layout.jobs):
             folder.mkdir(parents=True, exist_ok=True)
-        _check_format(data / "FORMAT")
+        _check_format(layout.format)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise InvalidInput(
             f"{data} cannot be a data folder ({error.strerror}): choose a folder that you may write to", field="data"
@@ -162,7 +186,7 @@ def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
     return removed
 
 
-def tree_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Bytes of all files below `folder`, those that vanish meanwhile left out."""
     total = 0
     for path in folder.rglob("*"):

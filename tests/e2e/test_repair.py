@@ -14,7 +14,7 @@ from hmi.cli import endings
 from hmi.core import JobRecord
 from hmi.errors import Conflict, Damaged
 from hmi.jobs import repair_root
-from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.model.root import read_root_info
 from hmi.model.source import find_source
 from tests.e2e.conftest import ROOT_OPTIONS, ROOT_TEXT, Home

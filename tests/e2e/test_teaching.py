@@ -13,16 +13,17 @@ import pytest
 from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidData, UnsupportedModel
 from hmi.jobs import teaching
-from hmi.jobs.held_out import Split
-from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
-from hmi.jobs.teaching import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
-from hmi.jobs.varying import similar_words
-from hmi.model.golds import Odds
 from hmi.model.root import Root, load_root
 from hmi.model.source import Source, load_encoder
-from hmi.model.tasks import learn_task
 from hmi.model.tasks.base import Answer
+from hmi.training import teacher
+from hmi.training.augmentation import similar_words
+from hmi.training.data.rows import Row
+from hmi.training.golds import Odds
+from hmi.training.objectives import learn_task
+from hmi.training.recipe import Recipe
+from hmi.training.splits import Split
+from hmi.training.teacher import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
 
@@ -103,15 +104,15 @@ def test_copies_have_near_words_and_fill_what_room_the_texts_leave(home: Home, m
     words = list(root.tokenizer.whole_words().values())[:6]
     rows, texts = [Row(" ".join(words), "x"), Row("?!", "y")], [Row(f"text {i}", "") for i in range(5)]
     lesson = Lesson(learn_task("classification", ["x", "y"], paired=False), Split(rows, []), Split([], []), texts, 9)
-    asked = FineTuneOptions(variants=20)
+    asked = Recipe(variants=20)
     copies = [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
     assert copies == [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
-    assert copies != lesson_texts(lesson, FineTuneOptions(variants=20, seed=1), encoder, root)[5:]
+    assert copies != lesson_texts(lesson, Recipe(variants=20, seed=1), encoder, root)[5:]
     drawn = {word for row in copies for word in str(row.text).split()}
     near = similar_words(rows, root.tokenizer, encoder.embeddings.word.weight)
     assert drawn <= {*words, *(word for of in near.values() for word in of)}
     assert not drawn <= set(words), "near words, too"
-    monkeypatch.setattr(teaching, "MOST_TEXTS", 7)
+    monkeypatch.setattr(teacher, "MOST_TEXTS", 7)
     some = lesson_texts(lesson, asked, encoder, root)
     assert some[:5] == texts
     assert len(some) <= 7

@@ -11,7 +11,7 @@ import torch
 from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.jobs import build_plot, import_root
-from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.manager import Manager
 from plot_store import VersionInfo
 from tests.tiny import random_texts

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hmi.core import Task
-from hmi.jobs.checks import check_file
+from hmi.jobs.checks import inspect_file
 
 TEXTS = ("Das Gerät fällt aus", "Alles läuft", "Café zu, schade", "Gern wieder", "Zu spät", "Très bien")
 LABELS = ("bad", "good")
@@ -231,7 +231,7 @@ def _corpora() -> Iterator[File]:
 
 def told(file: File) -> str:
     """What a user gets to read of it."""
-    found = check_file(file.data, file.use, corpus=file.corpus)
+    found = inspect_file(file.data, file.use, corpus=file.corpus)
     if found.error is not None:
         return f"refused: {found.error}"
     what = f"{found.count} documents" if found.kind == "corpus" else f"{found.count} rows of the task {found.task}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from hmi.core import ModelId, ModelVersion, ModuleSpec, now
 from hmi.errors import InvalidData
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
 
 
 def run(ctx: JobContext) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import ENDED, JobRecord, TenantRecord, now
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.tenants import new_key
 from hmi.stores.layout import open_layout
 from hmi.stores.registry import Registry

@@ -15,7 +15,7 @@ from hmi.api import quotas
 from hmi.api.handlers import jobs
 from hmi.api.views import job_view
 from hmi.core import JobRecord, ModelId, Progress, now
-from hmi.jobs.folders import JobFolder, new_job_id
+from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.stores import job_table
 from tests.hmi.api_world import World, rows, running
 from tests.hmi.manager_lab import add_root

@@ -13,9 +13,9 @@ import pytest
 from hmi.bench.quality import tasks, tenants
 from hmi.bench.quality.arms import hbert
 from hmi.bench.quality.cells import next_rate
-from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.run import Plan, chosen_arms, title
+from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.setting import Amount, Setting
 from hmi.bench.quality.tables import BEST, best_rate, markdown, table, with_best
 from hmi.bench.quality.tasks import TASKS, named, unlabelled
@@ -26,32 +26,32 @@ from hmi.errors import Damaged, InvalidInput
 
 def test_a_run_is_there_after_a_restart_and_the_last_of_equal_ones_counts(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "runs.jsonl"
-    first = Ledger(path)
+    first = Runs(path)
     assert first.get({"task": "a", "lr": 0.1}) is None
     first.put({"task": "a", "lr": 0.1}, {"dev": 0.5})
     first.put({"task": "b"}, {"dev": 0.7})
     first.put({"lr": 0.1, "task": "a"}, {"dev": 0.6})
-    again = Ledger(path)
+    again = Runs(path)
     assert again.get({"task": "a", "lr": 0.1}) == {"dev": 0.6}
     assert sorted(spec["task"] for spec, _ in again.all()) == ["a", "b"]
 
 
 def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    Ledger(path).put({"task": "a"}, 1)
+    Runs(path).put({"task": "a"}, 1)
     with path.open("ab") as file:
         file.write(b'{"spec": {"task": "b"}, "res')
-    ledger = Ledger(path)
+    ledger = Runs(path)
     assert ledger.get({"task": "b"}) is None
     ledger.put({"task": "c"}, 3)
-    assert [result for _, result in Ledger(path).all()] == [1, 3]
+    assert [result for _, result in Runs(path).all()] == [1, 3]
 
 
 def test_a_whole_line_that_is_no_run_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"spec": {}, "result": 1}\n{"spec": {}}\n', encoding="utf-8")
     with pytest.raises(Damaged, match="line 2"):
-        Ledger(path)
+        Runs(path)
 
 
 def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_dev_chose() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hmi.core import JobRecord
 from hmi.errors import InvalidInput
 from hmi.jobs.budget import check_budget, split_budget, top_occurrences
-from hmi.jobs.corpus import read_documents
 from hmi.jobs.ngrams import ragged
 from hmi.manager import Manager
 from hmi.model.root import load_root
+from hmi.training.data.corpus import read_documents
 from plot_store import Schema, VersionInfo, disk_bytes
 from tests.hmi.api_world import hmi
 from tests.hmi.build_lab import attempt, create, folder, text, tiny_manager

@@ -248,8 +248,8 @@ def test_a_damaged_registry_stops_the_server_cleanly(data: Path, capsys: pytest.
 def test_compaction_is_queued_past_the_threshold_and_once(data: Path) -> None:
     for allowed, expected in ((0, 0), (UPDATES + 1, 0), (UPDATES, 1)):
         manager = Manager(Settings(data=data, job_workers=0, compact_segments=allowed))
-        manager.care.housekeeping()
-        manager.care.housekeeping()
+        manager.maintenance.housekeeping()
+        manager.maintenance.housekeeping()
         assert len([job for job in manager.jobs() if job.kind == "compact_plot"]) == expected
         manager.close()
 
@@ -275,12 +275,12 @@ def test_a_build_goes_before_a_compaction(data: Path, tmp_path: Path) -> None:
     manager = Manager(Settings(data=data, job_workers=0, compact_segments=1))
     build = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
     with pytest.raises(Conflict, match="when the job has ended"):
-        manager.care.compact("tiny/news")
-    manager.care.housekeeping()
+        manager.maintenance.compact("tiny/news")
+    manager.maintenance.housekeeping()
     assert [job.kind for job in manager.jobs()] == ["build_plot"]
     manager.cancel_job(build.job)
     before = manager.plots.version("tiny/news")
-    job = manager.care.compact("tiny/news")
+    job = manager.maintenance.compact("tiny/news")
     late = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
     ended = manager.runner.run_one(job.job)
     assert ended.state == "succeeded"

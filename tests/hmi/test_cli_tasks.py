@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hmi.cli.plot import reliability_svg
+from hmi.cli.chart import reliability_svg
 from tests.hmi.api_world import hmi, made_folder, running
 from tests.tiny import random_texts
 

@@ -11,10 +11,10 @@ import zstandard
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData, TooLarge
-from hmi.jobs.corpus import check_corpus, read_documents
-from hmi.jobs.rows import read_rows
-from hmi.model.golds import checked_labels
-from hmi.model.tasks import learn_task
+from hmi.training.data.corpus import check_corpus, read_documents
+from hmi.training.data.rows import read_rows
+from hmi.training.golds import checked_labels
+from hmi.training.objectives import learn_task
 
 
 def put(tmp_path: Path, data: bytes | str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hmi.demo.client import Client
+from hmi.demo.client import DemoClient
 from hmi.demo.folder import TenantFolder
 from hmi.demo.measure import inputs_of, measure
 from hmi.demo.onboard import Keys
@@ -77,11 +77,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Client, type[Handler]]]:
+def server() -> Iterator[tuple[DemoClient, type[Handler]]]:
     handler = type("Fresh", (Handler,), {"seen": [], "busy": 0, "polls": 0})
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield Client("127.0.0.1", httpd.server_address[1], key="admin"), handler
+    yield DemoClient("127.0.0.1", httpd.server_address[1], key="admin"), handler
     httpd.shutdown()
     httpd.server_close()
 
@@ -91,7 +91,7 @@ def quiet() -> Steps:
         return Steps(Console(file=nowhere, quiet=True), total=1)
 
 
-def test_the_servers_errors_are_raised_as_our_own(server: tuple[Client, type[Handler]]) -> None:
+def test_the_servers_errors_are_raised_as_our_own(server: tuple[DemoClient, type[Handler]]) -> None:
     client, _ = server
     with pytest.raises(NotFound, match="check it"):
         client.get("/nothing")
@@ -100,16 +100,16 @@ def test_the_servers_errors_are_raised_as_our_own(server: tuple[Client, type[Han
     with pytest.raises(HmiError, match="odd"):
         client.post("/odd", {})
     with pytest.raises(Unavailable, match="does not answer"):
-        Client("127.0.0.1", 1).get("/x")
+        DemoClient("127.0.0.1", 1).get("/x")
 
 
-def test_later_is_tried_again(server: tuple[Client, type[Handler]]) -> None:
+def test_later_is_tried_again(server: tuple[DemoClient, type[Handler]]) -> None:
     client, handler = server
     assert client.post("/busy", {}) == {"ok": True}
     assert len(handler.seen) == 3
 
 
-def test_files_travel_as_multipart_byte_for_byte(server: tuple[Client, type[Handler]], tmp_path: Path) -> None:
+def test_files_travel_as_multipart_byte_for_byte(server: tuple[DemoClient, type[Handler]], tmp_path: Path) -> None:
     client, handler = server
     content = b"line\r\n--odd--\n\x00\xff"
     (tmp_path / "rows.jsonl").write_bytes(content)
@@ -124,7 +124,7 @@ def test_files_travel_as_multipart_byte_for_byte(server: tuple[Client, type[Hand
     assert end == b"--\r\n"
 
 
-def test_a_job_is_followed_to_its_end(server: tuple[Client, type[Handler]]) -> None:
+def test_a_job_is_followed_to_its_end(server: tuple[DemoClient, type[Handler]]) -> None:
     client, handler = server
     ended = {}
     follow(client, {"j1": "acme.topic"}, quiet(), lambda what, view: ended.update({what: view["state"]}))
@@ -133,7 +133,7 @@ def test_a_job_is_followed_to_its_end(server: tuple[Client, type[Handler]]) -> N
 
 
 def test_measuring_counts_what_is_right_wrong_and_not_answered(
-    server: tuple[Client, type[Handler]], tmp_path: Path
+    server: tuple[DemoClient, type[Handler]], tmp_path: Path
 ) -> None:
     client, handler = server
     rows = [{"text": "x 1", "label": "x"}, {"text": "y 1", "label": "x"}, {"text": "bad", "label": "x"}]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.jobs.checks import check_file
-from hmi.jobs.rows import Row, given_rows, read_rows, read_texts
+from hmi.jobs.checks import inspect_file
+from hmi.training.data.rows import Row, given_rows, read_rows, read_texts
 from tests.hmi.forty_files import File, files, page, told
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
@@ -45,18 +45,18 @@ PIECES = st.sampled_from(
 def test_whatever_a_file_holds_gets_an_answer(text: str, encoding: str) -> None:
     data = text.encode(encoding, "replace")
     for task in TASKS:
-        found = check_file(data, task)
+        found = inspect_file(data, task)
         assert found.error or found.count >= (2 if found.kind == "corpus" else 4)
-    check_file(data, None, corpus=True)
-    check_file(gzip.compress(data)[: len(text)], None)
+    inspect_file(data, None, corpus=True)
+    inspect_file(gzip.compress(data)[: len(text)], None)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_whatever_bytes_a_file_has_it_gets_an_answer(data: bytes) -> None:
     for task in TASKS:
-        check_file(data, task)
-    check_file(data, None, corpus=True)
+        inspect_file(data, task)
+    inspect_file(data, None, corpus=True)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1).filter(str.strip), st.sampled_from("ab")), min_size=4, max_size=9))

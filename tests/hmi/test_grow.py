@@ -18,8 +18,8 @@ from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs import build_plot, import_root
-from hmi.jobs.context import JobContext
 from hmi.jobs.ngrams import ragged
+from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.root import Root, load_root
 from hmi.stores.miss_files import MissFiles

@@ -8,7 +8,7 @@ import torch
 
 from hmi.model.heads import QUERIES, Head, head_from, head_queries
 from hmi.model.root import Root
-from hmi.model.training import tenant_trainer
+from hmi.training.trainer import tenant_trainer
 from tests.hmi.test_training import MODULE, PLAN, examples, quiet
 
 
@@ -46,16 +46,16 @@ def test_an_earlier_head_goes_on_where_it_was(tiny_root: Root) -> None:
     earlier = tenant_trainer(tiny_root, MODULE, PLAN, train)
     list(earlier.epochs(quiet))
     later = tenant_trainer(tiny_root, MODULE, replace(PLAN, queries=QUERIES), train)
-    later.start_from({**earlier.state(), "lexical.table": torch.zeros(2, 2)})
+    later.start_from(replace(earlier.state(), lexical={"table": torch.zeros(2, 2)}))
     for a, b in zip(earlier.predict(train), later.predict(train), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_it_learns_with_queries(tiny_root: Root) -> None:
     trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, queries=QUERIES), examples(tiny_root, 0))
-    fresh = trainer.state()["head.query"]
+    fresh = trainer.state().head["query"]
     list(trainer.epochs(quiet))
-    assert not torch.equal(fresh, trainer.state()["head.query"])
+    assert not torch.equal(fresh, trainer.state().head["query"])
     test = examples(tiny_root, 1)
     hits = sum(int(x.argmax()) == t[0] for x, t in zip(trainer.predict(test), test.targets, strict=True))
     assert hits >= 54

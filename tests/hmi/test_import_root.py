@@ -14,7 +14,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.errors import InvalidInput
 from hmi.jobs import build_plot, import_root
-from hmi.jobs.context import JobContext
+from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.batching import pad_ids
 from hmi.model.root import load_root, read_root_info

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hmi.errors import InvalidData
-from hmi.model.bodies import Examples
 from hmi.model.root import Root
-from hmi.model.training import tenant_trainer
+from hmi.training.backbones import Examples
+from hmi.training.trainer import tenant_trainer
 from tests.hmi.test_training import MODULE, PLAN, examples, quiet
 
 
@@ -46,10 +46,10 @@ def test_what_is_published_is_what_predicts(tiny_root: Root) -> None:
     state = trainer.state()
     full = torch.stack(trainer.predict(test))
     published = trainer.publishable(state)
-    assert {value.dtype for value in published.values()} == {torch.float16}
+    assert {value.dtype for value in published.joined().values()} == {torch.float16}
     rounded = torch.stack(trainer.predict(test))
     again = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=1), examples(tiny_root, 0))
-    again.load({name: value.float() for name, value in published.items()})
+    again.load(published.map(lambda value: value.float()))
     assert torch.equal(torch.stack(again.predict(test)), rounded)
     assert not torch.equal(full, rounded)
     torch.testing.assert_close(full, rounded, atol=0.05, rtol=0.05)
@@ -58,7 +58,6 @@ def test_what_is_published_is_what_predicts(tiny_root: Root) -> None:
 def test_a_number_beyond_fp16_is_not_published(tiny_root: Root) -> None:
     trainer = tenant_trainer(tiny_root, MODULE, PLAN, examples(tiny_root, 0))
     state = trainer.state()
-    name = next(iter(state))
-    state[name].view(-1)[0] = 1e6
+    next(iter(state.joined().values())).view(-1)[0] = 1e6
     with pytest.raises(InvalidData, match="not finite in 16 bits"):
         trainer.publishable(state)

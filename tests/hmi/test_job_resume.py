@@ -12,7 +12,7 @@ import pytest
 from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.jobs import build_plot, import_root, plots
-from hmi.jobs.context import JobContext, JobStopped
+from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.manager import Manager
 from plot_store import Store
 from tests.tiny import random_texts

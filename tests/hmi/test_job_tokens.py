@@ -9,8 +9,8 @@ import pytest
 
 from hmi.errors import InvalidData
 from hmi.jobs.ngrams import pieces
-from hmi.jobs.rows import MAX_ROW_CHARACTERS, read_rows
 from hmi.model.tokenizer import ROWS_AT_ONCE, Text, Tokenizer, _at_once
+from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_rows
 from tests.tiny import random_texts
 
 LONG = " ".join(random_texts(200, 3))

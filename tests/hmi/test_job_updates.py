@@ -16,8 +16,8 @@ from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.errors import Conflict
 from hmi.jobs import build_plot, import_root
-from hmi.jobs.context import JobContext
 from hmi.jobs.plots import Wanted, not_stored, write_version
+from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.locality import apply_locality
 from hmi.model.lower import LocalLower

@@ -15,15 +15,15 @@ from hmi.core import ModuleSpec
 from hmi.errors import UnsupportedModel
 from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.batching import pad_ids, pad_rows
-from hmi.model.distil import DistilPlan, distil_lower, fit_ridge, init_slots, make_batch, sample_batches
 from hmi.model.encoder import Encoder, attend_padded
-from hmi.model.fidelity import measure_fidelity
 from hmi.model.lower import POSITION_BASE, LocalLower
 from hmi.model.modules import TenantModule, new_module
 from hmi.model.relative import bucket_of, relative_bias
 from hmi.model.root import Root, RootInfo, load_root, save_root, split_encoder
 from hmi.model.source import find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
+from hmi.training.distillation import DistilPlan, distil_lower, fit_ridge, init_slots, make_batch, sample_batches
+from hmi.training.fidelity import measure_fidelity
 from tests.tiny import random_texts, write_tiny_mpnet
 
 SPLIT = 2

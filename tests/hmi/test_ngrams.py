@@ -14,9 +14,9 @@ import pytest
 
 from hmi.config import Settings
 from hmi.jobs import ngrams as module
-from hmi.jobs.context import JobContext, JobStopped
 from hmi.jobs.ngrams import choose, count_corpus, ragged, tokenised
 from hmi.jobs.plots import Wanted, in_chunks, with_own
+from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.manager import Manager
 from hmi.model.tokenizer import Tokenizer
 from plot_store import CountedNgrams, NgramCounter, Reader, Schema, Store

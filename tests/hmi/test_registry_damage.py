@@ -306,7 +306,7 @@ def test_housekeeping_goes_on_past_what_is_damaged(folder: Path, caplog: pytest.
     damaged(folder, b"note 0", b"note 9")
     manager = Manager(Settings(data=folder.parent, job_workers=0))
     cared: list[str] = []
-    manager.care.housekeeping = lambda: cared.append("for")  # type: ignore[method-assign]
+    manager.maintenance.housekeeping = lambda: cared.append("for")  # type: ignore[method-assign]
     for name in ("j0", "j9"):
         path = manager._parts.layout.jobs / name / "input"
         path.mkdir(parents=True)

@@ -14,8 +14,8 @@ import pytest
 
 from hmi.core import ModelId, Progress
 from hmi.errors import Conflict, NotFound
-from hmi.jobs.child import Child
-from hmi.jobs.folders import JobFolder
+from hmi.jobs.runtime.child import Child
+from hmi.jobs.runtime.folders import JobFolder
 from tests.hmi.runner_lab import BODIES, Lab, gone
 
 
@@ -149,7 +149,7 @@ SERVER = """
 import sys, time
 from pathlib import Path
 from hmi.config import Settings
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.registry import Registry
 settings = Settings(data=Path(sys.argv[1]))
 runner = JobRunner(Registry.open(settings.data / "registry"), settings, 1, bodies=sys.argv[2])
@@ -190,7 +190,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from hmi.config import Settings
-from hmi.jobs.runner import JobRunner
+from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.registry import Registry
 settings = Settings(data=Path(sys.argv[1]))
 runner = JobRunner(Registry.open(settings.data / "registry"), settings, 1, bodies=sys.argv[2])

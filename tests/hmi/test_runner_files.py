@@ -15,8 +15,8 @@ import pytest
 import plot_store
 from hmi.core import Progress, TenantRecord, now
 from hmi.errors import Conflict, InvalidInput, NotFound, StorageFull
-from hmi.jobs.cleaning import clean
-from hmi.jobs.process import describe
+from hmi.jobs.runtime.cleaning import clean
+from hmi.jobs.runtime.process import describe
 from hmi.manager.tenants import new_key
 from tests.hmi.runner_lab import Lab
 

@@ -142,7 +142,7 @@ def test_a_file_that_fails_holds_up_no_other(tmp_path: Path) -> None:
 
 
 def test_a_catalogue_that_cannot_be_read_is_unavailable_to_a_command(tmp_path: Path) -> None:
-    from hmi.manager.store_care import probe_plots
+    from hmi.manager.maintenance import probe_plots
 
     Manager(Settings(data=tmp_path, job_workers=0)).close()
     (tmp_path / "plots" / "catalogue" / "data.mdb").unlink()

@@ -11,10 +11,12 @@ import torch
 from hmi.core import TaskRules
 from hmi.errors import InvalidData, InvalidInput
 from hmi.model.batching import Encoded
-from hmi.model.scoring import calibration, headline, score_labels, score_tags, score_values
 from hmi.model.tagging import breaks, scheme_of
-from hmi.model.tasks import IGNORE, KINDS, Odds, learn_task, task_of
+from hmi.model.tasks import KINDS, task_of
 from hmi.model.tasks.multilabel import MultiLabel
+from hmi.training.golds import Odds
+from hmi.training.objectives import IGNORE, OBJECTIVES, learn_task, objective_of
+from hmi.training.scoring import calibration, headline, score_labels, score_tags, score_values
 
 
 def one_piece_a_word(words: int, start: int = 0) -> Encoded:
@@ -57,36 +59,40 @@ def test_rows_that_teach_nothing_are_refused(name: str, golds: list[object], mes
 def test_a_loss_is_what_its_kind_says() -> None:
     logits = torch.tensor([[2.0, -1.0], [0.5, 0.5]])
     ce = -math.log(math.exp(2) / (math.exp(2) + math.exp(-1))) / 2 + math.log(2) / 2
-    assert KINDS["classification"].loss(logits, [[0], [1]], None).item() == pytest.approx(ce)
+    assert OBJECTIVES["classification"].loss(logits, [[0], [1]], None).item() == pytest.approx(ce)
     bce = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + 2 * math.log1p(math.exp(-0.5))) / 4
-    assert KINDS["multilabel"].loss(logits, [[1.0, 0.0], [1.0, 1.0]], None).item() == pytest.approx(bce)
-    assert KINDS["regression"].loss(logits[:, :1], [[1.0], [0.0]], None).item() == pytest.approx((1 + 0.25) / 2)
+    assert OBJECTIVES["multilabel"].loss(logits, [[1.0, 0.0], [1.0, 1.0]], None).item() == pytest.approx(bce)
+    assert OBJECTIVES["regression"].loss(logits[:, :1], [[1.0], [0.0]], None).item() == pytest.approx((1 + 0.25) / 2)
     words = torch.stack([logits, logits])
-    assert KINDS["tagging"].loss(words, [[0, IGNORE], [IGNORE]], None).item() == pytest.approx(2 * ce - math.log(2))
-    assert KINDS["tagging"].loss(words, [[IGNORE], [IGNORE]], None).item() == 0.0
+    assert OBJECTIVES["tagging"].loss(words, [[0, IGNORE], [IGNORE]], None).item() == pytest.approx(
+        2 * ce - math.log(2)
+    )
+    assert OBJECTIVES["tagging"].loss(words, [[IGNORE], [IGNORE]], None).item() == 0.0
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 0.5, 1.0])])
 def test_odds_are_learnt_like_so_many_rows_of_each_label(weights: torch.Tensor | None) -> None:
     kind = task_of("classification", ("a", "b", "c"))
-    rows = [kind.targets(gold, [one_piece_a_word(1)])[0] for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))]
+    rows = [
+        objective_of(kind).targets(gold, [one_piece_a_word(1)])[0] for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))
+    ]
     assert rows == [[2], [0.75, 0.0, 0.25]]
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
     # The first row four times, the second one three times as a and once as c, whatever a label weighs elsewhere.
-    each = [kind.loss(logits[i : i + 1], [[label]], None).item() for i, label in ((0, 2), (1, 0), (1, 2))]
+    each = [objective_of(kind).loss(logits[i : i + 1], [[label]], None).item() for i, label in ((0, 2), (1, 0), (1, 2))]
     heavy = 1.0 if weights is None else float(weights[2])
     want = (4 * heavy * each[0] + 3 * each[1] + each[2]) / (4 * heavy + 4)
-    assert kind.loss(logits, rows, weights).item() == pytest.approx(want, rel=1e-5)
+    assert objective_of(kind).loss(logits, rows, weights).item() == pytest.approx(want, rel=1e-5)
 
 
 def test_class_weights_make_rare_labels_heavier_within_bounds() -> None:
-    weights = KINDS["classification"].weights([[0]] * 30 + [[1]] * 10, 2)
+    weights = OBJECTIVES["classification"].weights([[0]] * 30 + [[1]] * 10, 2)
     assert weights.tolist() == pytest.approx([40 / 60, 2.0])
-    assert KINDS["classification"].weights([[0]] * 1000 + [[1]], 2)[1] == 10
-    assert KINDS["tagging"].weights([[0, IGNORE, 0], [1]], 2).tolist() == pytest.approx([0.75, 1.5])
-    assert KINDS["multilabel"].weights([[1.0, 0.0]] * 3 + [[0.0, 1.0]], 2).tolist() == [1.0, 3.0]
+    assert OBJECTIVES["classification"].weights([[0]] * 1000 + [[1]], 2)[1] == 10
+    assert OBJECTIVES["tagging"].weights([[0, IGNORE, 0], [1]], 2).tolist() == pytest.approx([0.75, 1.5])
+    assert OBJECTIVES["multilabel"].weights([[1.0, 0.0]] * 3 + [[0.0, 1.0]], 2).tolist() == [1.0, 3.0]
     with pytest.raises(InvalidInput, match="regression has none"):
-        KINDS["regression"].weights([[0.5]], 1)
+        OBJECTIVES["regression"].weights([[0.5]], 1)
 
 
 def test_several_labels_are_those_over_the_threshold() -> None:
@@ -106,15 +112,15 @@ def test_the_threshold_is_chosen_where_rows_suffice() -> None:
     golds: list[tuple[str, ...]] = [("a",) if i % 2 else () for i in range(60)]
     # Probability .3 where the label applies, .1 where not: only a threshold between them is right.
     merged = [torch.logit(torch.tensor([0.3 if "a" in g else 0.1, 0.01])) for g in golds]
-    tuned = task.tuned(golds, merged)
-    assert tuned.score(golds, merged)["micro_f1"] == 1.0
-    assert task.score(golds, merged)["micro_f1"] == 0.0
-    assert task.tuned(golds[:49], merged[:49]).rules.threshold == 0.5
+    tuned = objective_of(task).tuned(golds, merged)
+    assert objective_of(tuned).score(golds, merged)["micro_f1"] == 1.0
+    assert objective_of(task).score(golds, merged)["micro_f1"] == 0.0
+    assert objective_of(task).tuned(golds[:49], merged[:49]).rules.threshold == 0.5
 
 
 def test_a_value_comes_back_in_the_users_units() -> None:
     task = learn_task("regression", [10.0, 30.0, 20.0])
-    (target,) = task.targets(25.0, [one_piece_a_word(2)])
+    (target,) = objective_of(task).targets(25.0, [one_piece_a_word(2)])
     assert task.answer(torch.tensor(target)).value == pytest.approx(25.0)
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from hmi.core import ModuleSpec, Task, TaskRules
-from hmi.jobs import fine_tune
+from hmi.core import JobRecord, ModuleSpec, Task, TaskRules
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.specs import FineTuneSpec
+from hmi.model.artefact import Artefact
 from hmi.model.batching import pad_ids
-from hmi.model.bodies import Examples
-from hmi.model.files import read_tensors, write_tensors
+from hmi.model.files import read_tensors, write_checkpoint
 from hmi.model.root import Root
 from hmi.model.tasks import task_of
-from hmi.model.training import TrainPlan, tenant_trainer
-from hmi.model.usual import choose_epochs, usual_lr, usual_module
+from hmi.training.backbones import Examples
+from hmi.training.checkpoint import resume_training, write_training
+from hmi.training.defaults import choose_epochs, default_lr, default_module
+from hmi.training.early_stopping import Best, History, train_to_best
+from hmi.training.plan import TrainPlan, plan_training
+from hmi.training.recipe import Recipe
+from hmi.training.trainer import tenant_trainer
 from tests.tiny import random_texts
 
 
@@ -69,14 +73,14 @@ def test_a_resumed_run_equals_an_unbroken_one(tiny_root: Root, average: bool) ->
     runs = first.epochs(quiet)
     for _ in range(3):
         next(runs)
-    state = {**first.state(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
+    state = {**first.state().joined(), **{k: v.clone() for k, v in first.optimiser_state().items()}}
     second = tenant_trainer(tiny_root, MODULE, plan, train)
-    second.load({k: v for k, v in state.items() if not k.startswith(("optimiser.", "average."))})
+    second.load(Artefact.split(state))
     second.load_optimiser(state)
     list(second.epochs(quiet, start=3))
     with unbroken.averaged(), second.averaged():
-        for name, value in unbroken.state().items():
-            assert torch.equal(second.state()[name], value), name
+        for name, value in unbroken.state().joined().items():
+            assert torch.equal(second.state().joined()[name], value), name
 
 
 def test_the_average_is_that_of_the_steps_and_training_goes_on_without_it(tiny_root: Root) -> None:
@@ -86,18 +90,18 @@ def test_the_average_is_that_of_the_steps_and_training_goes_on_without_it(tiny_r
 
     def follow(step: int, total: int, loss: float) -> None:
         decay = min((step - 1) / (step + 9), 0.98)
-        for name, value in plain.state().items():
+        for name, value in plain.state().joined().items():
             mean[name] = value if step == 1 else decay * mean[name] + (1 - decay) * value
 
     list(plain.epochs(follow))
     averaging = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=40, average=True), train)
     for _ in averaging.epochs(quiet):
         with averaging.averaged():
-            inside = averaging.state()
-    for name, value in plain.state().items():
-        assert torch.equal(averaging.state()[name], value), name
+            inside = averaging.state().joined()
+    for name, value in plain.state().joined().items():
+        assert torch.equal(averaging.state().joined()[name], value), name
         torch.testing.assert_close(inside[name], mean[name], atol=1e-6, rtol=1e-4)
-    assert any(not torch.equal(inside[name], value) for name, value in plain.state().items())
+    assert any(not torch.equal(inside[name], value) for name, value in plain.state().joined().items())
 
 
 def test_epochs_follow_the_data() -> None:
@@ -110,7 +114,7 @@ def test_epochs_follow_the_data() -> None:
 
 def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     def rate(task: Task, paired: bool = False, rows: int = 2_000, **module: Any) -> float:
-        return usual_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module), rows)
+        return default_lr(task_of(task, ("B-x", "O"), TaskRules(paired=paired)), ModuleSpec(**module), rows)
 
     assert rate("tagging") > rate("classification") > rate("pair") == rate("regression", paired=True)
     assert rate("tagging", rank=4) == rate("tagging")
@@ -121,23 +125,96 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
 
 
 def test_pairs_have_a_module_of_their_own() -> None:
-    assert usual_module(paired=False) == ModuleSpec(kind="lora", rank=8)
-    assert usual_module(paired=True) == ModuleSpec(kind="sequential", rank=79)
+    assert default_module(paired=False) == ModuleSpec(kind="lora", rank=8)
+    assert default_module(paired=True) == ModuleSpec(kind="sequential", rank=79)
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])
 def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root, tmp_path: Path, lacking: str) -> None:
     plan = replace(PLAN, queries=2, average=True)
-    ctx: Any = SimpleNamespace(folder=tmp_path, checkpointed=lambda: None)
+    path = tmp_path / "checkpoint.safetensors"
     trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
     next(trainer.epochs(quiet))
-    kept = {"epoch": 1, "best": {"epoch": 1}, "afresh": "why"}
-    fine_tune._checkpoint(ctx, trainer, trainer.state(), kept)
+    write_training(path, trainer, History(1, Best(1, trainer.state(), {"accuracy": 0.5})), "why")
     fresh = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
-    epoch, best, about, afresh = fine_tune._restore(ctx, fresh)
-    assert (epoch, about, afresh) == (1, {"epoch": 1}, "why")
-    assert all(torch.equal(value, best[name]) for name, value in trainer.state().items())
-    path = tmp_path / "checkpoint.safetensors"
-    state = {name: value for name, value in read_tensors(path).items() if name != lacking}
-    write_tensors(path, state, {"about": json.dumps({"epoch": 1, "best": {"epoch": 1}})})
-    assert fine_tune._restore(ctx, fresh) == (0, {}, {}, None)
+    resumed = resume_training(path, fresh)
+    assert resumed is not None
+    best = resumed.history.kept
+    assert (resumed.history.epochs, best.epoch, best.metrics, resumed.remark) == (1, 1, {"accuracy": 0.5}, "why")
+    found = best.artefact.joined()
+    assert all(torch.equal(value, found[name]) for name, value in trainer.state().joined().items())
+    about = {"epoch": 1, "best": {"epoch": 1, "accuracy": 0.5}}
+    write_checkpoint(path, read_tensors(path), about)
+    again = resume_training(path, fresh)
+    assert again is not None
+    assert again.remark is None, "of a release that kept none"
+    write_checkpoint(path, {k: v for k, v in read_tensors(path).items() if k != lacking}, about)
+    assert resume_training(path, fresh) is None
+
+
+@pytest.mark.parametrize("stopped_after", [0, 3, 5])
+def test_training_ends_after_epochs_without_a_better_score_also_when_it_is_resumed(
+    tiny_root: Root, stopped_after: int
+) -> None:
+    scores = {1: 0.5, 2: 0.7, 3: 0.6, 4: 0.65, 5: 0.1}
+    trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, patience=3), examples(tiny_root, 0, count=16))
+    seen: list[History] = []
+
+    def judge() -> dict[str, float]:
+        return {"accuracy": scores[(seen[-1].epochs if seen else 0) + 1]}
+
+    whole = train_to_best(trainer, judge, quiet, after_epoch=seen.append)
+    assert [(h.epochs, h.kept.epoch) for h in seen] == [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+    assert (whole, whole.kept.score, whole.scores) == (seen[-1], 0.7, tuple(scores.values()))
+    if stopped_after:
+        start = seen[stopped_after - 1]
+        del seen[stopped_after:]
+        again = train_to_best(trainer, judge, quiet, start=start, after_epoch=seen.append)
+        assert (again.epochs, again.kept.epoch, len(seen)) == (5, 2, 5)
+
+
+def test_the_last_of_equal_epochs_is_kept_and_where_scores_are_chance_the_last_of_all(tiny_root: Root) -> None:
+    train = examples(tiny_root, 0, count=16)
+    for choosy, scores, best in ((True, (0.5, 0.5, 0.4), 2), (False, (0.5, 0.4, 0.1), 3)):
+        given = iter(scores)
+        trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=3), train)
+        kept = train_to_best(trainer, lambda given=given: {"accuracy": next(given)}, quiet, choosy=choosy).kept
+        assert kept.epoch == best
+
+
+def test_an_artefact_is_its_parts(tiny_root: Root) -> None:
+    plan = replace(PLAN, queries=2, lexical=8)
+    state = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0, count=16)).state()
+    tensors = state.joined()
+    assert {name.split(".")[0] for name in tensors} == {"module", "head", "lexical"}
+    again = Artefact.split({**tensors, "optimiser.0.step": torch.zeros(1), "headless": torch.zeros(1)})
+    assert again.joined().keys() == tensors.keys()
+    assert all(value is tensors[name] for name, value in again.joined().items())
+    assert {value.dtype for value in state.map(lambda value: value.half()).joined().values()} == {torch.float16}
+
+
+def test_a_recipe_has_the_options_of_a_user_and_the_defaults_of_all() -> None:
+    assert FineTuneOptions().recipe() == Recipe()
+    given = FineTuneOptions(lr=0.01, epochs=2, seed=3, lexical=True, start="a.b", module=MODULE)
+    assert given.recipe() == Recipe(module=MODULE, lr=0.01, epochs=2, seed=3, lexical=True)
+    task = task_of("classification", ("a", "b"))
+    plan = plan_training(Recipe(), task, 300)
+    assert (plan.lr, plan.epochs, plan.queries > 0, plan.average) == (2e-3, 11, True, True)
+    plain = plan_training(given.recipe().plain(5e-5), task, 300)
+    assert (plain.lr, plain.epochs, plain.seed, plain.lexical, plain.queries, plain.average) == (
+        5e-5, 11, 3, 0, 0, False,
+    )  # fmt: skip
+
+
+def test_a_job_reads_the_spec_that_the_manager_wrote_and_those_of_other_releases() -> None:
+    spec = FineTuneSpec(model="a.b", domain="d", task="pair", mode="create", options=FineTuneOptions(epochs=2))
+    stored = spec.stored()
+    assert stored["options"] == FineTuneOptions(epochs=2).model_dump(mode="json"), "whole"
+    assert "publish" not in stored
+
+    def of(spec: dict[str, Any]) -> FineTuneSpec:
+        return FineTuneSpec.of(JobRecord(job="j", kind="fine_tune", state="queued", created="", spec=spec))
+
+    assert of({**stored, "inputs": ["data"], "of a later release": 1}) == spec
+    assert of({**stored, "options": None}).options == FineTuneOptions()
+    assert of({**stored, "mode": "update"}).source == "a.b"

@@ -9,9 +9,9 @@ import torch
 
 from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
-from hmi.model.tasks import IGNORE, learn_task
 from hmi.model.tasks.words import UNSEEN
-from hmi.model.transitions import MOST_TAGS, Transitions, learns_transitions
+from hmi.training.objectives import IGNORE, learn_task, objective_of
+from hmi.training.transitions import MOST_TAGS, Transitions, learns_transitions
 
 LABELS = 3
 TARGETS = [[IGNORE, 0, 2, IGNORE, 1], [IGNORE, 1, IGNORE, IGNORE, IGNORE], [IGNORE] * 5, [2, 2, 0, 1, 0]]
@@ -80,8 +80,8 @@ def test_iob1_is_learnt_as_bio_and_answered_as_iob1() -> None:
     scores = torch.full((4, 4), -9.0)
     scores[range(4), [0, 2, 0, 3]] = 0  # B-x I-x B-x O
     assert task.answer(scores).tags == ["I-x", "I-x", "B-x", "O"]
-    assert task.unknown(("I-x", "I-z")) == {"B-z"}
-    assert task.score([("I-x", "I-x", "B-x", "O")], [scores])["entity_f1"] == 1
+    assert objective_of(task).unknown(("I-x", "I-z")) == {"B-z"}
+    assert objective_of(task).score([("I-x", "I-x", "B-x", "O")], [scores])["entity_f1"] == 1
 
 
 def test_what_was_learnt_decides_between_equal_scores() -> None:
@@ -119,7 +119,7 @@ def test_what_a_teacher_says_in_io_can_be_learnt() -> None:
     said = task.answer(scores).tags
     assert said == ["I-x", "I-x"]
     window = Encoded([1, 2], [0, 0], [0, 1])
-    assert task.targets(tuple(said), [window]) == [[task.labels.index("B-x"), task.labels.index("I-x")]]
+    assert objective_of(task).targets(tuple(said), [window]) == [[task.labels.index("B-x"), task.labels.index("I-x")]]
 
 
 def test_a_word_that_was_not_seen_begins_no_entity() -> None:

@@ -20,15 +20,16 @@ from hmi.core import ModelId
 from hmi.errors import Damaged, InvalidInput
 from hmi.jobs import fine_tune
 from hmi.jobs.comparing import tolerance
-from hmi.jobs.rows import Row
-from hmi.jobs.splitting import MOST_KEYS, are_seen, hold_out, keys_as_text, keys_from_text, keys_of
 from hmi.manager import Manager
-from hmi.model.golds import Gold
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.model.tasks.regression import Regression
 from hmi.model.tasks.sequence import Classification
 from hmi.model.tasks.words import Tagging
 from hmi.stores.model_table import KEPT_VERSIONS
+from hmi.training.data.rows import Row
+from hmi.training.golds import Gold
+from hmi.training.objectives import objective_of
+from hmi.training.row_keys import MOST_KEYS, are_seen, hold_out, joined_keys, keys_as_text, keys_from_text
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.hmi.runner_bodies import version_by
@@ -141,15 +142,15 @@ def test_scores_near_chance_are_called_so(manager: Manager) -> None:
 
 
 def test_chance_is_the_best_answer_that_is_the_same_for_every_row() -> None:
-    assert Classification(("a", "b")).chance(["a", "a", "b"]) == pytest.approx(2 / 3)
-    assert Regression().chance([1.0, 2.0]) == 0
-    assert Tagging(("B-X", "O")).chance([("O", "B-X", "O")]) == 0
-    assert Tagging(("DET", "NOUN")).chance([("DET", "NOUN", "NOUN", "NOUN")]) == 0.75
+    assert objective_of(Classification(("a", "b"))).chance(["a", "a", "b"]) == pytest.approx(2 / 3)
+    assert objective_of(Regression()).chance([1.0, 2.0]) == 0
+    assert objective_of(Tagging(("B-X", "O"))).chance([("O", "B-X", "O")]) == 0
+    assert objective_of(Tagging(("DET", "NOUN"))).chance([("DET", "NOUN", "NOUN", "NOUN")]) == 0.75
     golds: list[Gold] = [("a",), ("a", "b"), ("c",), ()]
     sets = MultiLabel(("a", "b", "c"))
     constant = [torch.tensor(at).float() * 9 - 4 for at in ([1, 0, 0], [1, 1, 0], [1, 1, 1])]
-    best = max(sets.score(golds, [answer] * 4)["micro_f1"] for answer in constant)
-    assert sets.chance(golds) == pytest.approx(best, abs=1e-4)
+    best = max(objective_of(sets).score(golds, [answer] * 4)["micro_f1"] for answer in constant)
+    assert objective_of(sets).chance(golds) == pytest.approx(best, abs=1e-4)
 
 
 def test_an_update_that_is_no_worse_answers(manager: Manager) -> None:
@@ -252,11 +253,11 @@ def test_a_held_out_row_stays_held_out() -> None:
 
 
 def test_keys_tell_which_rows_were_trained_on() -> None:
-    keys = keys_from_text(keys_as_text(keys_of(numbered(0, 50))))
+    keys = keys_from_text(keys_as_text(joined_keys(numbered(0, 50))))
     assert are_seen(numbered(40, 60), keys) == [True] * 10 + [False] * 10
-    both = keys_of(numbered(50, 60), keys)
+    both = joined_keys(numbered(50, 60), keys)
     assert all(are_seen(numbered(0, 60), both))
-    assert len(keys_of([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
+    assert len(joined_keys([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,10 @@ def _rows(name: str, what: str, turns: list[tuple[Seen, Seen]]) -> Iterator[Row]
 def _flooding(name: str, server: Running, key: str) -> Iterator[None]:
     child = subprocess.Popen(
         [sys.executable, "-m", "hmi.bench.floods.clients", name, str(server.port)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     try:

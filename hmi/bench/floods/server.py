@@ -61,9 +61,14 @@ def running(home: Home, descriptors: int | None) -> Iterator[Running]:
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(home.data), "--port", str(port)]
     with (home.data.parent / "server.log").open("ab") as log:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(home), cwd=home.data.parent,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(home),
+            cwd=home.data.parent,
             preexec_fn=None if descriptors is None else lambda: _limit(descriptors),
-        )  # fmt: skip
+        )
     try:
         _wait_ready(child, port)
         yield Running(port, child.pid)

@@ -48,9 +48,14 @@ def watch(server: Running, key: str, seconds: float) -> Seen:
     for thread in (asking, looking):
         thread.join()
     return Seen(
-        p50=statistics.median(times), p99=_quantile(times, 0.99), answers=len(times) - failed, failed=failed,
-        health_p99=_quantile(health, 0.99), health_worst=max(health), memory=max(memory),
-    )  # fmt: skip
+        p50=statistics.median(times),
+        p99=_quantile(times, 0.99),
+        answers=len(times) - failed,
+        failed=failed,
+        health_p99=_quantile(health, 0.99),
+        health_worst=max(health),
+        memory=max(memory),
+    )
 
 
 def resident(server: Running) -> float:

@@ -8,13 +8,14 @@ from typing import Literal
 
 import torch
 
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
 from hmi.core import ModuleSpec, Task
-from hmi.model.bodies import Body, EncoderBody, FrozenBody, ModuleBody, UpperBody
 from hmi.model.lexical import lexical_buckets
 from hmi.model.modules import new_module
+from hmi.training.backbones import Backbone, EncoderBackbone, FrozenBackbone, ModuleBackbone, UpperBackbone
+from hmi.training.recipe import RECIPE, Recipe
 
-Reads = Literal["ids", "lower", "last", "plot"]
+ArmInput = Literal["ids", "lower", "last", "plot"]
 """Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
 
 
@@ -25,13 +26,13 @@ MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 @dataclass(frozen=True)
 class Arm:
-    """One column. `body(models, seed)` makes what is trained; lrs ascend; `says`: what it is, in a table's words."""
+    """One column. `backbone(models, seed)` makes what is trained; lrs ascend; `says`: its name in a table's words."""
 
     name: str
     says: str
-    reads: Reads
+    reads: ArmInput
     lrs: tuple[float, ...]
-    body: Callable[[Models, int], Body]
+    backbone: Callable[[Encoders, int], Backbone]
     module: ModuleSpec | None = None
     served: bool = False
     """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
@@ -41,41 +42,49 @@ class Arm:
     variants: int = 0
     """How many changed copies of each row the teacher also labels."""
 
+    def recipe(self, lr: float, seed: int) -> Recipe:
+        """How a run at this rate is trained."""
+        recipe = replace(RECIPE, seed=seed)
+        return replace(recipe, module=self.module, lr=lr) if self.served else recipe.plain(lr)
+
     def lexical_for(self, kind: Task) -> int:
         """Buckets of lexical features."""
-        return lexical_buckets(kind, None) if self.served else 0
+        return lexical_buckets(kind, self.recipe(self.lrs[0], 0).lexical)
 
 
-def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Models, int], Body]:
-    def body(models: Models, seed: int) -> Body:
+def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], Backbone]:
+    def backbone(models: Encoders, seed: int) -> Backbone:
         torch.manual_seed(seed)
         upper = models.source_upper if of_source else models.root.upper
-        return ModuleBody(upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads)
+        return ModuleBackbone(upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads)
 
-    return body
+    return backbone
 
 
-SHARED = Arm("shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBody())
+SHARED = Arm("shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
 DEDICATED = Arm(
-    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBody(m.source)
+    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source)
 )
 PLOT_ONLY = Arm(
-    "plot_only", "upper layers of its own on the PLOT", "plot", (3e-5, 6e-5, 1.2e-4, 2.4e-4),
-    lambda m, _: UpperBody(m.root.upper, m.root.info.shape.heads),
-)  # fmt: skip
+    "plot_only",
+    "upper layers of its own on the PLOT",
+    "plot",
+    (3e-5, 6e-5, 1.2e-4, 2.4e-4),
+    lambda m, _: UpperBackbone(m.root.upper, m.root.info.shape.heads),
+)
 
 
 def adapter_only(module: ModuleSpec) -> Arm:
     """A tenant module in the source's upper layers, above its true lower layers."""
-    body = _module(module, of_source=True)
-    return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, body, module)
+    backbone = _module(module, of_source=True)
+    return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, backbone, module)
 
 
 def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
     """What HMI serves: a tenant module in the root's upper layers on the PLOT, and what goes with it."""
-    body = _module(module, of_source=False)
+    backbone = _module(module, of_source=False)
     name, says = ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
-    return Arm(name, says, "plot", MODULE_LRS, body, module, served=served)
+    return Arm(name, says, "plot", MODULE_LRS, backbone, module, served=served)
 
 
 def hbert_plain(module: ModuleSpec) -> Arm:
@@ -105,9 +114,13 @@ def taught_varied(module: ModuleSpec) -> Arm:
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert, "varied": varied, "taught": taught, "taught_varied": taught_varied, "adapter_only": adapter_only,
+    "hbert": hbert,
+    "varied": varied,
+    "taught": taught,
+    "taught_varied": taught_varied,
+    "adapter_only": adapter_only,
     "hbert_plain": hbert_plain,
-}  # fmt: skip
+}
 
 
 def columns(module: ModuleSpec) -> list[Arm]:

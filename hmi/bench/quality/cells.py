@@ -13,22 +13,23 @@ import torch
 from torch import Tensor
 
 from hmi.bench.quality.arms import Arm
-from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tables import best_rate
-from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.held_out import Split, judge, split_bags, task_targets
-from hmi.jobs.rows import Row
-from hmi.model.bodies import Examples
-from hmi.model.heads import head_queries
-from hmi.model.scoring import headline
-from hmi.model.tasks import Odds, TaskKind, learn_task
-from hmi.model.training import Trainer, TrainPlan, train_to_best
-from hmi.model.transitions import learns_transitions
-from hmi.model.usual import choose_epochs
+from hmi.bench.quality.tasks import QualityTask, TaskRows
+from hmi.model.artefact import Artefact
+from hmi.model.tasks import TaskKind
+from hmi.training.backbones import Examples
+from hmi.training.data.rows import Row
+from hmi.training.early_stopping import train_to_best
+from hmi.training.golds import Odds
+from hmi.training.objectives import learn_task
+from hmi.training.plan import plan_training
+from hmi.training.scoring import headline
+from hmi.training.splits import Split, judge, split_bags, task_targets
+from hmi.training.trainer import Trainer
 
-BATCH = 16
-RECIPE = 3
+RECIPE_VERSION = 3
 """Part of every run's key: a change of the recipe makes old runs another experiment's."""
 
 Report = Callable[[str, int, int], None]
@@ -45,7 +46,7 @@ class Problem:
     examples: dict[str, Examples]
 
 
-def problem(task: QualityTask, rows: Rows, arm: Arm, models: Models) -> Problem:
+def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
     """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors there."""
     golds = [row.label for row in rows.train if not isinstance(row.label, Odds)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
@@ -69,14 +70,20 @@ class Run:
     lr: float
     result: dict[str, Any]
     trainer: Trainer
-    state: dict[str, Tensor]
+    artefact: Artefact
 
 
 def fill(
-    task: QualityTask, arm: Arm, about: Spec, make: Callable[[], Problem], models: Models, budget: Budget,
-    ledger: Ledger, report: Report,
-) -> Iterator[tuple[Spec, Any]]:  # fmt: skip
-    """Do the runs of this cell that the ledger lacks; yields each as it is kept. about: what names the cell beside the
+    task: QualityTask,
+    arm: Arm,
+    about: RunSpec,
+    make: Callable[[], Problem],
+    models: Encoders,
+    budget: Budget,
+    kept: Runs,
+    report: Report,
+) -> Iterator[tuple[RunSpec, Any]]:
+    """Do the runs of this cell that were not done yet; yields each as it is kept. about: what names the cell beside the
     task."""
     cell = {"task": task.name, **about}
     made: list[Problem] = []
@@ -90,23 +97,23 @@ def fill(
     searched: dict[float, Any] = {}
     while (rate := next_rate(arm.lrs, {r: result["dev"] for r, result in searched.items()})) is not None:
         spec = {**cell, "lr": rate, "seed": 0}
-        searched[rate] = ledger.get(spec)
+        searched[rate] = kept.get(spec)
         if searched[rate] is None:
             run = train(rate, 0)
             searched[rate] = run.result
-            ledger.put(spec, run.result)
+            kept.put(spec, run.result)
             yield spec, run.result
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
     lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
     for seed in range(budget.seeds):
         spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if budget.test else {})}
-        if ledger.get(spec) is not None:
+        if kept.get(spec) is not None:
             continue
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
         result = run.result
         if budget.test:
             result = {**result, "test": tested(made[0], run)}
-        ledger.put(spec, result)
+        kept.put(spec, result)
         yield spec, result
 
 
@@ -124,35 +131,28 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
-def train_once(p: Problem, arm: Arm, models: Models, lr: float, seed: int, report: Report) -> Run:
+def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
     """One run; the epoch that is best on dev is kept."""
     begun = time.process_time()
-    lexical, epochs = arm.lexical_for(p.kind.name), choose_epochs(len(p.examples["train"]), BATCH)
-    plan = TrainPlan(
-        p.kind.name, p.kind.outputs, lr, epochs, BATCH, seed, paired=p.kind.paired, bf16=True, lexical=lexical,
-        transitions=arm.served and learns_transitions(p.kind.name, p.kind.outputs, None, None),
-        queries=head_queries(p.kind.reads, p.kind.outputs) if arm.served else 0,
-        average=arm.served,
-    )  # fmt: skip
-    trainer = Trainer(arm.body(models, seed), models.root.dim, plan, p.examples["train"])
+    plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
+    trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
-    best = train_to_best(
-        trainer,
-        lambda: headline(_evaluate(p, trainer, "dev")),
-        lambda step, total, loss: report(what, step, total),
+    history = train_to_best(
+        trainer, lambda: _evaluate(p, trainer, "dev"), lambda step, total, loss: report(what, step, total)
     )
+    best = history.kept
     result = {
         "dev": best.score,
-        "dev_by_epoch": best.scores,
+        "dev_by_epoch": list(history.scores),
         "cpu_s": round(time.process_time() - begun, 1),
-        "parameters": sum(v.numel() for v in best.state.values()),
+        "parameters": sum(v.numel() for v in best.artefact.joined().values()),
     }
-    return Run(lr, result, trainer, best.state)
+    return Run(lr, result, trainer, best.artefact)
 
 
 def tested(p: Problem, run: Run) -> float:
     """The test score of the epoch that was kept."""
-    run.trainer.load(run.state)
+    run.trainer.load(run.artefact)
     return headline(_evaluate(p, run.trainer, "test"))
 
 
@@ -160,11 +160,11 @@ def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
     return judge(trainer.reading(p.kind), p.splits[name], trainer.predict(p.examples[name]))
 
 
-def _split(rows: list[Row], models: Models, length: int) -> Split:
+def _split(rows: list[Row], models: Encoders, length: int) -> Split:
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 
-def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Models, train: bool) -> Examples:
+def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Encoders, train: bool) -> Examples:
     features = models.features(arm.reads, task, split.encoded)
 
     def read(rows: Any) -> list[Tensor]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from hmi.bench.quality.tasks import QualityTask
-from hmi.jobs.features import features_of
 from hmi.model.batching import Encoded, length_grouped, pad_ids
 from hmi.model.encoder import Encoder
-from hmi.model.precision import arithmetic
 from hmi.model.root import Root
+from hmi.training.features import features_of
+from hmi.training.precision import arithmetic
 from plot_store import Reader
 
 AT_ONCE = 32
@@ -23,7 +23,7 @@ Opened = Callable[[QualityTask], Reader]
 
 
 @dataclass(frozen=True)
-class Models:
+class Encoders:
     """A root, the encoder it was made of, and the PLOTs by task."""
 
     source: Encoder
@@ -35,7 +35,7 @@ class Models:
         return self.source.layers[self.root.info.split :]
 
     def features(self, reads: str, task: QualityTask, texts: Sequence[Encoded]) -> list[Tensor]:
-        """What a body reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
+        """What a backbone reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
         if reads == "ids":
             return [torch.tensor(text.ids) for text in texts]
         if reads in ("lower", "last"):

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hmi.bench.quality.ledger import Ledger
 from hmi.bench.quality.plots import lines_svg, ratios_svg
 from hmi.bench.quality.run import Plan, title
+from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.tables import OWN, Table, markdown
 from hmi.bench.quality.tenants import by_number, columns_of
 from hmi.bench.report import result
 from hmi.model.files import write_bytes
-from hmi.model.usual import usual_module
+from hmi.training.defaults import default_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
@@ -31,7 +31,7 @@ def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
     """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = columns_of(Ledger(runs).all())
+    columns = columns_of(Runs(runs).all())
     most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
     numbers = [n for n in NUMBERS if n <= most]
     lines = {name: line for name, found in columns.items() if (line := by_number(found, numbers))}
@@ -60,8 +60,12 @@ def as_json(found: Table) -> dict[str, Any]:
 
 def _plan(plan: Plan) -> dict[str, Any]:
     return {
-        "seeds": plan.budget.seeds, "rows": plan.rows, "plot": plan.plot,
-        "modules": [title(module) for module in plan.modules] or {
-            "pairs": title(usual_module(paired=True)), "other tasks": title(usual_module(paired=False)),
+        "seeds": plan.budget.seeds,
+        "rows": plan.rows,
+        "plot": plan.plot,
+        "modules": [title(module) for module in plan.modules]
+        or {
+            "pairs": title(default_module(paired=True)),
+            "other tasks": title(default_module(paired=False)),
         },
-    }  # fmt: skip
+    }

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from hmi.bench.quality.arms import MADE_OF_A_MODULE, Arm, columns
-from hmi.bench.quality.cells import RECIPE, Budget, Problem, Report, fill, problem
-from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.cells import RECIPE_VERSION, Budget, Problem, Report, fill, problem
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tables import Scored, Table, table, with_best
-from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, Rows, load, named, unlabelled
+from hmi.bench.quality.tasks import TRAIN, UNLABELLED, QualityTask, TaskRows, load, named, unlabelled
 from hmi.bench.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
-from hmi.jobs.options import FineTuneOptions
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root
-from hmi.model.usual import usual_module
+from hmi.training.defaults import default_module
+from hmi.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -49,36 +49,36 @@ class Plan:
     """Unlabelled ones at most, for the column that is taught."""
 
 
-def run(plan: Plan, models: Models, report: Report) -> Iterator[tuple[Spec, Any]]:
+def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec, Any]]:
     """Fill the table cell by cell, yielding each run as it is kept. Raises HmiError."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger = Ledger(plan.runs)
+    kept = Runs(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan, task):
             make = partial(_problem, plan, task, rows, arm, models, report)
-            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, ledger, report)
+            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, kept, report)
             gc.collect()
 
 
-def _problem(plan: Plan, task: QualityTask, rows: Rows, arm: Arm, models: Models, report: Report) -> Problem:
+def _problem(plan: Plan, task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders, report: Report) -> Problem:
     if arm.unlabelled or arm.variants:
 
         def teaching(phase: str, step: int, total: int, loss: float | None) -> None:
             report(f"{task.name}, {phase}", step, total)
 
         texts = unlabelled(task, plan.sets, plan.texts) if arm.unlabelled else []
-        options = FineTuneOptions(variants=arm.variants)
-        rows = with_texts(task, rows, texts, options, models, plan.runs.parent / "taught", teaching)
+        recipe = Recipe(variants=arm.variants)
+        rows = with_texts(task, rows, texts, recipe, models, plan.runs.parent / "taught", teaching)
     return problem(task, rows, arm, models)
 
 
 def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     """The columns asked for, on a task (None: on one text a row); those with a module once for each module. Raises
     InvalidInput."""
-    usual = usual_module(paired=task is not None and task.kind == "pair")
+    usual = default_module(paired=task is not None and task.kind == "pair")
     known = {arm.name: arm for arm in columns(usual)}
     for name in plan.arms:
         if name not in known:
@@ -92,9 +92,9 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
-def about(plan: Plan, arm: Arm, root: Root) -> Spec:
+def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
     """What names a column's runs: the arm, the recipe, the source, and root, PLOT, module and rows where they count."""
-    found: Spec = {"arm": arm.name, "recipe": RECIPE, "source": root.info.source.get("sha256", "")[:12]}
+    found: RunSpec = {"arm": arm.name, "recipe": RECIPE_VERSION, "source": root.info.source.get("sha256", "")[:12]}
     if arm.reads == "plot":
         found |= {"root": _content(root), "plot": plan.plot}
     if arm.module is not None:
@@ -117,7 +117,7 @@ def scores(plan: Plan, root: Root) -> Table:
         titles = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
         cells[task.name] = {name: about(plan, arm, root) for name, arm in zip(titles, arms, strict=True)}
     scored: Scored = "test" if plan.budget.test else "dev"
-    found = table(Ledger(plan.runs).all(), cells, scored)
+    found = table(Runs(plan.runs).all(), cells, scored)
     return with_best(found, [name for name, spec in next(iter(cells.values())).items() if spec.get("served")])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.api.local import LocalCalls
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
 from hmi.bench.quality.tasks import QualityTask
 from hmi.config import Settings
 from hmi.core import Progress
@@ -98,7 +98,7 @@ def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) ->
 
 
 @contextmanager
-def opened(setting: Setting, folder: Path) -> Iterator[Models]:
+def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
     """The root in this folder, its source, and the PLOTs that `prepare` made."""
     root = load_root(folder)
     source = load_encoder(find_source(root.info.source["name"]).folder).eval().requires_grad_(False)
@@ -107,7 +107,7 @@ def opened(setting: Setting, folder: Path) -> Iterator[Models]:
         def plot_of(task: QualityTask) -> Reader:
             return store.reader(setting.branch(task))
 
-        yield Models(source, root, plot_of)
+        yield Encoders(source, root, plot_of)
 
 
 def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> str:

@@ -16,8 +16,8 @@ from hmi.bench.quality.tasks import QualityTask, load, named, unlabelled
 from hmi.bench.report import Row as Figure
 from hmi.config import Settings
 from hmi.errors import InvalidInput
-from hmi.jobs.rows import Row
 from hmi.model.source import DEFAULT_PACKAGE
+from hmi.training.data.rows import Row
 
 ROOT, DOMAIN, TENANT = "steps", "steps/cs", "steps"
 CORPUS = "cs.txt.gz"

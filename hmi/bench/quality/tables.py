@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hmi.bench.quality.ledger import Spec
+from hmi.bench.quality.runs import RunSpec
 
 OWN = "dedicated"
 BEST = "best_on_dev"
@@ -48,7 +48,9 @@ class Table:
         return statistics.mean(ratios) if ratios else None
 
 
-def table(runs: Sequence[tuple[Spec, Any]], cells: Mapping[str, Mapping[str, Spec]], of: Scored = "test") -> Table:
+def table(
+    runs: Sequence[tuple[RunSpec, Any]], cells: Mapping[str, Mapping[str, RunSpec]], of: Scored = "test"
+) -> Table:
     """The cells that have scores. cells: by task and column what is in the specs of its runs, beside task, rate and
     seed; each task has the same columns. Only runs at the learning rate that was best on dev with the first seed count,
     of the rates that have such scores."""
@@ -85,7 +87,7 @@ def best_rate(dev: Mapping[float, float]) -> float:
     return min(dev, key=lambda rate: (-dev[rate], rate))
 
 
-def _fits(spec: Spec, wanted: Spec) -> bool:
+def _fits(spec: RunSpec, wanted: RunSpec) -> bool:
     """Whether a run is of a column: everything that names it, and nothing else beside rate and seed."""
     free = {"lr", "seed", "test"}
     return {k: v for k, v in spec.items() if k not in free} == wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.rows import Row, read_rows, read_texts
+from hmi.training.data.rows import Row, read_rows, read_texts
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
 UNLABELLED = 12_000
@@ -51,7 +51,7 @@ TASKS = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class TaskRows:
     """The rows of one task, capped and in a fixed order."""
 
     train: list[Row]
@@ -68,7 +68,7 @@ def named(names: Sequence[str]) -> list[QualityTask]:
     return [known[name] for name in names] if names else list(TASKS)
 
 
-def load(task: QualityTask, sets: Path) -> Rows:
+def load(task: QualityTask, sets: Path) -> TaskRows:
     """Read `sets/<name>/{train,dev,test}.jsonl.gz`. Where there is no dev, a tenth of train becomes it.
 
     Raises InvalidInput where the set is not there, InvalidData where its rows are not of the task.
@@ -80,7 +80,7 @@ def load(task: QualityTask, sets: Path) -> Rows:
     if not parts["dev"]:
         held = len(parts["train"]) // 10
         parts["dev"], parts["train"] = parts["train"][:held], parts["train"][held:]
-    return Rows(parts["train"][:TRAIN], parts["dev"][:DEV], parts["test"][:TEST])
+    return TaskRows(parts["train"][:TRAIN], parts["dev"][:DEV], parts["test"][:TEST])
 
 
 def _shuffled(path: Path, task: QualityTask) -> list[Row]:

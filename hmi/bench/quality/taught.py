@@ -8,31 +8,37 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from hmi.bench.quality.cells import RECIPE
-from hmi.bench.quality.models import Models
-from hmi.bench.quality.tasks import QualityTask, Rows
-from hmi.jobs.held_out import Split
-from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.rows import Row
-from hmi.jobs.teaching import Lesson, Report, gold_from, lesson_texts, said_as_json, taught, usable
+from hmi.bench.quality.cells import RECIPE_VERSION
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.tasks import QualityTask, TaskRows
 from hmi.model.files import write_json
-from hmi.model.tasks import learn_task
+from hmi.training.data.rows import Row
+from hmi.training.objectives import learn_task
+from hmi.training.recipe import Recipe
+from hmi.training.reports import PhaseReport
+from hmi.training.splits import Split
+from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, teach, usable
 
 
 def with_texts(
-    task: QualityTask, rows: Rows, unlabelled: list[Row], options: FineTuneOptions, models: Models, kept: Path,
-    report: Report,
-) -> Rows:  # fmt: skip
-    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the options. One
+    task: QualityTask,
+    rows: TaskRows,
+    unlabelled: list[Row],
+    recipe: Recipe,
+    models: Encoders,
+    kept: Path,
+    report: PhaseReport,
+) -> TaskRows:
+    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the recipe. One
     teacher a task, of seed 0; what it said is kept in the folder `kept`."""
     lesson = _lesson(task, rows, unlabelled, models)
-    texts = usable(lesson_texts(lesson, options, models.source, models.root), rows.test, 0)
+    texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
     told = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
-    path = kept / f"{task.name}-{source}-{RECIPE}-{len(rows.train)}-{told}.json"
+    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{told}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
-        score, said = taught(models.source, models.root, replace(lesson, texts=texts), options, report)
+        score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)
         write_json(path, {"dev": score, "said": [said_as_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(
@@ -40,7 +46,7 @@ def with_texts(
     )
 
 
-def _lesson(task: QualityTask, rows: Rows, texts: list[Row], models: Models) -> Lesson:
+def _lesson(task: QualityTask, rows: TaskRows, texts: list[Row], models: Encoders) -> Lesson:
     kind = learn_task(task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple))
 
     def split(part: list[Row]) -> Split:

@@ -18,15 +18,15 @@ import torch
 
 from hmi.bench.quality.arms import Arm
 from hmi.bench.quality.cells import Problem, Report, problem, tested, train_once
-from hmi.bench.quality.ledger import Ledger, Spec
-from hmi.bench.quality.models import Models
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tasks import QualityTask, load, named
 from hmi.errors import InvalidInput
-from hmi.jobs.held_out import Split
-from hmi.model.bodies import Examples
 from hmi.model.memory import keep_freed_memory
+from hmi.training.backbones import Examples
+from hmi.training.recipe import HELD_OUT
+from hmi.training.splits import Split
 
-DEV_SHARE = 5
 TEST = 300
 
 
@@ -42,9 +42,9 @@ class TenantsPlan:
 
 
 def run(
-    plan: TenantsPlan, arm: Arm, lr: float, about: Spec, models: Models, report: Report
-) -> Iterator[tuple[Spec, Any]]:
-    """Train what the ledger lacks, task by task; yields each tenant's run as it is kept. about: what names the column.
+    plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
+) -> Iterator[tuple[RunSpec, Any]]:
+    """Train what was not trained yet, task by task; yields each run as it is kept. about: what names the column.
 
     Raises HmiError.
     """
@@ -56,22 +56,22 @@ def run(
         raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
-    ledger = Ledger(plan.runs)
+    kept = Runs(plan.runs)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):
             spec = {**about, "task": task.name, "tenant": tenant, "rows": plan.rows, "lr": lr}
-            if ledger.get(spec) is not None:
+            if kept.get(spec) is not None:
                 continue
             whole = _whole(task, plan, arm, models) if whole is None else whole
             mine = _subset(whole, tenant, plan.rows)
             trained = train_once(mine, arm, models, lr, 0, report)
             result = {**trained.result, "test": tested(mine, trained)}
-            ledger.put(spec, result)
+            kept.put(spec, result)
             yield spec, result
 
 
-def columns_of(runs: Sequence[tuple[Spec, Any]]) -> dict[str, dict[int, Any]]:
+def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]:
     """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of it."""
     settings: dict[str, dict[int, Any]] = {}
     arms: dict[str, str] = {}
@@ -93,7 +93,7 @@ def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, f
     }
 
 
-def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Models) -> Problem:
+def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Encoders) -> Problem:
     rows = load(task, plan.sets)
     return problem(task, replace(rows, dev=[], test=rows.test[:TEST]), arm, models)
 
@@ -102,7 +102,7 @@ def _subset(whole: Problem, tenant: int, rows: int) -> Problem:
     """The tenant's rows of a task, parted into train and dev."""
     split, examples = whole.splits["train"], whole.examples["train"]
     chosen = random.Random(tenant).sample(range(len(examples)), min(rows, len(examples)))
-    held = max(1, len(chosen) // DEV_SHARE)
+    held = max(1, int(HELD_OUT.small_share * len(chosen)))
     parts = {"dev": chosen[:held], "train": chosen[held:]}
     return replace(
         whole,

@@ -66,8 +66,10 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
     text = f"{version.ref} is at version {version.id}: {_listed(version, ancestors)}"
     print_done({"domain": version.ref, "version": version.id, **_told(version, ancestors)}, text, as_json)
     if lacking:
-        notes.print(f"the lower layers of {', '.join(lacking)} did not come along: an earlier release exported it. "
-                    "Look-ups answer; exact answers, updates and growth need an export by this release")  # fmt: skip
+        notes.print(
+            f"the lower layers of {', '.join(lacking)} did not come along: an earlier release exported it. "
+            "Look-ups answer; exact answers, updates and growth need an export by this release"
+        )
 
 
 def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:

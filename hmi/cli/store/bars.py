@@ -14,9 +14,12 @@ from hmi.cli.output import notes
 def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yields show(bytes done, bytes in all). Only a terminal gets a bar."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
         TimeRemainingColumn(),
-    )  # fmt: skip
+    )
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(what, total=None)
 

@@ -35,8 +35,11 @@ def info(session: Session, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    sizes = {name: {tier: size(b) for tier, b in value.items()} if name.endswith("bytes") else value
-             for name, value in found.items() if name != "plot_lookups"}  # fmt: skip
+    sizes = {
+        name: {tier: size(b) for tier, b in value.items()} if name.endswith("bytes") else value
+        for name, value in found.items()
+        if name != "plot_lookups"
+    }
     print_fields(sizes)
 
 
@@ -63,9 +66,11 @@ def verify(session: Session, as_json: bool) -> None:
 @click.command(cls=FolderCommand)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
 @click.option(
-    "--rate", type=Bytes(), metavar="SIZE",
+    "--rate",
+    type=Bytes(),
+    metavar="SIZE",
     help="Read at most so much a second, so that others can work: bytes, or 50M (K, M, G in 1024s).",
-)  # fmt: skip
+)
 @as_json
 @pass_session
 def scrub(session: Session, domain: str | None, rate: int | None, as_json: bool) -> None:
@@ -95,8 +100,9 @@ def _problems(report: VerifyReport) -> list[str]:
 def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
     """Show a report; raises Damaged where there are problems."""
     if as_json:
-        print_json({"versions": report.versions, "segments": report.segments, "bytes": report.bytes,
-                    "problems": problems})  # fmt: skip
+        print_json(
+            {"versions": report.versions, "segments": report.segments, "bytes": report.bytes, "problems": problems}
+        )
     elif problems:
         notes.print("\n".join(problems), markup=False)
     if problems:
@@ -119,15 +125,22 @@ def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: fl
     freed: dict[str, int] = {}
     with opened(session) as local:
         manager = local.services.manager
-        report = manager.care.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
+        report = manager.maintenance.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
         if not dry_run:
             freed = manager.collect_garbage(plots=False)
             freed["plots"] = freed.get("plots", 0) + report.bytes
     if as_json:
         print_json({**freed, "collected": asdict(report)})
         return
-    print_fields({"versions": report.versions, "segments": len(report.segments), "orphans": len(report.orphans),
-                  "builds": report.builds, "bytes": size(report.bytes)})  # fmt: skip
+    print_fields(
+        {
+            "versions": report.versions,
+            "segments": len(report.segments),
+            "orphans": len(report.orphans),
+            "builds": report.builds,
+            "bytes": size(report.bytes),
+        }
+    )
     kept = [{"version": version, "why": why} for version, why in report.kept.items()]
     print_table(kept, {"version": "KEPT", "why": "WHY"}, "no version is left")
     if dry_run:
@@ -151,7 +164,7 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
     results = []
     with opened(session) as local:
         manager = local.services.manager
-        for name in manager.care.due() if domain is None else [domain_of(manager, domain)]:
+        for name in manager.maintenance.due() if domain is None else [domain_of(manager, domain)]:
             results.append(_compacted(session, local, name))
     if as_json:
         print_json(results)
@@ -163,7 +176,7 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
 def _compacted(session: Session, local: LocalCalls, domain: str) -> dict[str, Any]:
     """The result of one domain's job; another job on it is a note, not the end of the others."""
     try:
-        job = local.services.manager.care.compact(domain)
+        job = local.services.manager.maintenance.compact(domain)
     except Conflict as error:
         return {"domain": domain, "compacted": False, "reason": error.message}
     view = run_job(session, local, job.job)

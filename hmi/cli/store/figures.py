@@ -24,10 +24,18 @@ from hmi.stores.plots import plot_errors
 
 ORDERS = ("trigram", "bigram", "unigram", "miss")
 COLUMNS = {
-    "domain": "DOMAIN", "lookups": "LOOK-UPS", "rate": "PER S", "trigram": "TRIGRAM", "bigram": "BIGRAM",
-    "unigram": "UNIGRAM", "miss": "MISS", "bytes": "SIZE", "segments": "SEGMENTS", "small_segments": "SMALL",
+    "domain": "DOMAIN",
+    "lookups": "LOOK-UPS",
+    "rate": "PER S",
+    "trigram": "TRIGRAM",
+    "bigram": "BIGRAM",
+    "unigram": "UNIGRAM",
+    "miss": "MISS",
+    "bytes": "SIZE",
+    "segments": "SEGMENTS",
+    "small_segments": "SMALL",
     "chain": "CHAIN",
-}  # fmt: skip
+}
 Row = dict[str, Any]
 
 
@@ -48,13 +56,22 @@ def diff(session: Session, old: str, new: str, as_json: bool) -> None:
     if as_json:
         print_json({"old": report.a, "new": report.b, "equal": report.equal, "orders": rows})
         return
-    print_table(rows, {"order": "ORDER", "added": "ADDED", "removed": "REMOVED", "changed": "CHANGED",
-                       "same": "SAME"}, "no n-grams")  # fmt: skip
+    print_table(
+        rows,
+        {"order": "ORDER", "added": "ADDED", "removed": "REMOVED", "changed": "CHANGED", "same": "SAME"},
+        "no n-grams",
+    )
 
 
 @click.command(cls=Command)
-@click.option("--watch", is_flag=False, flag_value=2.0, type=Number(0.1, 86_400), metavar="[SECONDS]",
-              help="Refresh until Ctrl-C; with --json a line each time.")  # fmt: skip
+@click.option(
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=Number(0.1, 86_400),
+    metavar="[SECONDS]",
+    help="Refresh until Ctrl-C; with --json a line each time.",
+)
 @as_json
 @pass_session
 def top(session: Session, watch: float | None, as_json: bool) -> None:
@@ -109,13 +126,13 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
         client = Client(session.url, session.key)
         yield lambda: (_joined(_remote_disk(client), _lookups(client)), f"look-ups of the server at {client.url}")
         return
-    from hmi.api.presence import live_server
+    from hmi.api.server_lock import live_server
 
     data = session.settings().data
     with opened(session) as local:
 
         def sample() -> tuple[list[Row], str]:
-            disk = [asdict(row) for row in local.services.manager.care.on_disk()]
+            disk = [asdict(row) for row in local.services.manager.maintenance.on_disk()]
             server = live_server(data)
             if server is None or not server.url:
                 return _joined(disk, None), f"no server works on {data}: this is what the disk tells"
@@ -135,8 +152,9 @@ def _lookups(client: Client) -> dict[str, dict[str, int]]:
 
 def _remote_disk(client: Client) -> list[Row]:
     domains = client.request("GET", "/manage/domains")["domains"]
-    return [{"domain": d["domain"], "version": d["current"], "bytes": d["bytes"], "entries": d["entries"]}
-            for d in domains]  # fmt: skip
+    return [
+        {"domain": d["domain"], "version": d["current"], "bytes": d["bytes"], "entries": d["entries"]} for d in domains
+    ]
 
 
 def _joined(disk: list[Row], lookups: dict[str, dict[str, int]] | None) -> list[Row]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
-from hmi.model.golds import Gold
 from hmi.model.tasks.base import Answer, TaskKind
 
 
@@ -26,20 +24,9 @@ class Embedding(TaskKind):
     def windowed(self) -> bool:
         return False
 
-    @classmethod
-    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
-        raise InvalidInput("an embedding model learns nothing from rows: leave the data out", field=field)
-
     @property
     def outputs(self) -> int:
         return 0
-
-    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        raise AssertionError("an embedding has no targets")
-
-    @classmethod
-    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        raise AssertionError("an embedding has no loss")
 
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         (only,) = outputs
@@ -48,9 +35,3 @@ class Embedding(TaskKind):
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
         vector = F.normalize(merged, dim=-1) if self.rules.normalise else merged
         return Answer(embedding=vector.tolist())
-
-    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
-        return {}
-
-    def chance(self, golds: Sequence[Gold]) -> float:
-        return 0.0

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
-from hmi.model.golds import Gold, refuse_many
-from hmi.model.scoring import calibration, score_sets
-from hmi.model.tasks.base import HEAVIEST, Answer, TaskKind, mean_output
-
-THRESHOLDS = tuple(t / 100 for t in range(20, 81, 5))
-MIN_ROWS_TO_CHOOSE = 50
-"""With fewer held-out rows the threshold stays at .5, since the best one would be chance."""
+from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 
 @dataclass(frozen=True)
@@ -31,35 +19,9 @@ class MultiLabel(TaskKind):
 
     name: ClassVar[Task] = "multilabel"
 
-    @classmethod
-    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
-        counts = Counter(label for gold in golds for label in labels_in(gold))
-        if not any(0 < count < len(golds) for count in counts.values()):
-            raise InvalidData(
-                f"every row of {field} has the same labels ({_listed(counts)}): "
-                "a model needs rows with and rows without a label",
-                field=field,
-            )
-        refuse_many(len(counts), field)
-        return cls(tuple(sorted(counts)))
-
     @property
     def outputs(self) -> int:
         return len(self.labels)
-
-    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        mine = set(labels_in(gold))
-        return [[float(label in mine) for label in self.labels] for _ in windows]
-
-    @classmethod
-    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, torch.tensor(targets), pos_weight=weights)
-
-    @classmethod
-    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
-        """Each label's weight: rows without it ÷ rows with it, between 1 and HEAVIEST."""
-        has = torch.tensor(targets).sum(0)
-        return ((len(targets) - has) / has.clamp(min=1)).clamp(1.0, HEAVIEST)
 
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
@@ -68,47 +30,3 @@ class MultiLabel(TaskKind):
         every = dict(zip(self.labels, merged.sigmoid().tolist(), strict=True))
         given = sorted(((n, p) for n, p in every.items() if p >= self.rules.threshold), key=lambda x: -x[1])
         return Answer(labels=given, scores=every if scores else None)
-
-    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
-        gold, sure = self._table(golds, merged)
-        given = sure >= self.rules.threshold
-        return {
-            **score_sets(gold, given, self.labels),
-            "threshold": self.rules.threshold,
-            # How often a label is right where it is given a probability of p, over all rows and labels.
-            "calibration": calibration(sure.ravel().tolist(), gold.ravel().tolist()),
-        }
-
-    def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Self:
-        """The task with the threshold of the best micro F1; among equals, the one nearest to .5."""
-        if len(golds) < MIN_ROWS_TO_CHOOSE:
-            return self
-        gold, sure = self._table(golds, merged)
-        best = max(THRESHOLDS, key=lambda t: (score_sets(gold, sure >= t, self.labels)["micro_f1"], -abs(t - 0.5)))
-        return replace(self, rules=self.rules.model_copy(update={"threshold": best}))
-
-    def chance(self, golds: Sequence[Gold]) -> float:
-        """Micro F1 of answering some of the commonest labels on every row: as many of them as score best."""
-        counts = Counter(label for gold in golds for label in labels_in(gold) if label in self.labels)
-        most = list(accumulate(n for _, n in counts.most_common()))
-        scores = (2 * hits / (k * len(golds) + counts.total()) for k, hits in enumerate(most, 1))
-        return max(scores, default=0.0)
-
-    def unknown(self, gold: Gold) -> set[str]:
-        return set(labels_in(gold)) - set(self.labels)
-
-    def _table(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> tuple[Any, Any]:
-        """Right labels, bool [rows, labels], and probabilities [rows, labels]."""
-        gold = np.array([[label in labels_in(g) for label in self.labels] for g in golds])
-        return gold, torch.stack(list(merged)).sigmoid().numpy()
-
-
-def labels_in(gold: Gold) -> tuple[str, ...]:
-    assert isinstance(gold, tuple)
-    return gold
-
-
-def _listed(counts: Counter[str]) -> str:
-    if not counts:
-        return "no row has any"
-    return ", ".join(f"{label!r} is on all" for label, _ in counts.most_common(3))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hmi.core import Task, TaskRules
+from hmi.core import Task
 from hmi.model.batching import Encoded
-from hmi.model.golds import Gold, checked_labels
 from hmi.model.heads import outside_tag
-from hmi.model.scoring import calibration, is_bio, score_tags
-from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, scheme_of, to_bio
-from hmi.model.tasks.base import IGNORE, Answer, TaskKind, balanced
-from hmi.model.windows import central_pieces, first_pieces
+from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules
+from hmi.model.tasks.base import Answer, TaskKind
+from hmi.model.windows import central_pieces
 
 UNSEEN = -1e4
 """Log-probability of any but the outside tag for a word that the model did not see: unlikely, yet not illegal."""
@@ -44,41 +40,9 @@ class Tagging(TaskKind):
     def form(self) -> tuple[type, str]:
         return list, "tokens"
 
-    @classmethod
-    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Self:
-        scheme = scheme_of([tags_in(g) for g in golds])
-        told = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
-        labels = set(checked_labels(told, field))
-        if scheme == "io":  # where two entities touch, IO makes one of them, and its second word goes on
-            labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
-        return cls(tuple(sorted(labels)), TaskRules(scheme=scheme))
-
     @property
     def outputs(self) -> int:
         return len(self.labels)
-
-    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        index = {label: i for i, label in enumerate(self.labels)}
-        tags, out = self._told(gold), []
-        for window in windows:
-            target: list[float] = [IGNORE] * len(window)
-            for word, position in first_pieces(window.words).items():
-                target[position] = index[tags[word]]
-            out.append(target)
-        return out
-
-    @classmethod
-    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        wanted = torch.full(logits.shape[:2], IGNORE)
-        for i, target in enumerate(targets):
-            wanted[i, : len(target)] = torch.tensor(target, dtype=torch.int64)
-        if not bool((wanted != IGNORE).any()):
-            return logits.sum() * 0.0  # words of which the tokenizer makes nothing: the mean of none is no number
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
-
-    @classmethod
-    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
-        return balanced((i for target in targets for i in target), outputs)
 
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         """Log-probabilities [words, labels], a word's from its most central window."""
@@ -103,22 +67,6 @@ class Tagging(TaskKind):
             tags[word] = self.labels[tag]
         return Answer(tags=from_bio(_bridged(tags, seen.tolist()), self.rules.scheme), tag_scores=sure.tolist())
 
-    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
-        answers = [self.answer(m) for m in merged]
-        tags = [list(tags_in(g)) for g in golds]
-        got = [a.tags or [] for a in answers]
-        right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
-        sure = [s for a in answers for s in a.tag_scores or []]
-        return {**score_tags(tags, got), "calibration": calibration(sure, right)}
-
-    def chance(self, golds: Sequence[Gold]) -> float:
-        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the words."""
-        counts = Counter(tag for gold in golds for tag in tags_in(gold))
-        return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
-
-    def unknown(self, gold: Gold) -> set[str]:
-        return set(self._told(gold)) - set(self.labels)
-
     def with_transitions(self, table: Tensor | None) -> Self:
         return replace(self, transitions=None if table is None else table.detach().float().numpy())
 
@@ -129,15 +77,6 @@ class Tagging(TaskKind):
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal
         return legal + self.transitions
-
-    def _told(self, gold: Gold) -> tuple[str, ...]:
-        """A row's tags in the scheme of `labels`."""
-        return to_bio(tags_in(gold)) if self.rules.scheme in ("iob1", "io") else tags_in(gold)
-
-
-def tags_in(gold: Gold) -> tuple[str, ...]:
-    assert isinstance(gold, tuple)
-    return gold
 
 
 def _bridged(tags: list[str], seen: list[int]) -> list[str]:

@@ -1,0 +1,135 @@
+"""The context of a job: its record and files, the stores, progress reports and cancellation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import JobRecord, Progress, now
+from hmi.errors import JobCancelled, NotFound
+from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
+from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
+from hmi.stores.layout import Layout
+from hmi.stores.plots import open_plots
+from hmi.stores.registry import Registry
+from plot_store import Store
+
+WRITE_EVERY_S = 0.2
+ASK_EVERY_S = 0.5
+
+
+class JobStopped(BaseException):
+    """The process is to end and the job to go on later. Not an Exception: no body may take it for a failure."""
+
+
+class JobContext:
+    """One attempt at one job. `progress` is also where the body is told to stop, so call it often."""
+
+    def __init__(
+        self,
+        job: JobRecord,
+        settings: Settings,
+        registry: Registry,
+        *,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.job, self.settings, self.registry = job, settings, registry
+        self.layout = Layout(settings.data)
+        self._files = JobFolder(self.layout.jobs, job.job)
+        self._stopping = stopping
+        self._phase: str | None = None
+        self._moved_on = False
+        self._began: tuple[float, int] = (0.0, 0)
+        self._written = self._asked = float("-inf")
+
+    @property
+    def folder(self) -> Path:
+        """The job's own folder: plans and checkpoints lie here. It outlives a crash, and not the job's end."""
+        return self._files.path
+
+    @property
+    def input(self) -> Path:
+        """The folder of the files that the job was given."""
+        return self._files.input
+
+    @cached_property
+    def plots(self) -> Store:
+        return open_plots(self.layout.plots, self.settings)
+
+    @cached_property
+    def adapters(self) -> AdapterStore:
+        return AdapterStore(self.layout.adapters)
+
+    @cached_property
+    def lowers(self) -> AdapterStore:
+        return AdapterStore(self.layout.lowers, LOWER_CURE)
+
+    def pinned(self) -> PinnedPlots:
+        """The PLOT versions that an earlier attempt fixed."""
+        return self._files.pinned()
+
+    def pin(self, plots: PinnedPlots) -> None:
+        """Fix the PLOT versions that this job stands on. Raises StorageFull."""
+        self._files.pin(plots)
+
+    def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
+        """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped (shutdown).
+
+        Written at most 5 times a second, and always for a new phase and the last step. Raises OSError (disk full).
+        """
+        at = time.monotonic()
+        fresh = phase != self._phase
+        if fresh:
+            self._phase, self._began = phase, (at, step)
+        if fresh or step >= total or at - self._written >= WRITE_EVERY_S:
+            self._written = at
+            self._files.write_progress(self._figures(at, step, total, loss))
+        self.check(at)
+
+    def check(self, at: float | None = None) -> None:
+        """Raise JobStopped or JobCancelled if the job is to stop; the registry is asked twice a second at most."""
+        if self._stopping():
+            raise JobStopped
+        at = time.monotonic() if at is None else at
+        if at - self._asked < ASK_EVERY_S:
+            return
+        self._asked = at
+        wanted = False
+        with suppress(NotFound):  # its tenant was deleted, and the job with it
+            wanted = not self.registry.job(self.job.job).cancel_requested
+        if not wanted:
+            raise JobCancelled("the job was cancelled: start it again if it was not meant")
+
+    def checkpointed(self) -> None:
+        """Record that the work so far is durable and more than any earlier attempt had kept. A later death then costs
+        only a part of the work, so the count of deaths begins anew. Call it once for each new checkpoint."""
+        if self.job.stalled and not self._moved_on:
+            self._moved_on = True
+            with suppress(NotFound):  # its tenant was deleted: the next `check` says so
+                self.registry.update_job(self.job.job, lambda r: r.model_copy(update={"stalled": 0}))
+
+    def log(self, text: str) -> None:
+        """Append a line to the job's log."""
+        with self._files.log.open("a", encoding="utf-8") as file:
+            file.write(f"{now()} {text}\n")
+
+    def close(self) -> None:
+        if "plots" in self.__dict__:
+            self.plots.close()
+
+    def _figures(self, at: float, step: int, total: int, loss: float | None) -> Progress:
+        began, first = self._began
+        rate = (step - first) / (at - began) if step > first and at > began else None
+        eta_ms = None if rate is None else max(0, round((total - step) / rate * 1000))
+        # NaN and infinity are not JSON.
+        loss = loss if loss is not None and abs(loss) < 1e30 else None
+        return Progress(phase=self._phase or "", step=step, total=total, rate=rate, eta_ms=eta_ms, loss=loss)
+
+
+Body = Callable[[JobContext], dict[str, Any]]
+"""What runs a kind of job; returns the result that the job's record keeps. Raises HmiError."""

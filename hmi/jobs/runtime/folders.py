@@ -1,0 +1,156 @@
+"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record, gone after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from pydantic import ConfigDict, ValidationError
+
+from hmi.core import Progress, Record
+from hmi.errors import InvalidInput
+from hmi.model.files import full_or, sync_folder, write_json
+from hmi.stores.job_table import check_job_id, job_id_at
+from hmi.stores.layout import read_json, try_lock
+
+_INPUT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
+
+
+def new_job_id() -> str:
+    """Sorts by time of creation."""
+    return job_id_at(time.time()) + secrets.token_hex(5)
+
+
+class PinnedPlots(Record):
+    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first one saw.
+
+    plot: the version that a model is trained on; parent: the one that a build extends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    plot: str | None = None
+    parent: str | None = None
+
+    @property
+    def versions(self) -> set[str]:
+        return {version for version in (self.plot, self.parent) if version is not None}
+
+
+class JobFolder:
+    """Paths and small files of one job."""
+
+    def __init__(self, jobs: Path, job: str) -> None:
+        self.path = jobs / check_job_id(job)
+
+    @property
+    def input(self) -> Path:
+        return self.path / "input"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    def create(self, inputs: Mapping[str, Path | bytes], moved_from: Path) -> None:
+        """Make the folder with its input, durably. Files below `moved_from` are moved, others copied.
+
+        Raises InvalidInput (an input cannot be read), StorageFull; nothing stays then.
+        """
+        try:
+            self.input.mkdir(parents=True)
+            for name, source in inputs.items():
+                _check_input_name(name)
+                _take(source, self.input / name, moved_from)
+            for folder in (self.input, self.path, self.path.parent):
+                sync_folder(folder)
+        except BaseException as error:
+            self.remove()
+            if isinstance(error, OSError):
+                raise full_or(error, self.path) from error
+            raise
+
+    def try_lock(self) -> AbstractContextManager[bool]:
+        """The job's lock: who holds it runs the job. Yields False where another process does."""
+        self.path.mkdir(exist_ok=True)
+        return try_lock(self.path / "lock")
+
+    def missing(self, names: list[str]) -> list[str]:
+        return [n for n in names if not (self.input / n).is_file()]
+
+    def write_progress(self, progress: Progress) -> None:
+        # Not synced: after a power failure the figures are of no use.
+        aside = self.path / f".progress.{os.getpid()}.tmp"
+        aside.write_text(progress.model_dump_json())
+        aside.replace(self.path / "progress.json")
+
+    def read_progress(self) -> Progress:
+        """The last figures; empty ones where there are none yet."""
+        try:
+            return Progress.model_validate(read_json(self.path / "progress.json") or {})
+        except ValidationError:
+            return Progress()  # of another release; a running job replaces it at once
+
+    def pin(self, plots: PinnedPlots) -> None:
+        """Keep these versions from being collected, durably. Raises StorageFull."""
+        write_json(self.path / "plan.json", plots.model_dump(exclude_none=True))
+
+    def pinned(self) -> PinnedPlots:
+        """The versions that the job stands on; none where it has not begun."""
+        try:
+            return PinnedPlots.model_validate(read_json(self.path / "plan.json") or {})
+        except ValidationError:
+            return PinnedPlots()
+
+    def tidy(self) -> None:
+        """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait on it."""
+        # Another process may be doing the same.
+        with suppress(FileNotFoundError):
+            for path in self.path.iterdir():
+                if path.name in KEPT_AFTER_END:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def remove(self) -> None:
+        # Another process may be removing the same.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+
+    def age_s(self) -> float:
+        return time.time() - self.path.stat().st_mtime
+
+
+def _check_input_name(name: str) -> None:
+    assert _INPUT.fullmatch(name), f"{name!r} cannot be an input's name"
+
+
+def _take(source: Path | bytes, target: Path, moved_from: Path) -> None:
+    if isinstance(source, bytes):
+        target.write_bytes(source)
+    elif source.is_relative_to(moved_from):
+        # An upload is ours to move; a user's own file is not.
+        shutil.move(source, target)
+    else:
+        _copy(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"{source} cannot be read ({error.strerror}): check the path", field=target.name) from error
+    with file, target.open("wb") as out:
+        if source.is_dir():
+            raise InvalidInput(f"{source} is a folder: name one file", field=target.name)
+        shutil.copyfileobj(file, out, 1 << 20)

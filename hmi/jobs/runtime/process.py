@@ -1,0 +1,170 @@
+"""One attempt at one job, in a process of its own.
+
+The lock on the job's folder is held for the process's life and freed by the kernel at its death, so a job
+that is "running" with a free lock has died. The process that finds such a job puts it back (`put_back`).
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
+from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
+from hmi.jobs.runtime.context import Body, JobContext, JobStopped
+from hmi.jobs.runtime.discarding import discard
+from hmi.jobs.runtime.folders import JobFolder
+from hmi.stores.layout import Layout, open_layout, without_paths
+from hmi.stores.plots import as_hmi
+from hmi.stores.registry import Registry
+from plot_store import PlotStoreError
+
+MAX_STALLED = 5
+"""Deaths in a row without a checkpoint between them, after which a job is given up."""
+DONE, TAKEN = 0, 75
+"""Exit codes: ended (or nothing to do), another process has the job."""
+
+
+def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int:
+    """Take the job, run it to an end state (or to a stop), and return the exit code. Raises NotFound, Damaged."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it cancels
+    layout = open_layout(settings.data)
+    registry = Registry.open(layout.registry)
+    folder = JobFolder(layout.jobs, registry.job(job).job)
+    with folder.try_lock() as got:
+        if not got:
+            return TAKEN
+        record = _claim(registry, job)
+        if record.state == "running":
+            _attempt(JobContext(record, settings, registry, stopping=stop.is_set), folder, bodies)
+        after_end(registry, folder, job)
+    registry.close()
+    return DONE
+
+
+def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
+    """Queue again, or end, a job that is `running` but whose process has gone.
+
+    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death counts against the
+    job only if no checkpoint came before it: a server may die often while a long job makes progress. Raises NotFound.
+    """
+
+    def change(record: JobRecord) -> JobRecord:
+        if record.state != "running":
+            return record
+        if record.cancel_requested:
+            return _ended(record, "cancelled")
+        if not crashed:
+            return record.model_copy(update={"state": "queued", "attempts": record.attempts - 1})
+        stalled = record.stalled + 1
+        if stalled >= MAX_STALLED:
+            message = (
+                f"its process died {stalled} times in a row without coming to another checkpoint: see the job's log, "
+                "and check memory and disk"
+            )
+            return _ended(record, "failed", error={"kind": "interrupted", "message": message})
+        return record.model_copy(update={"state": "queued", "stalled": stalled})
+
+    return registry.update_job(job, change)
+
+
+def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
+    """Free what an ended job needs no more, and everything of one that was deleted. Caller holds its lock."""
+    if not registry.has_job(job):
+        folder.remove()
+        registry.forget_gone(job)
+        return
+    record = registry.job(job)
+    if record.state in ENDED:
+        # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input and tries again.
+        discard(registry, Layout(folder.path.parent.parent), record)
+        folder.tidy()
+
+
+def _claim(registry: Registry, job: str) -> JobRecord:
+    """Mark the job as running, unless it has ended. Caller holds its lock."""
+    put_back(registry, job)
+
+    def change(record: JobRecord) -> JobRecord:
+        if record.state != "queued":
+            return record
+        started = record.started or now()
+        return record.model_copy(update={"state": "running", "started": started, "attempts": record.attempts + 1})
+
+    return registry.update_job(job, change)
+
+
+def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body]) -> None:
+    """Run the body and record how it ended."""
+    job = ctx.job.job
+    try:
+        try:
+            missing = folder.missing(ctx.job.spec.get("inputs", []))
+            if missing:
+                raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
+            result = bodies[ctx.job.kind](ctx)
+            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result, cost=_cost()))
+        except JobStopped:
+            put_back(ctx.registry, job, crashed=False)
+        except JobCancelled:
+            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost()))
+        except Exception as error:
+            described = describe(error, ctx.log)
+            described["message"] = without_paths(described["message"], ctx.settings.data)
+            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost()))
+    except NotFound:
+        if ctx.registry.has_job(job):
+            raise
+        # Its tenant was deleted, and the record with it: there is nothing left to say.
+    finally:
+        ctx.close()
+
+
+def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
+    """The error as the record keeps it; what nobody expected goes to `log` with its traceback."""
+    if isinstance(error, PlotStoreError):
+        error = as_hmi(error)
+    if isinstance(error, HmiError) and error.kind != "internal":
+        return {**error.details, "kind": error.kind, "message": error.message}
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return {"kind": "storage_full", "message": "no room left on the disk: free some space and submit it again"}
+    text = "".join(traceback.format_exception(error))
+    try:
+        log(text)
+    except OSError:
+        # The disk may be what failed; standard error then is the only place left.
+        sys.stderr.write(text)
+    # An OSError's own words name a file, which whoever reads the job must not learn.
+    said = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    return {"kind": "internal", "message": f"{type(error).__name__}: {said}; the job's log has the details"}
+
+
+def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
+    """The record in its end state; unchanged if it has one already. Raises ValueError for a result that is not JSON."""
+    if record.state in ENDED:
+        return record
+    return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})
+
+
+def _cost() -> JobCost:
+    """The resources that this process used; a job has a process of its own."""
+    return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
+
+
+def _peak_bytes() -> int | None:
+    """From the kernel's own account; `getrusage` would count what the parent had before it."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)

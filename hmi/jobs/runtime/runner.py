@@ -1,0 +1,300 @@
+"""Submits jobs and ensures that each reaches an end state, with several processes on one data folder."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import ENDED, JobKind, JobRecord, Progress, now
+from hmi.errors import Conflict, Damaged, NotFound
+from hmi.jobs.runtime.child import Child
+from hmi.jobs.runtime.cleaning import clean
+from hmi.jobs.runtime.folders import JobFolder, new_job_id
+from hmi.jobs.runtime.process import after_end, put_back
+from hmi.stores.failures import run_each, spared, tell
+from hmi.stores.job_table import asked_to_stop
+from hmi.stores.layout import Layout
+from hmi.stores.registry import Registry
+
+log = logging.getLogger("hmi.jobs")
+POLL_S = 0.2
+RECOVER_EVERY_S = 2.0
+HOUSEKEEPING_EVERY_S = 3600.0
+STOP_S = 15.0
+CANCEL_S = 30.0  # a cancelled job that has not stopped by itself after this is killed
+
+
+class JobRunner:
+    """Owns the processes of the jobs that this process runs. The lock on a job's folder decides who runs it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        workers: int | None = None,
+        *,
+        bodies: str | None = None,
+        housekeeping: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._registry, self._settings, self._bodies = registry, settings, bodies
+        self._workers = settings.job_workers if workers is None else workers
+        self._layout = Layout(settings.data)
+        self._housekeeping = housekeeping
+        self._children: dict[str, Child] = {}
+        self._not_before: dict[str, float] = {}
+        self._cancelled_at: dict[str, float] = {}
+        self._turns: dict[str | None, int] = {}
+        self._turn = 0
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # Jobs
+
+    def submit(
+        self,
+        kind: JobKind,
+        spec: dict[str, Any],
+        tenant: str | None = None,
+        inputs: Mapping[str, Path | bytes] | None = None,
+        *,
+        tenant_limit: int | None = None,
+    ) -> JobRecord:
+        """Queue a job; its inputs are durable before it can be seen. Uploads are moved, other files copied.
+
+        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull,
+        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began too many within a day).
+        """
+        self._registry.check_job_quota(tenant, tenant_limit)
+        inputs = inputs or {}
+        job = new_job_id()
+        spec = {**spec, "inputs": sorted(inputs)}
+        self.recover()  # a job whose process has gone must not stand in the way as one at work
+        record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
+        folder = self._folder(job)
+        folder.create(inputs, self._layout.incoming)
+        try:
+            self._registry.add_job(record, tenant_limit)
+        except BaseException:
+            folder.remove()
+            raise
+        self._wake.set()
+        return record
+
+    def cancel(self, job: str) -> JobRecord:
+        """Ask a job to stop: a queued one ends now, a running one at its next step. Raises NotFound, Conflict."""
+        before = self._registry.job(job)
+        if before.state in ENDED:
+            raise Conflict(f"job {job} has already ended ({before.state}): there is nothing to cancel", job=job)
+        self._registry.update_job(job, asked_to_stop)
+        self._settle(job)  # nobody would end one whose process has gone
+        self._wake.set()
+        return self._registry.job(job)
+
+    def look(self, job: str) -> JobRecord:
+        """The job as it stands, put back first if it is `running` and its process has gone. Raises NotFound."""
+        if self._registry.job(job).state == "running":
+            self._settle(job)
+        return self._registry.job(job)
+
+    def read_progress(self, job: str) -> Progress:
+        """The job's last figures; empty ones before it began. Raises NotFound for an impossible id."""
+        return self._folder(job).read_progress()
+
+    def forget(self, jobs: list[str]) -> None:
+        """Stop and remove jobs whose records are gone. One that another process runs removes itself."""
+        for job in jobs:
+            with self._lock:
+                child = self._children.pop(job, None)
+            if child is not None:
+                child.kill()
+            self._tidy(job)
+
+    def recover(self) -> None:
+        """Put back every job that is `running` though no process holds its lock."""
+        for record in self._registry.jobs(state="running"):
+            self._settle(record.job)
+
+    def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
+        """Run a job to its end in a child process, or follow it where another process has it. Blocks.
+
+        Ctrl-C cancels the job and waits for its end; a second one kills its process. Returns early, with the job
+        as it stands, if the runner is stopped meanwhile. Raises NotFound.
+        """
+        try:
+            return self._follow(job, on_progress)
+        except KeyboardInterrupt:
+            with suppress(Conflict):
+                self.cancel(job)
+            try:
+                return self._follow(job, on_progress)
+            except KeyboardInterrupt:
+                self._kill(job)
+                return self._registry.job(job)
+        finally:
+            self._kill(job)
+
+    # The supervisor
+
+    def start(self) -> None:
+        """Supervise in the background: recover, start queued jobs, reap. Once for a runner."""
+        assert self._thread is None, "a runner is started once"
+        self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop supervising; running jobs checkpoint, go back to the queue, and are resumed by the next start."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            # Housekeeping may take minutes, and whatever cuts it off is repaired by the next.
+            self._thread.join(STOP_S)
+        with self._lock:
+            children = list(self._children.values())
+            self._children.clear()
+        for child in children:
+            child.terminate()
+        deadline = time.monotonic() + STOP_S
+        for child in children:
+            if not child.wait(max(0.0, deadline - time.monotonic())):
+                child.kill()
+            self._put_back(child.job, crashed=False)
+
+    def _supervise(self) -> None:
+        next_recovery = next_cleaning = 0.0
+        while not self._stopping.is_set():
+            try:
+                at = time.monotonic()
+                self._reap()
+                if at >= next_recovery:
+                    self.recover()
+                    next_recovery = at + RECOVER_EVERY_S
+                self._start_queued()
+                if at >= next_cleaning:
+                    next_cleaning = at + HOUSEKEEPING_EVERY_S
+                    self._clean()
+            except Exception as error:
+                # A full disk or a damaged record must not end supervision: the next round tries again.
+                tell(log, "a round of the jobs' supervisor failed; it goes on", error)
+                self._stopping.wait(RECOVER_EVERY_S)
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+
+    def _reap(self) -> None:
+        with self._lock:
+            ended = [c for c in self._children.values() if not c.running()]
+            for child in ended:
+                del self._children[child.job]
+                self._cancelled_at.pop(child.job, None)
+        for child in ended:
+            self._put_back(child.job, crashed=True)
+        self._kill_stubborn()
+
+    def _start_queued(self) -> None:
+        at = time.monotonic()
+        with self._lock:
+            self._not_before = {job: when for job, when in self._not_before.items() if when > at}
+        queued = self._registry.jobs(state="queued")
+        while queued:
+            with self._lock:
+                if len(self._children) >= self._workers or self._stopping.is_set():
+                    return
+                record = self._next(queued)
+                queued.remove(record)
+                if record.job not in self._children and self._not_before.get(record.job, 0.0) <= at:
+                    self._spawn(record.job)
+                    self._turn += 1
+                    self._turns[record.tenant] = self._turn
+
+    def _next(self, queued: list[JobRecord]) -> JobRecord:
+        """The oldest job of the tenant that has waited longest for its turn, so that one cannot hold up the others."""
+        return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
+
+    def _spawn(self, job: str) -> bool:
+        """Start a process for a job unless another process has it. Caller holds the lock."""
+        with self._folder(job).try_lock() as free:
+            if not free:
+                return False
+        # Between here and the child's own lock another process may be quicker: the child then ends with TAKEN.
+        self._not_before[job] = time.monotonic() + 1.0
+        self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
+        return True
+
+    def _kill_stubborn(self) -> None:
+        """Kill children that were cancelled and do not stop."""
+        with self._lock:
+            children = list(self._children.values())
+        for child in children:
+            with suppress(NotFound):
+                try:
+                    if not self._registry.job(child.job).cancel_requested:
+                        continue
+                except Damaged:
+                    continue  # nobody can tell, and its process ends with this error
+            since = self._cancelled_at.setdefault(child.job, time.monotonic())
+            if time.monotonic() - since > CANCEL_S:
+                self._kill(child.job)
+
+    def _follow(self, job: str, on_progress: Callable[[Progress], None] | None) -> JobRecord:
+        shown: Progress | None = None
+        while True:
+            self._reap()
+            record = self._registry.job(job)
+            progress = self.read_progress(job)
+            if on_progress is not None and progress != shown:
+                on_progress(progress)
+                shown = progress
+            if record.state in ENDED or self._stopping.is_set():
+                return record
+            with self._lock:
+                if job not in self._children:
+                    self._put_back(job, crashed=True)
+                    if self._not_before.get(job, 0.0) <= time.monotonic():
+                        self._spawn(job)
+            time.sleep(POLL_S)
+
+    def _kill(self, job: str) -> None:
+        with self._lock:
+            child = self._children.pop(job, None)
+        if child is not None:
+            if child.running():
+                child.kill()
+            self._put_back(job, crashed=True)
+
+    def _settle(self, job: str) -> None:
+        """Put back, or end, a job that no process works on. Of one of our own `_reap` knows when it has gone."""
+        if job in self._children:
+            self._tidy(job)
+        else:
+            self._put_back(job, crashed=True)
+
+    def _put_back(self, job: str, *, crashed: bool) -> None:
+        with spared(log, f"job {job}"), suppress(NotFound), self._folder(job).try_lock() as free:
+            if free:
+                put_back(self._registry, job, crashed=crashed)
+        self._tidy(job)
+
+    def _tidy(self, job: str) -> None:
+        folder = self._folder(job)
+        if folder.path.exists():
+            with spared(log, f"tidying after job {job}"), folder.try_lock() as free:
+                if free:
+                    after_end(self._registry, folder, job)
+
+    def _clean(self) -> None:
+        run_each(log, {"cleaning": self._sweep, "housekeeping": self._housekeeping})
+
+    def _sweep(self) -> None:
+        for job in self._registry.drop_ended_jobs():
+            self._tidy(job)
+        clean(self._registry, self._layout)
+
+    def _folder(self, job: str) -> JobFolder:
+        return JobFolder(self._layout.jobs, job)

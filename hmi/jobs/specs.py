@@ -1,0 +1,89 @@
+"""What each kind of job is to do, as its record keeps it. The manager writes a spec, and the job's body reads it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, field_validator
+
+from hmi.core import DomainId, JobRecord, ModelId, Record
+from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
+
+
+class Spec(Record):
+    """Fields that this release does not know are left out: a job may have been queued by another one."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def of(cls, job: JobRecord) -> Self:
+        return cls.model_validate(job.spec)
+
+    def stored(self) -> dict[str, Any]:
+        """The fields that were given, as JSON; options whole."""
+        return self.model_dump(mode="json", include=self.model_fields_set)
+
+    @field_validator("options", mode="before", check_fields=False)
+    @classmethod
+    def _given(cls, options: object) -> object:
+        return {} if options is None else options
+
+
+class FineTuneSpec(Spec):
+    """A tenant's model. Inputs: data (none for embeddings), maybe dev and unlabelled; of an import, the adapter's."""
+
+    model: str
+    domain: str
+    task: str
+    mode: Literal["create", "update", "import"]
+    options: FineTuneOptions = FineTuneOptions()
+    publish: Publish | None = None
+    """None: not an update."""
+
+    @property
+    def model_id(self) -> ModelId:
+        return ModelId.parse(self.model)
+
+    @property
+    def source(self) -> str | None:
+        """The model whose live version this one may go on from."""
+        return self.model if self.mode == "update" else self.options.start
+
+
+class BuildPlotSpec(Spec):
+    """A domain's PLOT. `create` and `update` read the input corpus, `grow` a sketch of misses."""
+
+    domain: str
+    mode: Literal["create", "update", "grow"]
+    alpha: float | None = None
+    """None where options.budget_bytes is given."""
+    pretrain: bool = False
+    options: BuildPlotOptions = BuildPlotOptions()
+    min_count: int = 1
+    """grow: add n-grams that were missed at least this often."""
+    epoch: str | None = None
+    """grow: the epoch of the misses, which are deleted after the publication."""
+
+    @property
+    def domain_id(self) -> DomainId:
+        return DomainId.parse(self.domain)
+
+
+class ImportRootSpec(Spec):
+    """A root. Inputs: text-KIND[.txt], a file for each kind of text; text-0, text-1, … are general."""
+
+    name: str
+    source: str
+    split: int | None = None
+    """Layers to replace; None: half of them."""
+    alpha: float = 50
+    options: ImportRootOptions = ImportRootOptions()
+    repairs: str | None = None
+    """The version of a damaged root that this import repairs."""
+
+
+class CompactPlotSpec(Spec):
+    """A domain's small segments, merged where an order has more than `max_segments`."""
+
+    domain: str
+    max_segments: int

@@ -1,0 +1,176 @@
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from hmi.errors import Damaged, HmiError, Unavailable
+from hmi.jobs.runtime.folders import JobFolder
+from hmi.manager.parts import HOUR_S, Parts
+from hmi.manager.roots import Roots
+from hmi.model.checked import ROOT_CURE
+from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
+from hmi.stores.failures import run_each
+from hmi.stores.layout import folder_bytes
+from hmi.stores.plot_meta import PlotMeta, lowers_of
+from hmi.stores.plots import plot_errors
+
+log = logging.getLogger("hmi.manager")
+
+
+class Consistency:
+    """Collection and consistency."""
+
+    def __init__(self, parts: Parts, roots: Roots) -> None:
+        self._parts, self._roots = parts, roots
+
+    def housekeeping(self) -> None:
+        """Once at the start and then hourly, in the jobs' thread. What fails is told of, and holds up no other part."""
+        run_each(
+            log,
+            {"checking": self._warn, "removing what imports left": self._drop_strays, "collecting": self.collect},
+        )
+
+    def _warn(self) -> None:
+        for problem in self.verify():
+            log.warning("%s", problem)
+
+    def _drop_strays(self) -> None:
+        with plot_errors():
+            for ref in self._parts.plots.refs():
+                if "/" not in ref and self._roots.drop_stray(ref):
+                    log.info("removed the PLOT of %s, whose import never ended", ref)
+
+    def verify(self) -> tuple[str, ...]:
+        """Damaged records of the registry, or else everything that it names and that is not there; no file is read."""
+        parts = self._parts
+        damaged = parts.registry.problems()
+        if damaged:
+            return tuple(damaged)
+        with plot_errors():
+            refs, lowers = parts.plots.refs(), self._lowers()
+        problems: list[str] = []
+        for root in parts.registry.roots():
+            if root.name not in refs:
+                problems.append(f"root {root.name} has no PLOT: delete it and import it again")
+            if not parts.layout.root(root.name, root.version).is_dir():
+                problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
+        for lower, domain in lowers.items():
+            if not parts.lowers.has(lower):
+                problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
+        have, known = parts.adapters.names(), dict[str, bool]()
+        for model in parts.registry.models():
+            name = f"{model.tenant}.{model.name}"
+            for version in model.versions:
+                what = f"version {version.version} of model {name} has lost its"
+                if version.artefact not in have:
+                    problems.append(f"{what} artefact: {MODEL_CURE}")
+                if version.plot_version not in known:
+                    known[version.plot_version] = self._has_plot(version.plot_version)
+                if not known[version.plot_version]:
+                    problems.append(f"{what} PLOT version: fine-tune it again")
+        return tuple(problems)
+
+    def verify_files(self) -> tuple[str, ...]:
+        """Read every byte of roots, lower layers, modules and heads.
+
+        Returns what is damaged, one sentence each; `verify` reports missing artefacts.
+        """
+        from hmi.model.root import verify_root  # torch, which other commands need not wait for
+
+        parts, problems = self._parts, list[str]()
+        with plot_errors():
+            lowers = self._lowers()
+        for root in parts.registry.roots(tolerant=True):
+            folder = parts.layout.root(root.name, root.version)
+            problems += self._told(verify_root, folder) if folder.is_dir() else []
+        for lower, domain in lowers.items():
+            if parts.lowers.has(lower):
+                problems += self._told(parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE)
+        have = parts.adapters.names()
+        owners = {
+            version.artefact: f"model {model.tenant}.{model.name}, version {version.version}"
+            for model in parts.registry.models(tolerant=True)
+            for version in model.versions
+        }
+        for name in sorted(have & owners.keys()):
+            problems += self._told(parts.adapters.check, name, owners[name], MODEL_CURE)
+        return tuple(problems)
+
+    @staticmethod
+    def _told(check: Callable[..., list[str] | None], *given: object) -> list[str]:
+        try:
+            return check(*given) or []
+        except (Damaged, Unavailable) as error:
+            return [error.message]
+
+    def _lowers(self) -> dict[str, str]:
+        """The lower layers that domains' versions have of their own, with a domain of each."""
+        plots = self._parts.plots
+        versions = [version for ref in plots.refs() for version in plots.history(ref)]
+        return lowers_of(versions)
+
+    def collect(self, *, plots: bool = True) -> dict[str, int]:
+        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by kind.
+
+        plots=False leaves the versions alone: whoever calls has collected them by a retention of its own.
+        """
+        parts = self._parts
+        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
+        keep = self.pinned_plots()
+        with plot_errors():
+            kept = parts.settings.plot_keep_versions
+            freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
+            used = {PlotMeta.of(v).lower for ref in parts.plots.refs() for v in parts.plots.history(ref)}
+            used |= {PlotMeta.of(parts.plots.version(v)).lower for v in keep if self._has_plot(v)}
+        parts.misses.files.prune(self._has_plot)
+        # A build may train for hours on lower layers that it has stored and not yet published.
+        building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
+        lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
+        return {"adapters": adapters, "plots": freed, "lowers": lowers}
+
+    def pinned_plots(self) -> set[str]:
+        """PLOT versions that a kept model version or a live job stands on."""
+        parts = self._parts
+        pinned: set[str] = set()
+        # Jobs first: one that ends meanwhile has published its model before, so the models read next have it.
+        for job in parts.registry.live_jobs():
+            pinned |= JobFolder(parts.layout.jobs, job.job).pinned().versions
+        return pinned | {v.plot_version for m in parts.registry.models() for v in m.versions}
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes on disk by part, and how many there are of what."""
+        parts, layout = self._parts, self._parts.layout
+        with plot_errors():
+            plots = parts.plots.info()
+        models = parts.registry.models()
+        return {
+            "bytes": {
+                "registry": folder_bytes(layout.registry),
+                "plots": plots.bytes,
+                "roots": folder_bytes(layout.roots),
+                "lowers": parts.lowers.bytes(),
+                "adapters": parts.adapters.bytes(),
+                "jobs": folder_bytes(layout.jobs),
+                "misses": folder_bytes(layout.misses),
+            },
+            "roots": len(parts.registry.roots()),
+            "domains": plots.refs,
+            "tenants": parts.registry.count_tenants(),
+            "models": len(models),
+            "model_versions": sum(len(m.versions) for m in models),
+            "jobs": sum(parts.registry.count_jobs().values()),
+            "plot_entries": {str(order): count for order, count in plots.entries.items()},
+        }
+
+    def _has_plot(self, domain_or_version: str) -> bool:
+        try:
+            with plot_errors():
+                self._parts.plots.version(domain_or_version)
+        except HmiError as error:
+            if error.kind in ("not_found", "invalid_input"):
+                return False
+            raise
+        return True

@@ -1,0 +1,1 @@
+"""Training: distillation of roots, further pretraining of domains, tenants' modules and heads. Nothing here serves."""

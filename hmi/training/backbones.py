@@ -1,0 +1,128 @@
+"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
+alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hmi.model.batching import pad_ids, pad_rows
+from hmi.model.encoder import Attend, Delta, Encoder, attend_padded, no_delta
+from hmi.model.lexical import Bags
+from hmi.model.modules import TenantModule
+
+Features = Callable[[Sequence[int]], list[Tensor]]
+"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an encoder."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss takes."""
+
+    lengths: list[int]
+    types: list[list[int]]
+    """Token types: which of a pair's texts each token is of."""
+    features: Features
+    targets: Sequence[Sequence[float]]
+    bags: Callable[[Sequence[int]], list[Bags]] | None = None
+    """Indices of rows -> their lexical features, where those are trained."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before` [B, T, dim] the rows
+    that entered the last layer, types int64 [B, T], mask bool [B, T]."""
+
+    last: Tensor
+    before: Tensor
+    types: Tensor
+    mask: Tensor
+
+
+class Backbone(Protocol):
+    """Runs a batch. `trained` holds what is trained and kept, None where nothing is."""
+
+    @property
+    def trained(self) -> nn.Module | None: ...
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden: ...
+
+
+class ModuleBackbone:
+    """Frozen upper layers, shared, with one tenant's module; features are [T_i, dim]."""
+
+    def __init__(self, upper: nn.ModuleList, module: TenantModule, heads: int) -> None:
+        self.upper, self.module, self.heads = upper, module, heads
+
+    @property
+    def trained(self) -> nn.Module:
+        return self.module
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        return _through(self.upper, self.module.delta, self.heads, examples, rows, cls_only, dropout)
+
+
+class UpperBackbone:
+    """Upper layers of its own, tuned whole; features are [T_i, dim]."""
+
+    def __init__(self, upper: nn.ModuleList, heads: int) -> None:
+        self.trained, self.heads = copy.deepcopy(upper).requires_grad_(True), heads
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        return _through(self.trained, lambda _: no_delta, self.heads, examples, rows, cls_only, dropout)
+
+
+class EncoderBackbone:
+    """A whole encoder of its own, from token ids."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.trained = copy.deepcopy(encoder).requires_grad_(True)
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        lengths = torch.tensor([examples.lengths[i] for i in rows])
+        ids, types = pad_ids([x.tolist() for x in examples.features(rows)]), pad_ids([examples.types[i] for i in rows])
+        mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
+        last = self.trained(ids, mask, types, dropout=dropout)
+        return Hidden(last, last, types, mask)
+
+
+class FrozenBackbone:
+    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
+
+    trained = None
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        x, mask = pad_rows(examples.features(rows))
+        return Hidden(x, x, pad_ids([examples.types[i] for i in rows]), mask)
+
+
+def _through(
+    upper: nn.ModuleList,
+    delta: Callable[[int], Delta],
+    heads: int,
+    examples: Examples,
+    rows: Sequence[int],
+    cls_only: bool,
+    dropout: float,
+) -> Hidden:
+    x, mask = pad_rows(examples.features(rows))
+    attend: Attend = attend_padded(mask, heads)
+    before = x
+    for i, layer in enumerate(upper):
+        before = x
+        last = cls_only and i == len(upper) - 1
+        x = layer(x, attend, delta(i), queries=_first_row if last else None, dropout=dropout)
+    return Hidden(x, before, pad_ids([examples.types[i] for i in rows]), mask)
+
+
+def _first_row(x: Tensor) -> Tensor:
+    return x[:, :1]

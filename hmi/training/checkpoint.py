@@ -1,0 +1,45 @@
+"""The checkpoint of a training at the end of an epoch: one file that a later run goes on from as if unbroken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.model.artefact import Artefact, tensors_below
+from hmi.model.files import read_checkpoint, write_checkpoint
+from hmi.training.early_stopping import Best, History
+from hmi.training.trainer import Trainer
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def write_training(path: Path, trainer: Trainer, history: History, remark: str | None) -> None:
+    """Keep the trainer as it stands and its best epoch. remark: what a user should know of its beginning."""
+    best = history.kept
+    tensors = {**trainer.state().joined(), **trainer.optimiser_state()}
+    tensors |= {f"best.{name}": value for name, value in best.artefact.joined().items()}
+    about = {"epoch": history.epochs, "best": {**best.metrics, "epoch": best.epoch}, "afresh": remark}
+    write_checkpoint(path, tensors, about)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where an interrupted run had come, and the remark that was kept with it."""
+
+    history: History
+    remark: str | None = None
+
+
+def resume_training(path: Path, trainer: Trainer) -> Resumed | None:
+    """Load a checkpoint into the trainer; None where there is none, or one of a release that trained less."""
+    found = read_checkpoint(path)
+    if found is None:
+        return None
+    tensors, about = found
+    if not trainer.state().joined().keys() | trainer.optimiser_state().keys() <= tensors.keys():
+        return None
+    trainer.load(Artefact.split(tensors))
+    trainer.load_optimiser(tensors)
+    metrics = dict(about["best"])
+    best = Best(metrics.pop("epoch"), Artefact.split(tensors_below(tensors, "best")), metrics)
+    return Resumed(History(about["epoch"], best), about.get("afresh"))

@@ -1,0 +1,131 @@
+"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hmi.errors import InvalidData
+from hmi.training.data.columns import NEEDED, listed
+from hmi.training.data.tables import (
+    FIRST_RECORDS,
+    TableRecord,
+    conll_width,
+    file_lines,
+    kind_of,
+    looks_like_csv,
+    read_table,
+)
+from hmi.training.data.text_files import MAX_EXPANDED_BYTES, TextFile, Upload
+
+MIN_DOCUMENTS = 2
+NAMES = frozenset(name for names in NEEDED.values() for name in names)
+
+_JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
+"""What a first line begins with that is JSON and no text."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a corpus was read as, in words, and its documents."""
+
+    read: str
+    documents: Iterator[str]
+    file: TextFile
+
+
+def open_corpus(
+    source: Upload, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
+) -> Corpus:
+    """A corpus, or about its `first` bytes. Raises InvalidData where it is none (a table, no text, empty)."""
+    file = TextFile(source, field, first=first, limit=limit, name=f"the {field}")
+    if file.empty:
+        raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
+    head = list(file_lines(file, FIRST_RECORDS))
+    begin = file.beginning()
+    if _JSON.match(begin) or _is_list_of_texts(begin):
+        return _json(file)
+    width = conll_width(head)
+    if width:
+        raise _refused(
+            file, f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line"
+        )
+    columns = looks_like_csv(head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"})
+    if columns:
+        found = f"looks like CSV with the columns {listed(columns)}"
+        raise _refused(
+            file,
+            f"{found}: a corpus is text, one document a line. Save the column of texts alone, or as "
+            'JSON, one object a line: {"text": "…"}',
+        )
+    return Corpus(f"text, one document a line, {file.encoding}", _documents(file), file)
+
+
+def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
+    """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
+
+    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past `limit`.
+    """
+    yield from open_corpus(source, limit=limit).documents
+
+
+def check_corpus(source: Upload, *, first: int | None = None, field: str = "corpus") -> int:
+    """Read a corpus once and return its number of documents; raises as `read_documents`, or if too few."""
+    return count_documents(open_corpus(source, first=first, field=field), field)
+
+
+def count_documents(corpus: Corpus, field: str = "corpus") -> int:
+    """Read a corpus to its end. Raises as `check_corpus`."""
+    documents = sum(1 for _ in corpus.documents)
+    if documents < MIN_DOCUMENTS and corpus.file.whole:
+        found = "only blank lines" if documents == 0 else "one line only"
+        raise InvalidData(
+            f"the {field} has {found}: n-grams are counted over documents, so give one document a line "
+            f"(at least {MIN_DOCUMENTS})",
+            field=field,
+        )
+    return documents
+
+
+def _is_list_of_texts(line: str) -> bool:
+    if not line.startswith("["):
+        return False
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and any(isinstance(item, str) for item in found)
+
+
+def _documents(file: TextFile) -> Iterator[str]:
+    return (text for text in (line.strip() for line in file.lines()) if text)
+
+
+def _json(file: TextFile) -> Corpus:
+    table = read_table(file, lambda _: True, conll="no")
+    if "text" not in table.columns:
+        found = listed(table.columns) or "none"
+        raise _refused(
+            file,
+            f"was read as {table.form}, and has no `text`: the columns are {found}. "
+            "Rename the one that holds the texts, or give text, one document a line",
+        )
+    unused = [name for name in table.columns if name != "text"]
+    left = f"; not used: {listed(unused)}" if unused else ""
+    return Corpus(f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file)
+
+
+def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
+    for record in records:
+        text = record.values.get("text")
+        if record.problem or not isinstance(text, str):
+            problem = record.problem or f"has {kind_of(text)} as `text`, not a text"
+            raise InvalidData(f"line {record.line} of {file.name} {problem}", field=file.field, line=record.line)
+        if text.strip():
+            yield text.strip()
+
+
+def _refused(file: TextFile, why: str) -> InvalidData:
+    return InvalidData(f"{file.name} {why}", field=file.field)

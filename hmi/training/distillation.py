@@ -1,0 +1,286 @@
+"""Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of the
+upper layers on the states that a PLOT will give them.
+
+Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text; progress,
+checkpoints and cancellation are the caller's, through `StepReport`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hmi.model.batching import Encoded, pad_ids
+from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
+from hmi.model.lower import Cover, InputBias, LocalLower, centre, ngram_windows, shifted
+from hmi.model.relative import bucket_of
+from hmi.training.precision import arithmetic
+from hmi.training.reports import StepReport
+
+RIDGE_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class DistilPlan:
+    """The length and rates of distillation. Defaults take about 15 CPU-minutes on MiniLM."""
+
+    ridge_texts: int = 600
+    ridge_shrink: float = 0.03
+    steps: int = 700
+    tokens_per_step: int = 512
+    lr: float = 2e-4
+    lr_bias: float = 5e-4
+    upper_steps: int = 700
+    upper_lr: float = 3e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Padded ids, types and positions [B, T] int64, and the token mask [B, T]."""
+
+    ids: Tensor
+    types: Tensor
+    mask: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.ids.shape[1]).expand_as(self.ids)
+
+
+def make_batch(texts: Sequence[Encoded]) -> PaddedBatch:
+    ids = pad_ids([t.ids for t in texts])
+    return PaddedBatch(ids, pad_ids([t.types for t in texts]), ids > 0)
+
+
+def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[PaddedBatch]:
+    """Endless batches of about `tokens` tokens, each of texts cut to one of three lengths."""
+    sep = texts[0].ids[-1]
+    while True:
+        limit = rng.choices((48, 96, 224), (0.45, 0.35, 0.2))[0]
+        chosen: list[Encoded] = []
+        while sum(map(len, chosen)) < tokens:
+            chosen.append(_cut(rng.choice(texts), limit, sep))
+        yield make_batch(chosen)
+
+
+def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:
+    """Drop n-grams and shorter ones at random, so that back-off is trained too; half the batches stay exact."""
+    if rng.random() < 0.5:
+        return None
+    held = {n: torch.rand(*ids.shape, generator=generator) < rng.choice((0.3, 0.6, 0.8))}
+    held |= {order: torch.rand(*ids.shape, generator=generator) < 0.8 for order in range(n - 1, 1, -1)}
+    return Cover(held)
+
+
+def compute_features(lower: LocalLower, bias: InputBias, batch: PaddedBatch, cover: Cover | None = None) -> Tensor:
+    """What the upper layers receive [B, T, dim]: aggregated n-gram rows plus position and type bias."""
+    rows: Tensor = lower(batch.ids, cover) + bias(batch.positions, batch.types)
+    return rows
+
+
+def run_upper(upper: nn.ModuleList, x: Tensor, mask: Tensor, heads: int) -> Tensor:
+    """Plain upper layers over a padded batch [B, T, dim], no tenant module."""
+    attend = attend_padded(mask, heads)
+    for layer in upper:
+        x = layer(x, attend)
+    hidden: Tensor = x
+    return hidden
+
+
+def start_local(
+    lower: LocalLower, bias: InputBias, teacher: Encoder, texts: Sequence[Encoded], plan: DistilPlan
+) -> None:
+    """Slots and ridge regression on about `plan.ridge_texts` texts: what is had without training."""
+    batches = sample_batches(texts, RIDGE_TOKENS, random.Random(plan.seed + 7))
+    warm = [next(batches) for _ in range(max(2, plan.ridge_texts // 40))]
+    init_slots(lower, teacher, warm[0])
+    fit_ridge(lower, bias, teacher, warm, plan.ridge_shrink)
+
+
+@torch.no_grad()
+def init_slots(lower: LocalLower, teacher: Encoder, batch: PaddedBatch) -> None:
+    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP], and where
+    attention is relative, their bias to the mean over the texts' tokens."""
+    last = batch.mask.sum(1) - 1
+    rows = torch.arange(len(last))
+    x = teacher.embeddings(batch.ids, batch.positions, batch.types)
+    attend = attend_padded(batch.mask, teacher.shape.heads)
+    for i in range(lower.depth):
+        layer = teacher.layers[i]
+        assert isinstance(layer, EncoderLayer)
+        _, k, v = layer.project(x)
+        lower.slot_keys[i] = torch.stack([k[:, 0].mean(0), k[rows, last].mean(0)])
+        lower.slot_values[i] = torch.stack([v[:, 0].mean(0), v[rows, last].mean(0)])
+        if lower.slot_bias is not None and layer.relative is not None:
+            lower.slot_bias[i] = _slot_shares(batch, len(layer.relative)) @ layer.relative
+        x = layer(x, attend)
+
+
+def _slot_shares(batch: PaddedBatch, buckets: int) -> Tensor:
+    """How often a text's tokens see its [CLS] and its last [SEP] in each bucket of distance: [2, buckets]."""
+    ends = torch.stack([torch.zeros(len(batch.ids), dtype=torch.int64), batch.mask.sum(1) - 1])
+    distances = (ends[:, :, None] - batch.positions)[:, batch.mask]
+    counts = torch.stack([torch.bincount(bucket_of(d, buckets), minlength=buckets) for d in distances])
+    return counts / counts.sum(1, keepdim=True)
+
+
+@torch.no_grad()
+def fit_ridge(
+    lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch], shrink: float
+) -> None:
+    """Fit W_r, shrunk towards I/n, and the position and type bias to the teacher, in closed form."""
+    d, width = lower.shape.dim, lower.n * lower.shape.dim
+    prior = torch.eye(d).repeat(lower.n, 1) / lower.n
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    cross = torch.zeros(width, d, dtype=torch.float64)
+    sums = torch.zeros(width + d + 1, dtype=torch.float64)
+    for batch in batches:
+        x, y = _parts(lower, batch), teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+        keep = batch.mask.clone()
+        keep[:, 0] = False  # [CLS] holds the whole text, which no window can see
+        xs = x[keep].double()
+        rs = y[keep].double() - xs @ prior.double()
+        gram += xs.T @ xs
+        cross += xs.T @ rs
+        sums += torch.cat([xs.sum(0), rs.sum(0), torch.tensor([float(len(xs))], dtype=torch.float64)])
+    n, x_mean, r_mean = sums[-1], sums[:width] / sums[-1], sums[width:-1] / sums[-1]
+    gram -= n * torch.outer(x_mean, x_mean)
+    cross -= n * torch.outer(x_mean, r_mean)
+    penalty = shrink * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+    fold = prior + torch.linalg.solve(gram + penalty, cross).float()
+    lower.fold.copy_(fold.view(lower.n, d, d))
+    fit_bias(lower, bias, teacher, batches)
+
+
+@torch.no_grad()
+def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch]) -> None:
+    """Position bias = mean residual around each position (wider further out); type bias = what type 1 adds."""
+    shape = lower.shape
+    total = torch.zeros(shape.positions, shape.dim)
+    count = torch.zeros(shape.positions)
+    typed, typed_count = torch.zeros(shape.dim), 0
+    residuals = []
+    for batch in batches:
+        r = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth) - lower(batch.ids)
+        residuals.append(r)
+        first = batch.mask & (batch.types == 0)
+        total.index_add_(0, batch.positions[first], r[first])
+        count.index_add_(0, batch.positions[first], torch.ones(int(first.sum())))
+    bias.position.copy_(_smooth(total, count))
+    for batch, r in zip(batches, residuals, strict=True):
+        second = batch.types == 1
+        typed += (r - bias.position[batch.positions])[second].sum(0)
+        typed_count += int(second.sum())
+    if typed_count:
+        bias.token_type[1] = typed / typed_count
+
+
+def distil_lower(
+    lower: LocalLower,
+    bias: InputBias,
+    teacher: Encoder,
+    texts: Sequence[Encoded],
+    plan: DistilPlan,
+    report: StepReport,
+    *,
+    bf16: bool = False,
+) -> None:
+    """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
+    rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
+    lower.requires_grad_(True)
+    bias.requires_grad_(True)
+    # The word table stays the source's: it is 12 M of 17 M lower parameters and the delta must stay small.
+    lower.embeddings.word.requires_grad_(False)
+    if lower.embeddings.token_type is not None:
+        lower.embeddings.token_type.requires_grad_(False)
+    body = [p for p in lower.parameters() if p.requires_grad]
+    groups = [{"params": body, "lr": plan.lr}, {"params": list(bias.parameters()), "lr": plan.lr_bias}]
+    optimiser = torch.optim.AdamW(groups, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.steps))
+    for step, batch in zip(range(plan.steps), sample_batches(texts, plan.tokens_per_step, rng), strict=False):
+        with torch.no_grad():
+            target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+        with arithmetic(bf16=bf16):
+            got = compute_features(lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator))
+        loss = ((got.float() - target)[batch.mask] ** 2).sum(-1).mean()
+        _step(loss, optimiser, [*body, *bias.parameters()], 5.0)
+        schedule.step()
+        report(step + 1, plan.steps, loss.item())
+    lower.requires_grad_(False)
+    bias.requires_grad_(False)
+
+
+def train_upper(
+    lower: LocalLower,
+    bias: InputBias,
+    upper: nn.ModuleList,
+    teacher: Encoder,
+    texts: Sequence[Encoded],
+    plan: DistilPlan,
+    report: StepReport,
+    *,
+    bf16: bool = False,
+) -> None:
+    """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS] term)."""
+    rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
+    upper.requires_grad_(True)
+    optimiser = torch.optim.AdamW(upper.parameters(), lr=plan.upper_lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.upper_steps))
+    batches = sample_batches(texts, plan.tokens_per_step * 2, rng)
+    for step, batch in zip(range(plan.upper_steps), batches, strict=False):
+        with torch.no_grad():
+            target = teacher(batch.ids, batch.mask, batch.types)
+            with arithmetic(bf16=bf16):
+                x = compute_features(lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator)).float()
+        with arithmetic(bf16=bf16):
+            got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
+        spread = target[batch.mask].var(0).sum()
+        loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
+        loss = loss + ((got - target)[:, 0] ** 2).sum(-1).mean() / spread
+        _step(loss, optimiser, list(upper.parameters()), 1.0)
+        schedule.step()
+        report(step + 1, plan.upper_steps, loss.item())
+    upper.requires_grad_(False)
+
+
+def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
+    if len(text) <= limit:
+        return text
+    return Encoded([*text.ids[: limit - 1], sep], text.types[:limit], text.words[:limit], True)
+
+
+def _parts(lower: LocalLower, batch: PaddedBatch) -> Tensor:
+    """The hidden rows that overlap at each token, unfolded, one role beside the other [B, T, n·dim]."""
+    n = lower.n
+    h = lower.hidden(ngram_windows(batch.ids, n).reshape(-1, n)).view(*batch.ids.shape, n, -1)
+    h = h * batch.mask[..., None, None]
+    return torch.cat([shifted(h[:, :, role], role - centre(n)) for role in range(n)], dim=-1)
+
+
+def _smooth(total: Tensor, count: Tensor) -> Tensor:
+    """Mean over a window of ±(2 + i/8) positions; position 0 ([CLS]) by itself; beyond the data, the last mean."""
+    sums, counts = total.cumsum(0), count.cumsum(0)
+    out = torch.zeros_like(total)
+    out[0] = total[0] / count[0].clamp(min=1)
+    for i in range(1, len(total)):
+        low, high = max(1, i - 2 - i // 8), min(len(total) - 1, i + 2 + i // 8)
+        seen = counts[high] - counts[low - 1]
+        out[i] = (sums[high] - sums[low - 1]) / seen if seen > 0 else out[i - 1]
+    return out
+
+
+def _cosine(step: int, total: int) -> float:
+    return min(1.0, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total)))
+
+
+def _step(loss: Tensor, optimiser: torch.optim.Optimizer, params: list[nn.Parameter], clip: float) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(params, clip)
+    optimiser.step()

@@ -1,0 +1,40 @@
+"""What is learnt for each task, and how it is scored: the training side of `hmi.model.tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hmi.core import Task
+from hmi.errors import InvalidInput
+from hmi.model.tasks import TaskKind
+from hmi.training.golds import Gold
+from hmi.training.objectives.base import IGNORE, Objective
+from hmi.training.objectives.multilabel import MultiLabelObjective
+from hmi.training.objectives.regression import RegressionObjective
+from hmi.training.objectives.sequence import ClassificationObjective, PairObjective
+from hmi.training.objectives.words import TaggingObjective
+
+__all__ = ["IGNORE", "OBJECTIVES", "Objective", "learn_task", "objective_of"]
+
+OBJECTIVES: Mapping[Task, type[Objective[Any]]] = {
+    "classification": ClassificationObjective,
+    "pair": PairObjective,
+    "multilabel": MultiLabelObjective,
+    "regression": RegressionObjective,
+    "tagging": TaggingObjective,
+}
+"""Every task but embedding, for which nothing is learnt."""
+
+
+def objective_of(task: TaskKind) -> Objective[Any]:
+    """The objective of a task. Not for an embedding."""
+    return OBJECTIVES[task.name](task)
+
+
+def learn_task(name: Task, golds: Sequence[Gold], *, paired: bool = False, field: str = "data") -> TaskKind:
+    """The task that these training rows describe. Raises InvalidData naming `field`, InvalidInput for an embedding."""
+    if name not in OBJECTIVES:
+        raise InvalidInput("an embedding model learns nothing from rows: leave the data out", field=field)
+    task: TaskKind = OBJECTIVES[name].learn(golds, paired=paired, field=field)
+    return task

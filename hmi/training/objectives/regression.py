@@ -1,0 +1,53 @@
+"""A number for a text, or for a pair of texts: squared error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.core import TaskRules
+from hmi.errors import InvalidData
+from hmi.model.batching import Encoded
+from hmi.model.tasks.regression import Regression
+from hmi.training.golds import Gold
+from hmi.training.objectives.base import Objective
+from hmi.training.scoring import score_values
+
+
+@dataclass(frozen=True)
+class RegressionObjective(Objective[Regression]):
+    """In units of the training rows' standard deviation."""
+
+    @classmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Regression:
+        values = np.array([number(g) for g in golds])
+        centre, spread = float(values.mean()), float(values.std())
+        if values.min() == values.max():
+            raise InvalidData(f"every row of {field} has the value {centre:g}: there is nothing to learn", field=field)
+        return Regression((), TaskRules(centre=centre, spread=spread, paired=paired))
+
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        return [[(number(gold) - self.task.rules.centre) / self.task.rules.spread] for _ in windows]
+
+    @classmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        return F.mse_loss(logits, torch.tensor(targets))
+
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        got = [float(m[0]) * self.task.rules.spread + self.task.rules.centre for m in merged]
+        return score_values([number(g) for g in golds], got, self.task.rules.centre)
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """0: a constant correlates with nothing."""
+        return 0.0
+
+
+def number(gold: Gold) -> float:
+    assert isinstance(gold, float)
+    return gold

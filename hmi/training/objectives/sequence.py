@@ -1,0 +1,72 @@
+"""One label for a text, or for a pair of texts: cross-entropy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.model.batching import Encoded
+from hmi.model.tasks.sequence import Classification, Pair
+from hmi.training.golds import Gold, Odds, checked_labels
+from hmi.training.objectives.base import Objective, balanced
+from hmi.training.scoring import calibration, score_labels
+
+
+@dataclass(frozen=True)
+class ClassificationObjective(Objective[Classification]):
+    """Also of probabilities that a teacher gives."""
+
+    kind: ClassVar[type[Classification]] = Classification
+
+    @classmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Classification:
+        return cls.kind(tuple(sorted(checked_labels(golds, field))))
+
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        """The label's index; of odds a probability for each label."""
+        if isinstance(gold, Odds):
+            odds = dict(gold.each)
+            return [[odds.get(label, 0.0) for label in self.task.labels]] * len(windows)
+        return [[self.task.labels.index(str(gold))] for _ in windows]
+
+    @classmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        """Cross-entropy. Odds are not weighed: their teacher learnt with these weights."""
+        if all(len(t) == 1 for t in targets):
+            return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
+        sure = torch.eye(logits.shape[-1]) if weights is None else weights.diag()
+        odds = torch.stack([sure[int(t[0])] if len(t) == 1 else torch.tensor(t) for t in targets])
+        return -(odds * logits.log_softmax(-1)).sum() / odds.sum()
+
+    @classmethod
+    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
+        return balanced((t[0] for t in targets), outputs)
+
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        answers = [self.task.answer(m) for m in merged]
+        got = [a.label or "" for a in answers]
+        right = [g == p for g, p in zip(golds, got, strict=True)]
+        return {
+            **score_labels([str(g) for g in golds], got, self.task.labels),
+            "calibration": calibration([a.score or 0.0 for a in answers], right),
+        }
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """The commonest label's share of the rows."""
+        return max(Counter(map(str, golds)).values(), default=0) / max(1, len(golds))
+
+    def unknown(self, gold: Gold) -> set[str]:
+        return {str(gold)} - set(self.task.labels)
+
+
+@dataclass(frozen=True)
+class PairObjective(ClassificationObjective):
+    """The same, for a pair of texts."""
+
+    kind = Pair

@@ -1,0 +1,83 @@
+"""One tag for each word: cross-entropy at each word's first piece."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.core import TaskRules
+from hmi.model.batching import Encoded
+from hmi.model.tagging import scheme_of, to_bio
+from hmi.model.tasks.words import Tagging
+from hmi.model.windows import first_pieces
+from hmi.training.golds import Gold, checked_labels
+from hmi.training.objectives.base import IGNORE, Objective, balanced
+from hmi.training.scoring import calibration, is_bio, score_tags
+
+
+@dataclass(frozen=True)
+class TaggingObjective(Objective[Tagging]):
+    """Where transitions are learnt, `Transitions` has the loss."""
+
+    @classmethod
+    def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Tagging:
+        scheme = scheme_of([tags_in(g) for g in golds])
+        told = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
+        labels = set(checked_labels(told, field))
+        if scheme == "io":  # where two entities touch, IO makes one of them, and its second word goes on
+            labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
+        return Tagging(tuple(sorted(labels)), TaskRules(scheme=scheme))
+
+    def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
+        index = {label: i for i, label in enumerate(self.task.labels)}
+        tags, out = self._told(gold), []
+        for window in windows:
+            target: list[float] = [IGNORE] * len(window)
+            for word, position in first_pieces(window.words).items():
+                target[position] = index[tags[word]]
+            out.append(target)
+        return out
+
+    @classmethod
+    def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        wanted = torch.full(logits.shape[:2], IGNORE)
+        for i, target in enumerate(targets):
+            wanted[i, : len(target)] = torch.tensor(target, dtype=torch.int64)
+        if not bool((wanted != IGNORE).any()):
+            return logits.sum() * 0.0  # words of which the tokenizer makes nothing: the mean of none is no number
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
+
+    @classmethod
+    def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
+        return balanced((i for target in targets for i in target), outputs)
+
+    def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
+        answers = [self.task.answer(m) for m in merged]
+        tags = [list(tags_in(g)) for g in golds]
+        got = [a.tags or [] for a in answers]
+        right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
+        sure = [s for a in answers for s in a.tag_scores or []]
+        return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+
+    def chance(self, golds: Sequence[Gold]) -> float:
+        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the words."""
+        counts = Counter(tag for gold in golds for tag in tags_in(gold))
+        return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
+
+    def unknown(self, gold: Gold) -> set[str]:
+        return set(self._told(gold)) - set(self.task.labels)
+
+    def _told(self, gold: Gold) -> tuple[str, ...]:
+        """A row's tags in the scheme of `labels`."""
+        return to_bio(tags_in(gold)) if self.task.rules.scheme in ("iob1", "io") else tags_in(gold)
+
+
+def tags_in(gold: Gold) -> tuple[str, ...]:
+    assert isinstance(gold, tuple)
+    return gold

@@ -1,0 +1,142 @@
+"""Held-out metrics: labels, sets of labels, values, entities of tags (seqeval); calibration; each task's headline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi.training.headline import headline as headline
+
+MOST_CONFUSED = 20
+"""Labels up to which the confusion of each with each is kept."""
+BINS = 10
+
+
+def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Accuracy, macro F1 over the labels that occur in `gold`, and each one's scores; of few labels the confusion."""
+    hits = sum(g == p for g, p in zip(gold, got, strict=True))
+    per_label: dict[str, dict[str, float]] = {}
+    for label in [*labels, *sorted(set(gold) - set(labels))]:
+        support, predicted = sum(g == label for g in gold), sum(p == label for p in got)
+        both = sum(g == p == label for g, p in zip(gold, got, strict=True))
+        if support:
+            per_label[label] = _of_label(both, predicted, support)
+    out: dict[str, Any] = {
+        "rows": len(gold),
+        "accuracy": round(hits / max(1, len(gold)), 4),
+        "macro_f1": _mean([v["f1"] for v in per_label.values()]),
+        "per_label": per_label,
+    }
+    shown = sorted({*gold, *got})
+    if len(shown) <= MOST_CONFUSED:
+        pairs = list(zip(gold, got, strict=True))
+        out["confusion"] = {"labels": shown, "rows": [[pairs.count((g, p)) for p in shown] for g in shown]}
+    return out
+
+
+def score_sets(gold: NDArray[np.bool_], given: NDArray[np.bool_], labels: Sequence[str]) -> dict[str, Any]:
+    """bool [rows, labels] each: micro F1 over all decisions, macro F1 over labels in `gold`, share of rows right."""
+    both, predicted, support = (gold & given).sum(0), given.sum(0), gold.sum(0)
+    per_label = {
+        label: _of_label(int(b), int(p), int(s))
+        for label, b, p, s in zip(labels, both, predicted, support, strict=True)
+        if s
+    }
+    return {
+        "rows": len(gold),
+        "micro_f1": round(2 * int(both.sum()) / max(1, int(predicted.sum() + support.sum())), 4),
+        "macro_f1": _mean([v["f1"] for v in per_label.values()]),
+        "exact_match": round(float((gold == given).all(1).mean()), 4),
+        "per_label": per_label,
+    }
+
+
+def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> dict[str, Any]:
+    """Rank and linear correlation (0 if one side is constant), and errors in the values' own units.
+
+    `mae_of_mean` is the error of a model that always answers the training rows' mean.
+    """
+    g, p = np.array(gold), np.array(got)
+    return {
+        "rows": len(g),
+        "spearman": round(_correlation(_ranks(g), _ranks(p)), 4),
+        "pearson": round(_correlation(g, p), 4),
+        "mae": float(f"{np.abs(g - p).mean():.4g}"),
+        "rmse": float(f"{np.sqrt(((g - p) ** 2).mean()):.4g}"),
+        "mae_of_mean": float(f"{np.abs(g - centre).mean():.4g}"),
+    }
+
+
+def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
+    """Entity-level precision, recall and F1 where tags are BIO (else every tag is its own class), and accuracy."""
+    # Imported here: seqeval brings scikit-learn, seconds that other tasks' jobs need not spend.
+    from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
+
+    flat = [(g, p) for gs, ps in zip(gold, got, strict=True) for g, p in zip(gs, ps, strict=True)]
+    accuracy = sum(g == p for g, p in flat) / max(1, len(flat))
+    out: dict[str, Any] = {"rows": len(gold), "token_accuracy": round(accuracy, 4)}
+    if not is_bio({g for g, _ in flat} | {p for _, p in flat}):
+        labels = sorted({g for g, _ in flat})
+        return out | {"per_label": score_labels([g for g, _ in flat], [p for _, p in flat], labels)["per_label"]}
+    for name, f in (("entity_f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
+        out[name] = round(float(f(gold, got, zero_division=0)), 4)
+    if any(g != "O" for g, _ in flat):
+        report = classification_report(gold, got, output_dict=True, zero_division=0)
+        out["per_label"] = {
+            label: {name.removesuffix("-score"): round(float(x), 4) for name, x in row.items()}
+            | {"support": int(row["support"])}
+            for label, row in report.items()
+            if not label.endswith(" avg") and row["support"]
+        }
+        out["per_label"] = {k: {"f1": v.pop("f1"), **v} for k, v in out["per_label"].items()}
+    return out
+
+
+def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
+    """How far probabilities can be believed: expected calibration error, and the bins that a reliability plot draws.
+
+    Bins are of equal width; those without an answer are left out.
+    """
+    s, r = np.array(sure, np.float64), np.array(right, np.float64)
+    which = np.minimum((s * BINS).astype(int), BINS - 1)
+    bins = [
+        {"rows": int(at.sum()), "confidence": round(float(s[at].mean()), 4), "right": round(float(r[at].mean()), 4)}
+        for at in (which == i for i in range(BINS))
+        if at.any()
+    ]
+    error = sum(b["rows"] * abs(b["confidence"] - b["right"]) for b in bins) / max(1, len(s))
+    return {"ece": round(error, 4), "bins": bins}
+
+
+def is_bio(tags: set[str]) -> bool:
+    return all(t == "O" or t[:2] in ("B-", "I-") for t in tags)
+
+
+def _of_label(both: int, predicted: int, support: int) -> dict[str, float]:
+    return {
+        "f1": round(2 * both / (support + predicted), 4),
+        "precision": round(both / max(1, predicted), 4),
+        "recall": round(both / support, 4),
+        "support": support,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / max(1, len(values)), 4)
+
+
+def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    size = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / size if size > 0 else 0.0
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    means: NDArray[np.float64] = (last - 1 + last - counts) / 2
+    return means[inverse]

@@ -1,0 +1,103 @@
+"""Rows with their tokenised texts: what is learnt of each, and how outputs on them are merged and scored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hmi.model.batching import Encoded
+from hmi.model.lexical import Bags, bags_of
+from hmi.model.tasks import TaskKind
+from hmi.model.tokenizer import Tokenizer
+from hmi.model.windows import encode_texts
+from hmi.training.data.rows import Row
+from hmi.training.objectives import objective_of
+from hmi.training.recipe import ClassWeights
+
+IMBALANCE = 10
+"""Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows with their tokenised texts; `owners[i]` is the row of `encoded[i]` where long texts have several windows."""
+
+    rows: list[Row]
+    encoded: list[Encoded]
+    owners: list[int] | None = None
+
+    def of_rows(self) -> list[list[int]]:
+        """For each row the indices of its windows."""
+        if self.owners is None:
+            return [[i] for i in range(len(self.rows))]
+        out: list[list[int]] = [[] for _ in self.rows]
+        for i, owner in enumerate(self.owners):
+            out[owner].append(i)
+        return out
+
+
+def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, windows: bool) -> Split:
+    texts = encode_texts(tokenizer, [row.text for row in rows], max_length, windows=windows)
+    owners = [i for i, text in enumerate(texts) for _ in text]
+    return Split(rows, [window for text in texts for window in text], owners)
+
+
+def imbalance(rows: Sequence[Row]) -> tuple[float, str, str] | None:
+    """(times, commonest label, rarest label) of rows with one label each; None for others."""
+    counts = Counter(row.label for row in rows if isinstance(row.label, str))
+    if len(counts) < 2:
+        return None
+    (common, most), *_, (rare, least) = counts.most_common()
+    return most / least, common, rare
+
+
+def merged_outputs(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Each row's output from those of its windows."""
+    return [
+        task.merge([outputs[i] for i in mine], [split.encoded[i] for i in mine], _words(row))
+        for row, mine in zip(split.rows, split.of_rows(), strict=True)
+    ]
+
+
+def judge(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Held-out metrics of one split."""
+    return objective_of(task).score([row.label for row in split.rows], merged_outputs(task, split, outputs))
+
+
+def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
+    """The training target of each window."""
+    objective, out = objective_of(task), [list[float]()] * len(split.encoded)
+    for row, mine in zip(split.rows, split.of_rows(), strict=True):
+        targets = objective.targets(row.label, [split.encoded[i] for i in mine])
+        for i, target in zip(mine, targets, strict=True):
+            out[i] = target
+    return out
+
+
+def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
+    """Lexical features of windows by their indices, made when asked for: memory stays flat. None for no buckets."""
+    if not buckets:
+        return None
+    owners = range(len(split.rows)) if split.owners is None else split.owners
+    return lambda windows: [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
+
+
+def class_weights(
+    task: TaskKind, train: Split, targets: Sequence[Sequence[float]], wanted: ClassWeights
+) -> tuple[float, ...] | None:
+    """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task has no classes."""
+    if wanted == "off":
+        return None
+    if wanted == "auto":
+        skewed = imbalance(train.rows)
+        if skewed is None or skewed[0] < IMBALANCE:
+            return None
+    return tuple(objective_of(task).weights(targets, task.outputs).tolist())
+
+
+def _words(row: Row) -> int:
+    return len(row.text) if isinstance(row.text, list) else 0

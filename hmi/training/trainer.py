@@ -1,0 +1,222 @@
+"""Fine-tuning a backbone and its head: a tenant's module on PLOT features, or an alternative to compare it with."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hmi.core import ModuleSpec
+from hmi.errors import InvalidData
+from hmi.model.artefact import Artefact
+from hmi.model.batching import length_grouped
+from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
+from hmi.model.lexical import Lexical
+from hmi.model.modules import new_module
+from hmi.model.root import Root
+from hmi.model.tasks import TaskKind
+from hmi.training.backbones import Backbone, Examples, ModuleBackbone
+from hmi.training.objectives import OBJECTIVES
+from hmi.training.plan import TrainPlan
+from hmi.training.precision import arithmetic
+from hmi.training.reports import StepReport
+from hmi.training.transitions import Transitions
+
+LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
+"""Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
+TRANSITIONS_LR = 1e-2
+"""The only one tried."""
+AVERAGE_STEPS = 50
+"""Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so far."""
+
+
+def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:
+    """Fine-tuning of a fresh tenant module in the root's frozen upper layers."""
+    torch.manual_seed(plan.seed)
+    fresh = new_module(module, root.info.shape, len(root.upper))
+    return Trainer(ModuleBackbone(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
+
+
+class Trainer:
+    """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a job can checkpoint."""
+
+    def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
+        torch.manual_seed(plan.seed)
+        self.backbone, self.plan, self.train = backbone, plan, train
+        size = head_input_size(plan.task, dim, paired=plan.paired)
+        self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
+        self.total = plan.epochs * -(-len(train) // plan.batch)
+        self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+        self.transitions = Transitions(plan.labels) if plan.transitions else None
+        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
+        if self.lexical is not None:
+            groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
+        if self.transitions is not None:
+            groups.append({"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0})
+        if backbone.trained is not None:
+            groups.insert(0, {"params": list(backbone.trained.parameters()), "lr": plan.lr})
+        self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
+        self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
+        self._trained = [p for group in groups for p in group["params"]] if plan.average else []
+        self._average = [p.detach().clone() for p in self._trained]
+
+    def epochs(self, report: StepReport, start: int = 0) -> Iterator[int]:
+        """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each step."""
+        for epoch in range(start, self.plan.epochs):
+            # Seeded by epoch, so that a resumed run goes on as an unbroken one would.
+            torch.manual_seed(self.plan.seed * 1009 + epoch)
+            rng = random.Random(self.plan.seed * 1009 + epoch)
+            done = epoch * -(-len(self.train) // self.plan.batch)
+            for i, rows in enumerate(length_grouped(self.train.lengths, self.plan.batch, rng)):
+                report(done + i + 1, self.total, self._step(rows, done + i))
+            yield epoch + 1
+
+    @torch.inference_mode()
+    def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
+        """The head's outputs of each row: [labels], for tagging [T_i, labels]. `exact`: in fp32, as a server does."""
+        out: list[Tensor] = [torch.empty(0)] * len(examples)
+        for rows in length_grouped(examples.lengths, 64, None):
+            logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
+            for i, row in enumerate(rows):
+                out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
+        return out
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """For the block the weights are their exponential mean over the last steps (Polyak and Juditsky, 1992); without
+        an average in the plan they stay as they are.
+
+        With few rows steps oscillate, and a mean cancels that.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for weight, mean in zip(self._trained, self._average, strict=True):
+            weight.data, mean.data = mean.data, weight.data
+
+    def reading(self, task: TaskKind) -> TaskKind:
+        """The task as the outputs of `predict` are to be read."""
+        return task if self.transitions is None else task.with_transitions(self.transitions.table)
+
+    def state(self) -> Artefact:
+        """The tensors as they are published."""
+        return Artefact(
+            **{
+                name: {k: v.detach().clone() for k, v in part.state_dict().items()}
+                for name, part in self._parts.items()
+            }
+        )
+
+    def publishable(self, artefact: Artefact) -> Artefact:
+        """The tensors in fp16, as they are published, and loaded into the model, so that `predict` gives what users
+        will get.
+
+        Raises InvalidData if a number is not finite in fp16.
+        """
+        halved = artefact.map(lambda value: value.half())
+        for name, value in halved.joined().items():
+            if not bool(torch.isfinite(value).all()):
+                raise diverged(f"{name} is not finite in 16 bits")
+        self.load(halved.map(lambda value: value.float()))
+        return halved
+
+    def load(self, artefact: Artefact) -> None:
+        """The inverse of `state`: continue from published or checkpointed tensors."""
+        for name, part in self._parts.items():
+            part.load_state_dict(dict(getattr(artefact, name)))
+
+    def start_from(self, artefact: Artefact) -> None:
+        """Start from another model's tensors, and afresh what they lack; what is not trained here is left out."""
+        fresh, given = self.state().joined(), artefact.joined()
+        known = {name: value for name, value in given.items() if name in fresh}
+        if "out.weight" in artefact.head:  # an imported head, or one of an earlier HMI, reads less
+            known["head.out.weight"] = widened(known["head.out.weight"], self.head.out.in_features)
+        self.load(Artefact.split({**fresh, **known}))
+
+    def optimiser_state(self) -> dict[str, Tensor]:
+        """AdamW's moments and the average, flat, for a checkpoint."""
+        states = self.optimiser.state_dict()["state"]
+        average = {f"average.{i}": mean for i, mean in enumerate(self._average)}
+        return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()} | average
+
+    def load_optimiser(self, state: dict[str, Tensor]) -> None:
+        current = self.optimiser.state_dict()
+        for key, value in state.items():
+            if key.startswith("optimiser."):
+                _, index, name = key.split(".", 2)
+                current["state"].setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict(current)
+        for i, mean in enumerate(self._average):
+            mean.copy_(state[f"average.{i}"])
+
+    @property
+    def _parts(self) -> dict[str, nn.Module]:
+        """What is trained, by the artefact's part that holds it."""
+        parts = {
+            "module": self.backbone.trained,
+            "head": self.head,
+            "lexical": self.lexical,
+            "transitions": self.transitions,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _step(self, rows: list[int], step: int) -> float:
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * _linear(step, self.total)
+        logits, _ = self._forward(self.train, rows, self.plan.dropout, bf16=self.plan.bf16)
+        loss = self._loss(logits, [self.train.targets[i] for i in rows])
+        value = loss.item()
+        if not math.isfinite(value):
+            raise diverged(f"the loss is {value} at step {step + 1}")
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        # Not the lexical table: its gradient is large where a word is new, and would still everything else.
+        nn.utils.clip_grad_norm_(
+            [p for part in self._parts.values() if part is not self.lexical for p in part.parameters()], 1.0
+        )
+        self.optimiser.step()
+        if self._average:
+            torch._foreach_lerp_(self._average, [p.detach() for p in self._trained], 1 - _decay(step))
+        return value
+
+    def _loss(self, logits: Tensor, targets: list[Sequence[float]]) -> Tensor:
+        if self.transitions is not None:
+            return self.transitions.loss(logits, targets)
+        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
+        return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
+
+    def _forward(self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool) -> tuple[Tensor, Tensor]:
+        """Logits and the token mask of a batch."""
+        task, paired = self.plan.task, self.plan.paired
+        cls_only = reads_cls_only(task, paired=paired)
+        with arithmetic(bf16=bf16):
+            h = self.backbone(examples, rows, cls_only=cls_only, dropout=dropout)
+        read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
+        logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
+        if self.lexical is not None:
+            assert examples.bags is not None
+            logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
+        return logits, h.mask
+
+
+def diverged(what: str) -> InvalidData:
+    return InvalidData(f"the training diverged ({what}): use a lower lr", field="options.lr")
+
+
+def _linear(step: int, total: int) -> float:
+    """6% warm-up, then linear decay."""
+    return min((step + 1) / (0.06 * total), max(0.0, (total - step) / (0.94 * total)))
+
+
+def _decay(step: int) -> float:
+    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops the untrained weights."""
+    return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)
