@@ -23,6 +23,7 @@ from hmi.model.locality import apply_locality
 from hmi.model.lower import LocalLower
 from hmi.model.root import load_root, split_encoder
 from hmi.model.source import load_encoder
+from hmi.stores.plot_meta import PlotMeta
 from plot_store import VersionInfo
 from tests.hmi.api_world import hmi
 from tests.tiny import random_texts
@@ -122,7 +123,7 @@ def _write(manager: Manager, lower: LocalLower, onto: str, extend: bool, meta: M
     try:
         return write_version(
             ctx, "tiny/news", lower, wanted, parent=None, onto=onto, extend=extend,
-            meta=lambda stored: {"lower": None, "stored": stored[3], **meta},
+            meta=lambda stored: PlotMeta("", report={"stored": stored[3], **meta}),
         )  # fmt: skip
     finally:
         ctx.close()
