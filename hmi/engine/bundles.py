@@ -13,6 +13,7 @@ from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
 from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
+from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
@@ -20,6 +21,7 @@ from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
 from hmi.stores.adapter_store import AdapterStore, DamagedArtefact
+from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
@@ -87,7 +89,7 @@ class Bundles:
     """
 
     def __init__(self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore):
-        self._data, self._registry, self._plots = data, registry, plots
+        self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers = adapters, lowers
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
@@ -115,10 +117,13 @@ class Bundles:
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
         state = self._adapters.get(artefact)
-        module = module_from(_part(state, "module"))
-        head = head_from(_part(state, "head")) if "head.out.weight" in state else None
-        lexical = lexical_from(_part(state, "lexical")) if "lexical.table" in state else None
-        part = TaskPart(module, head, lexical, state.get("transitions.table"))
+        found = Artefact.split(state)
+        part = TaskPart(
+            module_from(found.module),
+            head_from(found.head) if found.head else None,
+            lexical_from(dict(found.lexical)) if found.lexical else None,
+            found.transitions.get("table"),
+        )
         return part, sum(v.numel() * 4 for v in state.values())
 
     def close(self) -> None:
@@ -141,9 +146,4 @@ class Bundles:
             raise error.of(f"domain {reader.version.ref}'s lower layers") from error
 
     def _folder(self, version: ModelVersion) -> Path:
-        return self._data / "roots" / version.root / version.root_version
-
-
-def _part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors of one part of an artefact, by their own names."""
-    return {k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")}
+        return self._layout.root(version.root, version.root_version)
