@@ -1,4 +1,4 @@
-"""What is counted of the engine's work, each thing once: usage by tenant, times of the stages, look-ups."""
+"""Counting the engine's work, each thing once: usage by tenant, times by stage, look-ups by domain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hmi.stages import Plan
 
 
 class Accounts:
-    """Of the event loop's thread."""
+    """Owned by the event loop's thread."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

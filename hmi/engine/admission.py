@@ -1,6 +1,4 @@
-"""Texts on their way into the batch queue: their models are pinned, and they are checked and tokenised in short turns
-that are fair among tenants.
-"""
+"""Admission to the batch queue: pins the models of texts, checks and tokenises the texts. Tenants take short turns."""
 
 from __future__ import annotations
 
@@ -105,8 +103,8 @@ class Share:
 class Admission:
     """Owns the texts that are not tokenised yet, and the thread that does it.
 
-    That thread is not one of those that batches run on: these must not wait for it. Nor does it wait for what is cold:
-    such texts stand aside until their model is in memory.
+    That thread is no compute thread, so batches need not wait for it. Nor does it wait for loads: a text whose model is
+    not in memory stands aside until the model is loaded.
     """
 
     def __init__(self, pins: Pins) -> None:

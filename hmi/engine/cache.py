@@ -1,4 +1,4 @@
-"""A small cache of costly things that lets go of what was not used for a while."""
+"""A small cache of values that are costly to make; it drops those that were not used for a while."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Small batches that run in the middle of a long one, between two of its layers: for who comes while a long window of
-another tenant, which cannot be divided, takes its time.
+"""Guests: small batches that run between two layers of a long one. A long window cannot be divided, and without guests
+other tenants' texts would wait for all of it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SHORTER = 2
 
 
 class Host:
-    """A batch that runs. Its guests together take as long as itself at most, so it is never more than doubled.
+    """A running batch. All its guests together take at most as long as the batch itself, so its time at most doubles.
 
-    Of the event loop's thread, but for `pause` and what it counts, which are the compute thread's.
+    Owned by the event loop's thread; `pause` and the times that it counts belong to the compute thread.
     """
 
     def __init__(self, expected_s: float) -> None:

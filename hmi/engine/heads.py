@@ -1,8 +1,7 @@
-"""Heads over a batch: what texts that are through give, the texts of one model together.
+"""Heads: the outputs of texts that have passed the upper layers, computed for all texts of one model together.
 
-Each tenant has a head of its own, so texts are grouped by head. Heads of equal shape could be stacked into one product
-over tenants, but on a CPU gathering their weights (some 100 KB each) costs more than the products: see
-docs/design/0007-rooms.md.
+Each tenant has a head of its own, so texts are grouped by head. docs/design/0007-rooms.md says why heads of equal shape
+are not stacked into one product over tenants.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is under way, counted once, with a way to wait for its end. Owned by the event loop's thread."""
+"""Counts the work in flight, and waits until there is none. Owned by the event loop's thread."""
 
 from __future__ import annotations
 

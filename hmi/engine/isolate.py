@@ -1,6 +1,4 @@
-"""Failures kept to those whom they concern: errors told to each text by itself, and what a failed batch is divided
-into.
-"""
+"""Isolation of failures: each text gets an error of its own, and a failed batch is divided into parts to run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text on its way through the engine, and its windows, which are what batches are made of."""
+"""Items: texts on their way through the engine. Batches are made of their windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large calls stand in line: each tenant's one behind another. Owned by the event loop's thread."""
+"""Lines of large calls: of each tenant one is in the engine at a time. Owned by the event loop's thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def size_of(requests: Sequence[InferRequest]) -> int:
 
 
 class Lines:
-    """Two large calls of a tenant at once bring it nothing: its texts share one turn. They would be tokenised, only to
-    hear then that the queue is full, and be sent again at once.
+    """One line for each tenant. A second large call at once would bring it nothing, since a tenant's texts share one
+    turn. The call would be tokenised, refused because the queue is full, and sent again at once.
     """
 
     def __init__(self) -> None:

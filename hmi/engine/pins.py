@@ -1,4 +1,6 @@
-"""Pinning: a model's bundle, with what is cold loaded on threads of their own, once for all who wait for it."""
+"""Pinning: gives out a model's bundle. Parts that are not in memory are loaded on other threads, each once for all who
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ READERS = 2
 
 
 class Pins:
-    """Gives out bundles. Loads go by part: a root, a domain or a module that takes seconds delays those who wait for
-    it, and nobody else. `found` may be called on any thread, the rest belongs to the event loop's.
+    """Gives out bundles. Each part is loaded by itself: a root, domain or module that takes seconds delays only those
+    who wait for it. `found` may be called on any thread, the rest only on the event loop's.
     """
 
     def __init__(self, bundles: Bundles, pool: AdapterPool[TaskPart]) -> None:

@@ -1,4 +1,4 @@
-"""The batch queue: it offers candidates and cuts batches to a time. Owned by the event loop's thread (no locks)."""
+"""The batch queue: offers candidates, and cuts batches of a given time. Owned by the event loop's thread (no locks)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Cut:
 class BatchQueue:
     """Waiting items by key and, of one key, by tenant.
 
-    Inside a batch, too, the tenant that was given least goes first and others follow in that order, a window at a time.
-    Once the first has nothing more that waits, only those join who stand no later than it does: the one text of a quiet
-    tenant is not to take as long as what a loud one could fill the batch up with. Nor is it to wait that long when it
-    comes next: while a tenant is between two texts, the others' parts of a batch are small. Where all wait together,
-    and where one is alone, batches are as long as they may be.
+    Inside a batch, too, the tenant that has received least goes first, and the others follow in that order, a window at
+    a time. Once the first tenant has nothing more waiting, only tenants join that have received no more than it: a loud
+    tenant must not fill up the batch of a quiet one. While a tenant is between two texts, the others' parts of a batch
+    are small, so that its next text does not wait for a long batch. If all tenants wait, or only one is there, batches
+    are as long as they may be.
     """
 
     def __init__(self, capacity_tokens: int, pace: Pace) -> None:

@@ -1,4 +1,4 @@
-"""Which tenants sent something lately. Owned by the event loop's thread (no locks)."""
+"""The tenants that sent something lately. Owned by the event loop's thread (no locks)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RECENT_S = 1.0
 
 
 class Recent:
-    """When each tenant sent something last; who has not for RECENT_S is forgotten."""
+    """The time at which each tenant last sent something; forgotten after RECENT_S."""
 
     def __init__(self) -> None:
         self._sent: dict[str, float] = {}

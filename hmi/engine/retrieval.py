@@ -1,4 +1,4 @@
-"""Retrieval: a batch's tokens become the rows that its upper layers receive, from the PLOT or, exact, computed."""
+"""Retrieval: from a batch's tokens to the rows for the upper layers, looked up in the PLOT or (exact) computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Failed = list[tuple[Item, Exception]]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A look-up that was made, for who records what is missing: the batch as the store took it, and what answered."""
+    """A look-up that was made, for the recorder of misses: the tokens that were looked up, and what answered each."""
 
     version: VersionInfo
     tokens: NDArray[np.int32]

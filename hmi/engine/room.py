@@ -11,8 +11,8 @@ TENANT_SHARE = 4
 
 
 class Room:
-    """Counts what waits, by tenant, in units such as tokens. What one has beyond its share (one large call) is not
-    counted against the others."""
+    """Counts waiting work by tenant, in units such as tokens. A tenant may exceed its share by one large call; the
+    excess takes no room from the others."""
 
     def __init__(self, capacity: int, unit: str) -> None:
         self._capacity, self._unit = capacity, unit

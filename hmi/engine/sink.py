@@ -1,4 +1,4 @@
-"""Where an answer goes. The engine knows no more of who waits than this."""
+"""Sinks: where answers go. The engine knows nothing else of the caller."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from hmi.engine.request import InferResult
 
 
 class Sink(Protocol):
-    """Takes one text's answer, or the error instead of it; what comes after the first is dropped. Of the event loop's
-    thread.
-    """
+    """Takes one text's answer, or an error instead. Only the first counts. Used on the event loop's thread only."""
 
     @property
     def wanted(self) -> bool:

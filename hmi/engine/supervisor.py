@@ -1,4 +1,4 @@
-"""The engine's loops, watched: one that dies takes readiness with it, says why, and is started again."""
+"""Supervision of the engine's loops: one that dies is started again, and until then the engine is not ready."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STEADY_S = 60.0
 
 
 class Broken(Exception):
-    """What a loop works with is gone: the loop ends, and begins anew."""
+    """Raised by a loop that cannot go on with what it has, such as threads that have ended: it is started again."""
 
 
 class Supervisor:
-    """Keeps loops running that are written to run for ever. Owned by the event loop's thread.
+    """Keeps endless loops running. Owned by the event loop's thread.
 
-    A loop may be started again at any moment: it answers or fails what it had in hand before it ends.
+    It may start a loop again at any moment: before a loop ends, it must answer or fail the work that it has taken.
     """
 
     def __init__(self) -> None:

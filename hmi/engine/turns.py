@@ -1,4 +1,4 @@
-"""Choosing the next tenant: the one that was given least. Owned by the event loop's thread (no locks)."""
+"""Turns: the next tenant is the one that has received least. Owned by the event loop's thread (no locks)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ KEPT = 4096
 
 
 class Turns:
-    """What each tenant was given of one shared thing, in seconds of it.
+    """The seconds of one shared thing that each tenant has received.
 
-    Who comes, or comes back, starts where those stand that wait: nobody saves up turns by being away, and nobody is
-    forgiven what it had by going away for an instant.
+    A tenant that comes, or comes back, starts level with the tenant whose turn it is. So nobody saves up turns by being
+    away, and nobody gains by going away for an instant.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The nouns that executors, stages and the engine share: what a batch has in common, its rows, and who is through."""
+"""The nouns that executors, stages and the engine share: a batch's key, its rows, and the texts that have left."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Left:
-    """Texts that are through, by original tokens, whatever stages did to the rows between."""
+    """Texts that have left the upper layers. Rows are by original token, whatever stages did in between."""
 
     texts: Sequence[int]
     """[k], ascending: which of the batch."""

@@ -1,4 +1,4 @@
-"""What a stage is: settings to choose from, what each is expected to do, and its hooks for one batch."""
+"""The interface of a stage: its settings, the expected effect of each, and its hooks for one batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a stage is told of the batch that its hooks are for."""
+    """The batch for which a stage makes hooks."""
 
     key: BatchKey
     lengths: Sequence[int]

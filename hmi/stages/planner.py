@@ -1,4 +1,4 @@
-"""Who chooses what runs next. The queue offers candidates, the planner picks one with its settings, the queue cuts."""
+"""The planner: of the queue's candidates it picks the next to run, with its settings. Then the queue cuts the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hmi.stages.base import OFF, Setting, Shape, Stage
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Texts of one key that wait, seen from the tenant that is next among them."""
+    """Waiting texts of one batch key, described by the tenant that is next among them."""
 
     given_s: float
     """Compute seconds that the tenant was given."""
