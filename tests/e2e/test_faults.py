@@ -261,29 +261,29 @@ async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytes
 
 
 async def test_windows_that_run_again_count_their_text_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch fails after all its windows gave their outputs, and each part of it completes the same text."""
     metrics = Metrics()
-    engine = home.engine(metrics)
+    engine = home.engine(metrics, batch_ms=1 << 20, streams=1)
     await engine.start()
-    monkeypatch.setattr(engine._runner, "run", fails_at_the_end(engine._runner.run))
-    tags = ModelId("globex", "tags")
-    words = " ".join(home.covered).split()[:150]
-    requests = [InferRequest(tags, words), InferRequest(OTHER, home.covered[0])]
-    for _ in range(2):
-        assert len(await engine.infer(requests)) == 2
-    await engine.stop()
-    assert metrics.usage.of("globex").inputs == 4
+    run, sizes = engine._runner.run, []
 
-
-def fails_at_the_end(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The first run of each batch of several models fails, after its answers were computed."""
-
-    def faulty(held: Any, plan: Any, host: Any) -> Any:
+    def fails_once(held: Any, plan: Any, host: Any) -> Any:
+        sizes.append(len(held.pieces))
         ran = run(held, plan, host)
-        if len({piece.item.request.model for piece in held.pieces}) > 1:
+        if len(sizes) == 1:
             raise RuntimeError("planted")
         return ran
 
-    return faulty
+    monkeypatch.setattr(engine._runner, "run", fails_once)
+    monkeypatch.setattr("hmi.engine.engine.by_model", lambda pieces: [pieces[:1], pieces[1:]])
+    words = " ".join(home.covered).split() * 8
+    assert (await engine.infer([InferRequest(ModelId("globex", "tags"), words)]))[0].tags
+    await until(lambda: len(sizes) == 3)
+    await engine.infer([InferRequest(OTHER, home.covered[0])])  # the stream is done with the other parts
+    await engine.stop()
+    assert sizes[0] > 1
+    assert sizes[1:3] == [1, sizes[0] - 1]
+    assert metrics.usage.of("globex").inputs == 2
 
 
 async def test_a_planner_that_fails_at_a_guest_fails_no_call(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
