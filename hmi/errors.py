@@ -95,7 +95,11 @@ E = TypeVar("E", bound=BaseException)
 
 def copy_of(error: E) -> E:
     """An error object of one's own, with the traceback of the first: what is added to it, nobody else gets."""
-    mine = copy.copy(error)
+    try:
+        mine = copy.copy(error)
+    except Exception:  # its class is not made from what it keeps in `args`
+        mine = type(error).__new__(type(error), *error.args)
+        mine.__dict__.update(error.__dict__)
     if isinstance(mine, HmiError):
         mine.details = dict(mine.details)
     return mine.with_traceback(error.__traceback__)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundle
@@ -16,6 +17,7 @@ from hmi.engine.pins import Pins
 from hmi.engine.recent import Recent
 from hmi.engine.request import InferRequest
 from hmi.engine.room import Room
+from hmi.engine.threads import contained, in_thread
 from hmi.engine.turns import Turns
 from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
@@ -64,9 +66,7 @@ class Share:
         """
         begun = time.monotonic()
         try:
-            while len(self.done) < len(self.texts) and self._admit(pins):
-                if time.monotonic() - begun > SLICE_S:
-                    break
+            contained(lambda: self._admit_until(begun + SLICE_S, pins))()
         except Exception as error:  # no less of a turn: who sends such calls only must not have all turns
             self.fail(error)
         return time.monotonic() - begun
@@ -85,6 +85,10 @@ class Share:
             self.future.set_exception(self.error)
         elif len(self.done) == len(self.texts):
             self.future.set_result(self.done)
+
+    def _admit_until(self, end: float, pins: Pins) -> None:
+        while len(self.done) < len(self.texts) and self._admit(pins) and time.monotonic() <= end:
+            pass
 
     def _admit(self, pins: Pins) -> bool:
         """The next text; whether its model was at hand."""
@@ -131,7 +135,7 @@ class Admission:
         for task in self._aside:
             task.cancel()
         await asyncio.gather(*self._aside, return_exceptions=True)
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def admit(self, requests: Sequence[InferRequest]) -> list[Admitted]:
         """Bundles and windows of a call's texts, in their order. A call that is cancelled is dropped.
@@ -162,12 +166,11 @@ class Admission:
 
     async def run(self) -> None:
         """Give turns, for ever."""
-        loop = asyncio.get_running_loop()
         while True:
             share = await self._next()
             self._turns.begin(share.tenant)
             try:
-                took = await loop.run_in_executor(self._thread, share.go_on, self._pins)
+                took = await in_thread(self._thread, partial(share.go_on, self._pins))
             except BaseException:
                 share.error = HmiError("tokenising ended unexpectedly; send the request again")
                 share.settle()
@@ -175,7 +178,7 @@ class Admission:
             self._turns.charge(share.tenant, took)
             if took > LEAST_S and self._recent.other_than((share.tenant,)):
                 self._resting[share.tenant] = time.monotonic() + RESTS * min(took, MOST_S)
-            if share.cold is not None:
+            if share.cold is not None and not share.future.done():  # for nobody, nothing is loaded
                 self._stand_aside(share)
             share.settle()
 

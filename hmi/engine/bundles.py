@@ -20,7 +20,7 @@ from hmi.model.lower import LocalLower
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
-from hmi.stores.adapter_store import AdapterStore, DamagedArtefact
+from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.registry import Registry
@@ -109,10 +109,11 @@ class Bundles:
         return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
-        """The lower layers behind a PLOT: only the exact reference computes them."""
+        """The lower layers behind a PLOT: only the exact reference computes them. Several domains may share them, so a
+        damaged file is named by its hash."""
         name = PlotMeta.of(reader.version).lower
         key = "lower", version.root, version.root_version, name or ""
-        return Part(key, self._exact, lambda: self._load_lower(version, upper.root, reader, name))
+        return Part(key, self._exact, lambda: self._load_lower(version, upper.root, name))
 
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
         """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
@@ -135,15 +136,12 @@ class Bundles:
         root = load_root(self._folder(version))
         return Upper(root, executor_for(root))
 
-    def _load_lower(self, version: ModelVersion, root: Root, reader: Reader, name: str | None) -> LocalLower:
+    def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:
             lower = load_root(self._folder(version), with_lower=True).lower
             assert lower is not None
             return lower
-        try:
-            return lower_from(self._lowers.get(name), root.info, root.tokenizer.cls_id)
-        except DamagedArtefact as error:
-            raise error.of(f"domain {reader.version.ref}'s lower layers") from error
+        return lower_from(self._lowers.get(name), root.info, root.tokenizer.cls_id)
 
     def _folder(self, version: ModelVersion) -> Path:
         return self._layout.root(version.root, version.root_version)

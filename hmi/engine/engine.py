@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,9 +25,10 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.pins import Pins
 from hmi.engine.queue import BatchQueue, Cut
 from hmi.engine.request import InferRequest, InferResult
-from hmi.engine.running import Held, Ran, Runner, contained
+from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.threads import contained, in_thread
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
@@ -35,8 +37,10 @@ from hmi.model.tagging import best_path, marginals
 from hmi.stages import Measured, Plan, Planner, RoundRobin
 from hmi.stages.planner import share_left
 from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
+log = logging.getLogger("hmi.engine")
 Where = Callable[[Callable[[], Ran]], Awaitable[Ran]]
 """Takes a batch's work to a thread."""
 
@@ -105,10 +109,10 @@ class Engine:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
         await self._admission.close()
-        self._threads.shutdown()
+        await asyncio.to_thread(self._threads.shutdown)
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        self._pins.close()
+        await asyncio.to_thread(self._pins.close)
 
     async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
         """Answer all requests, in their order. Cancelling the call drops what has not begun.
@@ -136,8 +140,8 @@ class Engine:
         admitted = await self._admission.admit(requests)
         sinks = [Waiting() for _ in requests]
         self._queue.put([Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)])
-        self._invite()
         try:
+            self._invite()
             return list(await asyncio.gather(*(sink.answer for sink in sinks)))
         finally:
             for sink in sinks:
@@ -164,18 +168,27 @@ class Engine:
         host, candidates = self._hosts.roomiest(), self._queue.guests()
         if host is None or not candidates:
             return
-        plan = self._planner.plan(candidates, time.monotonic())
-        pieces = self._queue.cut(plan.candidate, self._most(plan, host.room_s, guest=True))
+        try:
+            plan = self._planner.plan(candidates, time.monotonic())
+            most = self._most(plan, host.room_s, guest=True)
+        except Exception as error:  # which neither the call that came nor the guest that ended has to answer for
+            tell(log, "no guest could be chosen", error)
+            return
+        pieces = self._queue.cut(plan.candidate, most)
         if pieces:
-            expected_s = self._expected_s(pieces)
-            host.expect(expected_s)
+            host.expect(self._expected_s(pieces))
             visit = asyncio.create_task(self._visit(pieces, plan, host))
             self._visits.add(visit)
             visit.add_done_callback(self._visits.discard)
 
     async def _visit(self, pieces: list[Piece], plan: Plan, host: Host) -> None:
+        def inside(work: Callable[[], Ran]) -> Awaitable[Ran]:
+            return self._begin(lambda: host.receive(contained(work), self._threads))
+
         try:
-            await self._serve(pieces, plan, lambda work: host.receive(contained(work), self._threads))
+            await self._serve(pieces, plan, inside)
+        except Broken as error:
+            tell(log, "a guest could not run", error)
         finally:
             host.guest = False
         self._invite()
@@ -188,12 +201,14 @@ class Engine:
             except Broken:
                 raise
             except Exception as error:
-                parts = by_model(pieces)
+                parts = by_model([piece for piece in pieces if piece.item.sink.wanted])
                 for part in parts:
                     try:
                         if len(parts) == 1:
                             raise error
                         await self._run(part, plan, self._in_thread)
+                    except Broken:
+                        raise
                     except Exception as alone:
                         fail([(piece.item, alone) for piece in part])
         except BaseException:
@@ -220,12 +235,17 @@ class Engine:
             self._planner.learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
             self._accounts.ran(ran, plan)
             for item, answer in ran.answers:
-                item.sink.done(self._accounts.timed(item, answer))
+                if item.sink.wanted:  # two windows that are run again both complete their text
+                    item.sink.done(self._accounts.timed(item, answer))
         fail(ran.failed)
 
     def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
+        return self._begin(lambda: in_thread(self._threads, work))
+
+    def _begin(self, begin: Callable[[], Awaitable[Ran]]) -> Awaitable[Ran]:
+        """Give work to the compute threads. Where these have ended, start new ones and raise Broken."""
         try:
-            return asyncio.get_running_loop().run_in_executor(self._threads, contained(work))
+            return begin()
         except RuntimeError as error:
             self._threads = _threads(self._settings.streams)
             raise Broken(f"the compute threads have ended ({error})") from error

@@ -55,7 +55,11 @@ class Host:
                 done.set_result(result)
 
         self._waiting.append(visit)
-        threads.submit(self._let_in)
+        try:
+            threads.submit(self._let_in)
+        except RuntimeError:  # the threads have ended: it runs in this batch already, or not at all
+            if done.cancel():
+                raise
         return asyncio.wrap_future(done)
 
     def pause(self) -> None:

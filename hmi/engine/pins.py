@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
+from hmi.engine.threads import in_thread
 from hmi.model.lower import LocalLower
 from hmi.model.tasks import task_of_version
 from hmi.stores.adapter_pool import AdapterPool
@@ -49,7 +50,7 @@ class Pins:
 
     async def pin(self, model: ModelId, *, exact: bool) -> Bundle:
         """The live version's bundle; what is cold is loaded. Raises NotFound, Damaged, Unavailable."""
-        version = await _in(self._readers, lambda: self._bundles.live(model))
+        version = await in_thread(self._readers, lambda: self._bundles.live(model))
         upper, reader, _ = await asyncio.gather(
             self._part(self._bundles.upper(version)),
             self._part(self._bundles.reader(version)),
@@ -57,7 +58,10 @@ class Pins:
         )
         lower: LocalLower | None = None
         if exact:
-            lower = await self._part(self._bundles.lower(version, upper, reader))
+            try:
+                lower = await self._part(self._bundles.lower(version, upper, reader))
+            except DamagedArtefact as error:  # of several domains, perhaps: each hears of its own
+                raise error.of(f"domain {reader.version.ref}'s lower layers") from error
         return _bundle(model, version, upper, reader, lower)
 
     async def hold(self, artefacts: list[str]) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
@@ -65,17 +69,18 @@ class Pins:
         held = self._pool.take(artefacts)
         if held is not None:
             return held, {}
-        loading = asyncio.ensure_future(_in(self._readers, lambda: self._pool.load(artefacts)))
+        loading = in_thread(self._readers, lambda: self._pool.load(artefacts))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(lambda _: self._pool.give_back(artefacts))
+            loading.add_done_callback(lambda done: self._nobody_waits(artefacts, done))
             raise
 
     def let_go(self, artefacts: list[str]) -> None:
         self._pool.give_back(artefacts)
 
     def close(self) -> None:
+        """Wait for the loads that have begun; those that have not are dropped. Not for the event loop's thread."""
         self._loaders.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
         self._bundles.close()
@@ -105,19 +110,20 @@ class Pins:
         """What loading a part gave, begun by whoever came first."""
         loading = self._loads.get(key)
         if loading is None:
-            loading = self._loads[key] = asyncio.ensure_future(_in(threads, load))
+            loading = self._loads[key] = in_thread(threads, load)
             loading.add_done_callback(lambda done: self._loaded(key, done))
         found: V = await asyncio.shield(loading)
         return found
+
+    def _nobody_waits(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
+        """What was loaded for a batch that is gone is not held. A load that failed or never began holds nothing."""
+        if not done.cancelled() and done.exception() is None:
+            self._pool.give_back(artefacts)
 
     def _loaded(self, key: Key, done: asyncio.Future[Any]) -> None:
         del self._loads[key]
         if not done.cancelled():
             done.exception()  # seen, though nobody may wait for it any more
-
-
-async def _in(threads: ThreadPoolExecutor, work: Callable[[], V]) -> V:
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _bundle(model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None) -> Bundle:

@@ -19,10 +19,14 @@ class Recent:
     def sent(self, tenant: str) -> None:
         self._sent.pop(tenant, None)
         self._sent[tenant] = time.monotonic()
+        self._forget()
 
     def other_than(self, tenants: Container[str]) -> bool:
         """Whether anybody else sent something lately."""
+        self._forget()
+        return any(tenant not in tenants for tenant in self._sent)
+
+    def _forget(self) -> None:
         since = time.monotonic() - RECENT_S
         while self._sent and (first := next(iter(self._sent.items())))[1] < since:
             del self._sent[first[0]]
-        return any(tenant not in tenants for tenant in self._sent)

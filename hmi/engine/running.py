@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,20 +46,6 @@ class Ran:
     """Of the stream's one thread, in both; as `compute_s` without what guests took."""
 
 
-def contained(work: Callable[[], Ran]) -> Callable[[], Ran]:
-    """The same work, of which nothing can end more than itself: a SystemExit would end the event loop."""
-
-    def run() -> Ran:
-        try:
-            return work()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RuntimeError(f"a compute thread was ended by {type(error).__name__}") from error
-
-    return run
-
-
 class Runner:
     """Runs batches, each on the thread that calls it."""
 
@@ -99,8 +85,11 @@ class Runner:
         executor = batch.pieces[0].bundle.executor
         names = {name: setting.name for name, setting in plan.on.items()}
         hooks = self._hooks(batch, plan)
+        inside = set(range(len(batch.pieces)))
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
+            inside.difference_update(left.texts)
             self._finish(left, batch, parts, names, answers, failed)
+        failed.extend((batch.pieces[text].item, RuntimeError("a text was lost between layers")) for text in inside)
 
     def _finish(
         self,

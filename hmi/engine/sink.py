@@ -45,7 +45,8 @@ class Waiting:
 
     def fail(self, error: Exception) -> None:
         if self.wanted:
-            self._future.set_exception(error)
+            # A future takes no StopIteration.
+            self._future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
 
     def drop(self) -> None:
         """Nobody waits any more."""

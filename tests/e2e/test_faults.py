@@ -13,16 +13,26 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, InferResult, running
+from hmi.engine import Engine, InferRequest, InferResult, admission, running
 from hmi.engine.admission import Share
 from hmi.engine.sink import Waiting
+from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
+from hmi.metrics import Metrics
 from hmi.stages import Candidate, Plan, RoundRobin
 from hmi.stores.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home
+from tests.hmi.test_execution import Drop
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
+
+
+class Odd(Exception):
+    """Cannot be made from what it keeps in `args`, as some libraries' errors."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(f"{what} {number}")
 
 
 class Sometimes:
@@ -74,12 +84,10 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("error", [RuntimeError("planted"), SystemExit(3)])
+@pytest.mark.parametrize("error", [RuntimeError("planted"), SystemExit(3), StopIteration("planted")])
 async def test_every_text_is_told_once_whatever_fails(
     home: Home, place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if place == "pool" and not isinstance(error, Exception):
-        pytest.skip("a load that ends its thread is an interrupt, which ends the process")
     engine = home.engine(pool_bytes=1 if place == "pool" else 1 << 20, streams=2)
     await engine.start()
     requests = {model: [InferRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)}
@@ -95,7 +103,7 @@ async def test_every_text_is_told_once_whatever_fails(
     assert max(told.values()) == 1
     for (model, i, _), answer in zip(calls, answers, strict=True):
         if isinstance(answer, BaseException):
-            assert "planted" in str(answer) or "SystemExit" in str(answer), answer
+            assert "planted" in str(answer) or "SystemExit" in str(answer) or "StopIteration" in repr(answer), answer
             continue
         (got,) = answer
         assert got.model == model, "nobody gets another's answer"
@@ -192,6 +200,106 @@ async def test_a_client_may_leave_at_each_step(home: Home) -> None:
         assert len(await beside) == 3
     assert engine._queue.tokens == 0
     assert engine.ready()
+    await engine.stop()
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("planted"), SystemExit(3), StopIteration("planted"), Odd("planted", 2)])
+async def test_a_load_or_a_text_that_panics_fails_its_own_call(
+    home: Home, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = home.engine()
+    await engine.start()
+    await engine.infer([InferRequest(MOOD, home.covered[0])])
+    version = home.manager.registry.model(OTHER).live
+    read, windows = AdapterPool.load, admission._windows
+
+    def load(pool: Any, names: list[str]) -> Any:
+        if version.artefact in names:
+            raise error
+        return read(pool, names)
+
+    def tokenise(text: Any, bundle: Any) -> Any:
+        if bundle.model == OTHER:
+            raise error
+        return windows(text, bundle)
+
+    for owner, name, fault in ((AdapterPool, "load", load), (admission, "_windows", tokenise)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fault)
+            async with asyncio.timeout(30):
+                calls = (engine.infer([InferRequest(m, home.covered[0])]) for m in (OTHER, MOOD))
+                failed, answered = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(failed, Exception)
+        assert not isinstance(failed, TimeoutError)
+        assert isinstance(answered, list)
+        assert engine.ready(), "one call's fault takes no loop with it"
+        assert (await engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
+        engine._pins._pool._slots.pop(version.artefact, None)
+    await engine.stop()
+
+
+class Loses(Drop):
+    """A faulty hook: the batch's last text never comes out."""
+
+    def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
+        end = rows.offsets[-2]
+        return Rows(rows.x[:end], rows.offsets[:-1], list(rows.texts)[:-1]), None
+
+
+async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.Runner, "_hooks", lambda *_: [Loses(before=1)])
+    engine = home.engine()
+    await engine.start()
+    async with asyncio.timeout(30):
+        with pytest.raises(RuntimeError, match="lost"):
+            await engine.infer([InferRequest(MOOD, t) for t in home.covered[:2]])
+    await engine.stop()
+
+
+async def test_windows_that_run_again_count_their_text_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch fails after all its windows gave their outputs, and each part of it completes the same text."""
+    metrics = Metrics()
+    engine = home.engine(metrics, batch_ms=1 << 20, streams=1)
+    await engine.start()
+    run, sizes = engine._runner.run, []
+
+    def fails_once(held: Any, plan: Any, host: Any) -> Any:
+        sizes.append(len(held.pieces))
+        ran = run(held, plan, host)
+        if len(sizes) == 1:
+            raise RuntimeError("planted")
+        return ran
+
+    monkeypatch.setattr(engine._runner, "run", fails_once)
+    monkeypatch.setattr("hmi.engine.engine.by_model", lambda pieces: [pieces[:1], pieces[1:]])
+    words = " ".join(home.covered).split() * 8
+    assert (await engine.infer([InferRequest(ModelId("globex", "tags"), words)]))[0].tags
+    await until(lambda: len(sizes) == 3)
+    await engine.infer([InferRequest(OTHER, home.covered[0])])  # the stream is done with the other parts
+    await engine.stop()
+    assert sizes[0] > 1
+    assert sizes[1:3] == [1, sizes[0] - 1]
+    assert metrics.usage.of("globex").inputs == 2
+
+
+async def test_a_planner_that_fails_at_a_guest_fails_no_call(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = home.engine()
+    await engine.start()
+    planner = Mad()
+    planner.mad = True
+    with engine._hosts.running(60.0), monkeypatch.context() as patch:
+        patch.setattr(engine, "_planner", planner)
+        patch.setattr(engine._queue, "wait", asyncio.Event().wait)
+        call = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
+        await until(lambda: engine._queue.tokens > 0 or call.done())
+        await asyncio.sleep(0)
+        assert not call.done()
+        call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
     await engine.stop()
 
 

@@ -9,6 +9,7 @@ import pytest
 from hmi.engine import supervisor
 from hmi.engine.supervisor import Supervisor
 from hmi.errors import Damaged, copy_of
+from hmi.stores.adapter_store import DamagedArtefact
 
 
 async def until(condition: object) -> None:
@@ -70,3 +71,7 @@ def test_a_copied_error_is_ones_own() -> None:
     assert first.details == {"field": "model", "version": 3}
     odd = UnicodeDecodeError("utf-8", b"x", 0, 1, "why")
     assert copy_of(odd).reason == "why"
+    artefact = DamagedArtefact("0123", "fails its checksum", "restore it")
+    other = copy_of(artefact)
+    assert (type(other), str(other), other.message) == (DamagedArtefact, str(artefact), artefact.message)
+    assert "of globex" in str(other.of("globex"))

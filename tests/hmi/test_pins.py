@@ -1,0 +1,119 @@
+"""Modules held for batches: what nobody waits for is not held, and each model hears an error by its own names."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from hmi.core import ModelId
+from hmi.engine.bundles import Bundles, Part
+from hmi.engine.cache import IdleCache
+from hmi.engine.pins import Pins
+from hmi.engine.recent import Recent
+from hmi.errors import Damaged
+from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_store import DamagedArtefact
+
+
+class AtHand:
+    """Bundles of which all is in memory but the lower layers."""
+
+    def __init__(self, lower: Callable[[], Any]) -> None:
+        self._lower = lower
+
+    def live(self, model: ModelId) -> Any:
+        return model
+
+    def upper(self, version: Any) -> Part[Any]:
+        return at_hand("root")
+
+    def reader(self, version: Any) -> Part[Any]:
+        return at_hand(version.tenant)
+
+    def lower(self, version: Any, upper: Any, reader: Any) -> Part[Any]:
+        return Part(("lower",), IdleCache(1, 1.0), self._lower)
+
+    def close(self) -> None: ...
+
+
+def at_hand(name: str) -> Part[Any]:
+    class Version:
+        ref = name
+
+    class Value:
+        version = Version()
+
+    cache: IdleCache[tuple[str, ...], Any] = IdleCache(1, 60.0)
+    cache.put((name,), Value())
+    return Part((name,), cache, Value)
+
+
+async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load() -> None:
+    """Three ways: the load ends, it raises, and the server stops before it begins."""
+    go_on, wrong = threading.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: wrong.append(about))
+
+    def load(name: str) -> tuple[Any, int]:
+        assert go_on.wait(60)
+        if name == "raises":
+            raise SystemExit(3)
+        return [name], 10
+
+    pool: AdapterPool[Any] = AdapterPool(0, load)
+    pins = Pins(cast(Bundles, AtHand(list)), pool)
+    holds = [asyncio.create_task(pins.hold([name])) for name in ("ends", "raises", "never begins")]
+    while pool.misses < 2:
+        await asyncio.sleep(0.001)
+    for hold in holds:
+        hold.cancel()
+    await asyncio.gather(*holds, return_exceptions=True)
+    closing = asyncio.create_task(asyncio.to_thread(pins.close))
+    await asyncio.sleep(0.05)
+    assert not closing.done(), "it waits for what is being loaded"
+    go_on.set()
+    await closing
+    await asyncio.sleep(0.05)
+    assert wrong == []
+    assert pool._slots == {}
+
+
+async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One load for all who wait; each hears of its own domain."""
+    go_on, loads = threading.Event(), []
+
+    def damaged() -> Any:
+        loads.append(1)
+        assert go_on.wait(60)
+        raise DamagedArtefact("0123", "fails its checksum", "restore it")
+
+    async def at_once(*_: object) -> None:
+        """The module is in memory."""
+
+    pins = Pins(cast(Bundles, AtHand(damaged)), AdapterPool(0, lambda name: (cast(Any, name), 1)))
+    monkeypatch.setattr(pins, "_module", at_once)
+    models = [ModelId("acme", "mood"), ModelId("globex", "mood")]
+    waiting = [asyncio.create_task(pins.pin(model, exact=True)) for model in models]
+    while not loads:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    go_on.set()
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert len(loads) == 1
+    for model, error in zip(models, errors, strict=True):
+        assert isinstance(error, Damaged)
+        assert f"domain {model.tenant}'s lower layers" in str(error)
+        assert "0123" not in str(error)
+
+
+def test_who_sent_something_is_forgotten_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("hmi.engine.recent.time.monotonic", lambda: now)
+    recent = Recent()
+    for i in range(1000):
+        recent.sent(f"tenant {i}")
+        now += 0.1
+    assert len(recent._sent) < 20
