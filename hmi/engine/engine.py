@@ -232,12 +232,18 @@ class Engine:
         if pieces:
             key, share = plan.candidate.key, self._share(plan)
             self._pace.ran(key, work_in(pieces) * share, cpu_s)
-            self._planner.learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
             self._accounts.ran(ran, plan)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # two windows that are run again both complete their text
                     item.sink.done(self._accounts.timed(item, answer))
+            self._learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
         fail(ran.failed)
+
+    def _learn(self, plan: Plan, measured: Measured) -> None:
+        try:
+            self._planner.learn(plan, measured)
+        except Exception as error:  # the batch has run: it must not be run again for this
+            tell(log, "the planner learnt nothing from a batch", error)
 
     def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
         return self._begin(lambda: in_thread(self._threads, work))

@@ -145,6 +145,23 @@ async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     await engine.stop()
 
 
+class Slow(RoundRobin):
+    """A planner that cannot learn."""
+
+    def learn(self, plan: Plan, measured: Any) -> None:
+        raise RuntimeError("no idea")
+
+
+async def test_a_planner_that_cannot_learn_makes_nothing_run_again(home: Home) -> None:
+    metrics = Metrics()
+    engine = home.engine(metrics, Slow())
+    await engine.start()
+    (answer,) = await engine.infer([InferRequest(MOOD, home.covered[0])])
+    await engine.stop()
+    assert answer.label
+    assert b"hmi_batch_inputs_count 1.0" in metrics.render()
+
+
 async def test_tokenising_that_dies_fails_its_share_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
