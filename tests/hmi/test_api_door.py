@@ -303,8 +303,10 @@ async def test_who_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(1):
                     await loop.sock_sendall(deaf, head("/openapi.json", None, method="GET") * 20)
-            while door._count():
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(60):
+                while door._count():
+                    await asyncio.sleep(0.05)
+            assert door._count() == 0, "its connection is closed, though it still reads nothing"
 
 
 def test_the_limit_follows_the_files() -> None:
