@@ -1,4 +1,4 @@
-"""What a protocol decodes a call into, and what it encodes into an answer."""
+"""Asks and their results. A protocol decodes a call into asks, and encodes the results into its answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Input:
     place: str
     """How the caller names the input, for example `inputs[3]`."""
     parts: tuple[str, ...]
-    """How the caller names each text in it. A list of words has one name; its words are counted after that."""
+    """The caller's name of each text in it. A list of words has one name, and a word's name is that with its index."""
 
 
 class Inputs(Sized, Iterable[Input], Protocol):
@@ -37,7 +37,7 @@ class Ask:
     inputs: Inputs
     """One at least."""
     model_place: str | None = None
-    """How the caller names the model's field. None where no field names the model, but the path."""
+    """The caller's name of the field that holds the model. None where the path names the model."""
     exact: bool = False
     """Compute the lower layers in full, without the PLOT."""
     scores: bool = False
