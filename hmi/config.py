@@ -14,10 +14,18 @@ from hmi.sizes import FORMS, parse_bytes
 MIB = 1 << 20
 PREFIX = "HMI_"
 _LEAST: dict[str, int] = {
-    "port": 0, "job_workers": 0, "pool_bytes": 0, "plot_max_bytes": 0, "plot_min_free_bytes": 0, "compact_segments": 0,
-    "compact_small_bytes": 1 << 14, "max_connections": 0, "max_address_connections": 0,
-    "max_uploads": 2, "upload_bytes": 0,
-}  # fmt: skip
+    "port": 0,
+    "job_workers": 0,
+    "pool_bytes": 0,
+    "plot_max_bytes": 0,
+    "plot_min_free_bytes": 0,
+    "compact_segments": 0,
+    "compact_small_bytes": 1 << 14,
+    "max_connections": 0,
+    "max_address_connections": 0,
+    "max_uploads": 2,
+    "upload_bytes": 0,
+}
 _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
 
@@ -40,9 +48,9 @@ class Settings:
     streams: int = 1
     """Compute threads of the engine: this many batches run at once."""
     batch_ms: int = 20
-    """Target time of one batch, which is how long a text may wait for others'. A tenant gets a quarter of it if
-    another tenant sent a request in the last second. A longer batch gains some throughput. A window of a text that
-    alone takes longer runs alone."""
+    """Target time of one batch, which is how long a text may wait for others'. A tenant gets a quarter of it
+    if another tenant sent a request in the last second. A longer batch gains some throughput. A window of a
+    text that alone takes longer runs alone."""
     max_batch_tokens: int = 2048
     """Tokens in one batch. More is slightly faster in all, and makes others wait longer."""
     queue_tokens: int = 65536
@@ -53,11 +61,11 @@ class Settings:
     """Size of one text of a request, in UTF-8."""
     max_inputs: int = 1024
     """Texts in one request."""
-    # max_inputs texts of the most tokens that a model reads at once fit: 1024 · 512 tokens · 8 bytes. Words and white
-    # space of English are 5 bytes a token, Chinese 3.
+    # max_inputs texts of the most tokens that a model reads at once fit: 1024 · 512 tokens · 8 bytes. Words
+    # and white space of English are 5 bytes a token, Chinese 3.
     max_body_bytes: int = 4 * MIB
-    """Size of the JSON body of one call to infer, after decompression. The default takes `max_inputs` texts of
-    512 tokens."""
+    """Size of the JSON body of one call to infer, after decompression. The default takes `max_inputs` texts
+    of 512 tokens."""
     body_bytes: int = 128 * MIB
     """Memory for request bodies in flight; a tenant may hold as much of it as it leaves free for others."""
     body_idle_s: int = 30
@@ -65,18 +73,21 @@ class Settings:
     head_s: int = 20
     """A new connection is closed if it has not sent the whole head of a request after this."""
     idle_s: int = 75
-    """A connection is closed after this time without a request, or with an answer that the client does not read."""
+    """A connection is closed after this time without a request, or with an answer that the client does not
+    read."""
     max_connections: int = 0
     """Open connections at once; 0 = half of the files that the process may open, at most 4096."""
     max_address_connections: int = 0
-    """Connections at once from one address other than this machine's own; 0 = half of `HMI_MAX_CONNECTIONS`."""
+    """Connections at once from one address other than this machine's own; 0 = half of
+    `HMI_MAX_CONNECTIONS`."""
     max_upload_bytes: int = 256 * MIB
     """Size of one uploaded file, after decompression."""
     max_uploads: int = 32
-    """Requests with files that are under way at once; a tenant may have as many as it leaves free for others."""
+    """Requests with files that are under way at once; a tenant may have as many as it leaves free for
+    others."""
     upload_bytes: int = 0
-    """Disk space for the files of requests under way, as sent and expanded; a tenant may hold as much of it as it
-    leaves free for others. 0 = 16 times `max_upload_bytes`."""
+    """Disk space for the files of requests under way, as sent and expanded; a tenant may hold as much of it
+    as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
     plot_max_bytes: int = 0
     """Largest size of the PLOT store; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB
@@ -89,7 +100,8 @@ class Settings:
     """A segment below this size counts as small."""
 
     def __post_init__(self) -> None:
-        # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where we stand.
+        # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where
+        # we stand.
         object.__setattr__(self, "data", Path(self.data).expanduser().absolute())
         if not self.host:
             raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
@@ -134,4 +146,6 @@ def bounds(name: str) -> tuple[int, int]:
 def _check_number(name: str, value: Any) -> None:
     least, most = bounds(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInput(f"{name} = {value!r} is impossible: give a whole number from {least} to {most}", field=name)
+        raise InvalidInput(
+            f"{name} = {value!r} is impossible: give a whole number from {least} to {most}", field=name
+        )

@@ -70,7 +70,8 @@ class DomainId:
         parts = text.replace(".", "/").split("/")
         if len(parts) > MAX_DOMAIN_PARTS:
             raise InvalidInput(
-                f"{field} {text[:130]!r} has {len(parts)} parts: use at most {MAX_DOMAIN_PARTS}, the root and up to "
+                f"{field} {text[:130]!r} has {len(parts)} parts: use at most {MAX_DOMAIN_PARTS}, the "
+                "root and up to "
                 f"{MAX_DOMAIN_PARTS - 1} names below it",
                 field=field,
             )
@@ -128,7 +129,8 @@ class TenantRecord(Record):
 
 
 class TaskRules(Record):
-    """Settings besides the weights that shape a task's answers; learnt from rows or root, kept with the version."""
+    """Settings besides the weights that shape a task's answers; learnt from rows or root, kept with the
+    version."""
 
     scheme: Literal["bio", "iob1", "io", "free"] = "free"
     """tagging: how tags name entities (hmi.model.tagging)."""
@@ -136,7 +138,8 @@ class TaskRules(Record):
     """multilabel: a label is given where its probability reaches this."""
     centre: float = 0.0
     spread: float = 1.0
-    """regression: mean and standard deviation of the training rows' values; the head's output is in these units."""
+    """regression: mean and standard deviation of the training rows' values; the head's output is in these
+    units."""
     paired: bool = False
     """regression: whether an input is a pair of texts."""
     pooling: Literal["mean", "cls"] = "mean"
@@ -168,7 +171,8 @@ class ModelVersion(Record):
     transitions: bool | None = None
     """Whether the user asked for transitions (which tag follows which); None if the task decided."""
     held_back: str | None = None
-    """Why it did not become the one that answers when it was made: an update that is worse (hmi.jobs.comparing)."""
+    """Why it did not become the one that answers when it was made: an update that is worse
+    (hmi.jobs.comparing)."""
     metrics: dict[str, Any]
     bytes: int
     created: str
@@ -226,4 +230,5 @@ class JobRecord(Record):
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
-    """None until the job's process ends the job. Stays None if the job was cancelled in the queue or killed."""
+    """None until the job's process ends the job. Stays None if the job was cancelled in the queue or
+    killed."""

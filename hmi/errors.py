@@ -1,4 +1,5 @@
-"""The error tree. Each error has a stable `kind` that clients may match on; `hmi.api.errors` alone maps it to HTTP.
+"""The error tree. Each error has a stable `kind` that clients may match on; `hmi.api.errors` alone maps it to
+HTTP.
 
 HmiError
 ├── InvalidInput            invalid_input          a value is impossible; `field` names it
@@ -94,7 +95,8 @@ E = TypeVar("E", bound=BaseException)
 
 
 def copy_of(error: E) -> E:
-    """An error object of one's own, with the traceback of the first: what is added to it, nobody else gets."""
+    """An error object of one's own, with the traceback of the first: what is added to it, nobody else
+    gets."""
     try:
         mine = copy.copy(error)
     except Exception:  # its class is not made from what it keeps in `args`

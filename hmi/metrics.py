@@ -53,14 +53,13 @@ class Usage:
         self._lock = threading.Lock()
         self._by_tenant: dict[str, TenantUse] = {}
 
-    def add(self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0) -> None:
+    def add(
+        self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0
+    ) -> None:
         with self._lock:
             old = self._by_tenant.get(tenant, TenantUse())
             self._by_tenant[tenant] = TenantUse(
-                old.requests + requests,
-                old.inputs + inputs,
-                old.tokens + tokens,
-                old.compute_ms + compute_ms,
+                old.requests + requests, old.inputs + inputs, old.tokens + tokens, old.compute_ms + compute_ms
             )
 
     def of(self, tenant: str) -> TenantUse:
@@ -73,7 +72,8 @@ class Usage:
             self._by_tenant.pop(tenant, None)
 
     def top(self, count: int = TOP_TENANTS) -> dict[str, TenantUse]:
-        """The `count` busiest tenants, and all the rest together as `_other`, which no tenant can be named."""
+        """The `count` busiest tenants, and all the rest together as `_other`, which no tenant can be
+        named."""
         with self._lock:
             rows = dict(self._by_tenant)
         busiest = heapq.nlargest(count, rows.items(), key=lambda item: (item[1].requests, item[0]))
@@ -128,8 +128,12 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._batch_inputs = Histogram("hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry)
-        self._batch_tokens = Histogram("hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry)
+        self._batch_inputs = Histogram(
+            "hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry
+        )
+        self._batch_tokens = Histogram(
+            "hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry
+        )
         self._plot = Counter(
             "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
         )
@@ -175,7 +179,8 @@ class Metrics:
         self.registry.register(_PoolCollector(pool))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
-        """Report the number of jobs in each of `states`, asked for at each scrape; one that is left out is damaged."""
+        """Report the number of jobs in each of `states`, asked for at each scrape; one that is left out is
+        damaged."""
         self.registry.register(_JobsCollector(by_state, states))
 
     def render(self) -> bytes:
@@ -225,6 +230,8 @@ class _JobsCollector(Collector):
         jobs = GaugeMetricFamily("hmi_jobs", "Jobs by state.", labels=["state"])
         for state, count in sorted(found.items()):
             jobs.add_metric([state], count)
-        lost = GaugeMetricFamily("hmi_jobs_unread", "States whose jobs cannot be counted: run 'hmi store verify'.")
+        lost = GaugeMetricFamily(
+            "hmi_jobs_unread", "States whose jobs cannot be counted: run 'hmi store verify'."
+        )
         lost.add_metric([], len(set(self._states) - set(found)))
         return [jobs, lost]

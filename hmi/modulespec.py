@@ -1,4 +1,5 @@
-"""The settings of a tenant's module: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` re-exports it."""
+"""The settings of a tenant's module: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` re-exports
+it."""
 
 from __future__ import annotations
 
@@ -7,10 +8,20 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal[
-    "lora", "parallel", "sequential", "houlsby", "ln",
-    "lora+ln", "parallel+ln", "sequential+ln", "houlsby+ln", "lora+parallel",
-]  # fmt: skip
-Site = Literal["q", "k", "v", "o", "fi", "fo", "attn", "ffn", "after_attn", "after_ffn", "after_norm", "ln1", "ln2"]
+    "lora",
+    "parallel",
+    "sequential",
+    "houlsby",
+    "ln",
+    "lora+ln",
+    "parallel+ln",
+    "sequential+ln",
+    "houlsby+ln",
+    "lora+parallel",
+]
+Site = Literal[
+    "q", "k", "v", "o", "fi", "fo", "attn", "ffn", "after_attn", "after_ffn", "after_norm", "ln1", "ln2"
+]
 Size = Literal["small", "default", "large"]
 
 SITES: dict[str, tuple[Site, ...]] = {
@@ -23,8 +34,8 @@ SITES: dict[str, tuple[Site, ...]] = {
 """Where each part of a kind changes a layer; what a site reads and is added to is in `hmi.model.modules`."""
 
 BUDGETS: dict[Size, int] = {"small": 62_500, "default": 184_000, "large": 1_000_000}
-"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions). The default
-leaves room for lexical features within 250,000."""
+"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions).
+The default leaves room for lexical features within 250,000."""
 _LAYERS, _DIM = 3, 384
 _WIDE = ("fi", "fo")
 """The FFN's matrices have one side of four times the dimension."""
@@ -33,15 +44,17 @@ _WIDE = ("fi", "fo")
 class ModuleSpec(BaseModel):
     """A tenant's module in the upper layers; see docs/modules.md.
 
-    `sites` None means all of the kind's. `size` stands for the largest rank that keeps to the size's budget; it is
-    replaced by that rank, so what is stored has none. A kind without a rank ("ln") ignores it.
+    `sites` None means all of the kind's. `size` stands for the largest rank that keeps to the size's budget;
+    it is replaced by that rank, so what is stored has none. A kind without a rank ("ln") ignores it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind = "lora"
     rank: int = Field(default=8, ge=1, le=512)
-    sites: tuple[Site, ...] | None = Field(default=None, description="Some of the kind's sites; a list or 'q,v'.")
+    sites: tuple[Site, ...] | None = Field(
+        default=None, description="Some of the kind's sites; a list or 'q,v'."
+    )
     size: Size | None = Field(default=None, description="Chooses the rank; give one of both.")
 
     @property

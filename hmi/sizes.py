@@ -12,7 +12,8 @@ FORMS: Final = "bytes, or with K, M, G or T (in 1024s; KB and KiB are the same):
 
 
 def parse_bytes(text: str, least: int = 0) -> int:
-    """ "50M", "50 MB" and "50MiB" → 52428800. Raises ValueError for what is no size from `least` to 2⁶⁰ - 1."""
+    """ "50M", "50 MB" and "50MiB" → 52428800. Raises ValueError for what is no size from `least` to 2⁶⁰ -
+    1."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no size")

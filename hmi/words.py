@@ -47,20 +47,31 @@ _NOT_JSON = (
     ("unexpected end of hex escape", HALF_A_PAIR, "write both halves, or the character itself"),
     ("lone leading surrogate", HALF_A_PAIR, "write both halves, or the character itself"),
     ("EOF while parsing", "it ends too early", "send all of it"),
-    ("expected value", "a value is missing or is none of JSON",
-     "give a text in double quotes, a number, true, false, null, a list or an object"),
-    ("expected ident", "a value is missing or is none of JSON", "true, false and null are the only bare words"),
+    (
+        "expected value",
+        "a value is missing or is none of JSON",
+        "give a text in double quotes, a number, true, false, null, a list or an object",
+    ),
+    (
+        "expected ident",
+        "a value is missing or is none of JSON",
+        "true, false and null are the only bare words",
+    ),
     ("expected `", "a comma, a colon or a bracket is missing", "put it there"),
     ("key must be a string", "a field's name must be in double quotes", "put it into them"),
     ("trailing comma", "there is a comma with nothing after it", "take it out"),
     ("trailing characters", "there is something after its end", "send one value"),
-    ("control character", "a text holds a raw line break or another control character", "write it as \\n or \\u…"),
+    (
+        "control character",
+        "a text holds a raw line break or another control character",
+        "write it as \\n or \\u…",
+    ),
     ("recursion limit", "it is nested too deeply", "no field here has more than a few levels"),
     ("invalid unicode", "it is not UTF-8", "send UTF-8"),
     ("invalid escape", "a backslash begins no sign that JSON knows", "write a backslash as two"),
     ("invalid number", "a number is not written as JSON has it", "write it like 12, -0.5 or 1e3"),
     ("number out of range", "a number is too large", "give one that a double can hold"),
-)  # fmt: skip
+)
 """What the parser says at the beginning of its message, what that means, and what to do."""
 SHOWN = 60
 FEW = 5
@@ -70,7 +81,10 @@ def said(problem: ErrorDetails, model: Any) -> str:
     """What is wrong, and what to do, of one of pydantic's findings about a value that should be `model`."""
     kind, given, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"is not a field here: {_there_are(str(problem['loc'][-1]), fields_at(model, problem['loc'][:-1]))}"
+        return (
+            "is not a field here: "
+            f"{_there_are(str(problem['loc'][-1]), fields_at(model, problem['loc'][:-1]))}"
+        )
     if kind == "missing":
         return "is missing: add it"
     if kind == "string_pattern_mismatch":
@@ -104,14 +118,17 @@ def not_json(problem: ErrorDetails) -> str:
 
 
 def fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
-    """The fields that an object may have at this place of a value of the type `model`; [] where it is no object."""
+    """The fields that an object may have at this place of a value of the type `model`; [] where it is no
+    object."""
     origin = get_origin(model)
     if origin is Annotated:
         return fields_at(get_args(model)[0], loc)
     if origin in (Union, types.UnionType):
         # The name of a choice (<object>) is a part of the place, and no field.
         rest = loc[1:] if loc and str(loc[0]).startswith("<") else loc
-        tagged = [c for c in get_args(model) if str(loc[0]) in _tags(c)] if rest is not loc else get_args(model)
+        tagged = (
+            [c for c in get_args(model) if str(loc[0]) in _tags(c)] if rest is not loc else get_args(model)
+        )
         return next(filter(None, (fields_at(choice, rest) for choice in tagged)), [])
     if origin is list:
         return fields_at(get_args(model)[0], loc[1:]) if loc else []

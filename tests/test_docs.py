@@ -10,7 +10,11 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
-FOLDERS = {"hmi": REPO / "hmi", "plot_store": REPO / "plot_store", "hmi_kernels": REPO / "kernels" / "hmi_kernels"}
+FOLDERS = {
+    "hmi": REPO / "hmi",
+    "plot_store": REPO / "plot_store",
+    "hmi_kernels": REPO / "kernels" / "hmi_kernels",
+}
 MODULE = re.compile(r"`((?:hmi|plot_store|hmi_kernels)(?:\.\w+)+)`")
 FILE = re.compile(r"`((?:hmi|plot_store|kernels|tests|scripts|docs)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
@@ -38,7 +42,9 @@ def defined(path: Path) -> set[str]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             found |= {
-                f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+                f"{node.name}.{n.name}"
+                for n in node.body
+                if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
             }
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
@@ -60,7 +66,9 @@ def test_the_walk_of_a_request_names_functions_that_exist() -> None:
     for name, functions in rows:
         assert set(re.findall(r"`([\w.]+)`", functions)) <= defined(REPO / name), name
     files = [name for name, _ in rows]
-    assert {"door", "inference", "engine", "queue", "running", "executor"} <= {Path(name).stem for name in files}
+    assert {"door", "inference", "engine", "queue", "running", "executor"} <= {
+        Path(name).stem for name in files
+    }
 
 
 def test_a_name_that_is_gone_would_be_found() -> None:

@@ -16,7 +16,17 @@ import pytest
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("hmi", "plot_store", "kernels/hmi_kernels")
 SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
-PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+PICKLING = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "jsonpickle",
+}
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -131,14 +141,23 @@ def test_the_hubs_package_is_found_from_our_folder_too(tmp_path: Path) -> None:
     code = "import kernels, hmi_kernels.lookup.layout; print(kernels.theirs)"
     env = {**os.environ, "PYTHONPATH": f"{REPO / 'kernels'}:{tmp_path}"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout.strip() == "True", done.stderr
 
 
 def test_transformers_survives_our_kernels_folder() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed (make setup brings it)")
-    code = "import hmi_kernels, transformers; from transformers import BertConfig; print(BertConfig().hidden_size)"
+    code = (
+        "import hmi_kernels, transformers; from transformers import BertConfig; "
+        "print(BertConfig().hidden_size)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
     )

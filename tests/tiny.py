@@ -1,5 +1,5 @@
-"""Tiny real models to test with: a random BERT and a random MPNet of 4 layers in Hugging Face's own format, with their
-tokenizers.
+"""Tiny real models to test with: a random BERT and a random MPNet of 4 layers in Hugging Face's own format,
+with their tokenizers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,47 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 WORDS = [
-    "the", "a", "of", "and", "in", "cell", "gene", "protein", "market", "price", "stock", "trade", "good", "bad",
-    "film", "plot", "actor", "great", "poor", "loss", "profit", "bank", "acid", "drug", "dose", "cancer", "mouse",
-    "rises", "falls", "shows", "binds", "sells", "likes", "hates", "was", "is", "very", "not", "new", "old",
-]  # fmt: skip
+    "the",
+    "a",
+    "of",
+    "and",
+    "in",
+    "cell",
+    "gene",
+    "protein",
+    "market",
+    "price",
+    "stock",
+    "trade",
+    "good",
+    "bad",
+    "film",
+    "plot",
+    "actor",
+    "great",
+    "poor",
+    "loss",
+    "profit",
+    "bank",
+    "acid",
+    "drug",
+    "dose",
+    "cancer",
+    "mouse",
+    "rises",
+    "falls",
+    "shows",
+    "binds",
+    "sells",
+    "likes",
+    "hates",
+    "was",
+    "is",
+    "very",
+    "not",
+    "new",
+    "old",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = ["##s", "##ed", "##ing", "un", "##known"]
 DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
@@ -25,12 +62,22 @@ DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
 def write_tiny_source(folder: Path, seed: int = 0) -> Path:
     """Write config.json, model.safetensors and tokenizer.json into `folder`; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = {w: i for i, w in enumerate(dict.fromkeys([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))}
+    vocab = {
+        w: i
+        for i, w in enumerate(dict.fromkeys([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
+    }
     config = {
-        "model_type": "bert", "hidden_act": "gelu", "vocab_size": len(vocab), "hidden_size": DIM,
-        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": FFN,
-        "max_position_embeddings": POSITIONS, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
-    }  # fmt: skip
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "vocab_size": len(vocab),
+        "hidden_size": DIM,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": FFN,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_weights(len(vocab), seed), folder / "model.safetensors")
     _tokenizer(vocab).save(str(folder / "tokenizer.json"))
@@ -38,16 +85,25 @@ def write_tiny_source(folder: Path, seed: int = 0) -> Path:
 
 
 def write_tiny_mpnet(folder: Path, seed: int = 0) -> Path:
-    """The same as an MPNet: <s> is 0 and padding 1, positions begin at 2, attention is relative, no token types."""
+    """The same as an MPNet: <s> is 0 and padding 1, positions begin at 2, attention is relative, no token
+    types."""
     folder.mkdir(parents=True, exist_ok=True)
     specials = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]"]
     words = list(dict.fromkeys([*WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
     vocab = {w: i for i, w in enumerate([*specials, *words, "<mask>"])}
     config = {
-        "model_type": "mpnet", "hidden_act": "gelu", "vocab_size": len(vocab), "hidden_size": DIM,
-        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": FFN, "pad_token_id": 1,
-        "max_position_embeddings": POSITIONS + 2, "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5,
-    }  # fmt: skip
+        "model_type": "mpnet",
+        "hidden_act": "gelu",
+        "vocab_size": len(vocab),
+        "hidden_size": DIM,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": FFN,
+        "pad_token_id": 1,
+        "max_position_embeddings": POSITIONS + 2,
+        "relative_attention_num_buckets": 32,
+        "layer_norm_eps": 1e-5,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_as_mpnet(_weights(len(vocab), seed), seed), folder / "model.safetensors")
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
@@ -78,9 +134,13 @@ def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
         "embeddings.LayerNorm.bias": torch.zeros(DIM),
     }
     linear = {
-        "attention.self.query": (DIM, DIM), "attention.self.key": (DIM, DIM), "attention.self.value": (DIM, DIM),
-        "attention.output.dense": (DIM, DIM), "intermediate.dense": (FFN, DIM), "output.dense": (DIM, FFN),
-    }  # fmt: skip
+        "attention.self.query": (DIM, DIM),
+        "attention.self.key": (DIM, DIM),
+        "attention.self.value": (DIM, DIM),
+        "attention.output.dense": (DIM, DIM),
+        "intermediate.dense": (FFN, DIM),
+        "output.dense": (DIM, FFN),
+    }
     for i in range(LAYERS):
         p = f"encoder.layer.{i}."
         for name, size in linear.items():
@@ -93,10 +153,12 @@ def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
 def _as_mpnet(w: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
     """BERT's weights under MPNet's names, with what it has besides."""
     renamed = {
-        "attention.self.query": "attention.attn.q", "attention.self.key": "attention.attn.k",
-        "attention.self.value": "attention.attn.v", "attention.output.dense": "attention.attn.o",
+        "attention.self.query": "attention.attn.q",
+        "attention.self.key": "attention.attn.k",
+        "attention.self.value": "attention.attn.v",
+        "attention.output.dense": "attention.attn.o",
         "attention.output.LayerNorm": "attention.LayerNorm",
-    }  # fmt: skip
+    }
     out = {}
     for name, value in w.items():
         for bert, mpnet in renamed.items():

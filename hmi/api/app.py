@@ -1,4 +1,5 @@
-"""The aiohttp application: it builds the services at start and adds one route for each line of the route table."""
+"""The aiohttp application: it builds the services at start and adds one route for each line of the route
+table."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def create_app(settings: Settings) -> web.Application:
 
 
 def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
-    """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for that."""
+    """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for
+    that."""
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
 
@@ -99,7 +101,9 @@ async def drain(services: Services) -> None:
 async def _answered(services: Services) -> bool:
     """Wait until the accepted requests are answered, at most DRAIN_S: a body may come slowly, or never."""
     began = time.monotonic()
-    seen: dict[int, tuple[int, float]] = {}  # request -> bytes of its body so far, and when the last of them came
+    seen: dict[
+        int, tuple[int, float]
+    ] = {}  # request -> bytes of its body so far, and when the last of them came
     while services.in_flight.count and (waited := time.monotonic() - began) < DRAIN_S:
         with suppress(TimeoutError):
             await asyncio.wait_for(services.in_flight.none(), min(CHECK_S, DRAIN_S - waited))

@@ -22,11 +22,13 @@ class Input:
     place: str
     """How the caller names the input, for example `inputs[3]`."""
     parts: tuple[str, ...]
-    """The caller's name of each text in it. A list of words has one name, and a word's name is that with its index."""
+    """The caller's name of each text in it. A list of words has one name, and a word's name is that with its
+    index."""
 
 
 class Inputs(Sized, Iterable[Input], Protocol):
-    """The inputs of an ask. They may be made as they are read: a call with too many is refused before that."""
+    """The inputs of an ask. They may be made as they are read: a call with too many is refused before
+    that."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class AskResult:
     outputs: Sequence[InferResult]
     """One for each input, in their order."""
     timing: Mapping[str, float]
-    """Milliseconds. `total_ms` is the time since the call arrived; of each stage, the input that it took longest."""
+    """Milliseconds. `total_ms` is the time since the call arrived; of each stage, the input that it took
+    longest."""
     provenance: Provenance | None
     """None where the ask did not want it."""

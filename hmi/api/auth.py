@@ -1,7 +1,7 @@
 """Authentication and scopes: who calls, and what the caller may reach.
 
-Until an administrator's key exists, a server on loopback treats a request without a key as the administrator's.
-It checks tenants' keys all the same. On any other host every request needs a key.
+Until an administrator's key exists, a server on loopback treats a request without a key as the
+administrator's. It checks tenants' keys all the same. On any other host every request needs a key.
 """
 
 from __future__ import annotations
@@ -111,12 +111,14 @@ def _effective(record: KeyRecord) -> frozenset[Scope]:
 
 
 def _refuse_proxies(request: web.BaseRequest) -> None:
-    """A proxy on this machine makes the whole network's requests look local: they would all be the administrator's."""
+    """A proxy on this machine makes the whole network's requests look local: they would all be the
+    administrator's."""
     names = [name.lower() for name in request.headers]
     through = next((n for n in names if n in PROXIES or n.startswith("x-forwarded-")), None)
     if through is not None:
         raise Forbidden(
-            f"this request came through a proxy (header {through}), and the server cannot tell callers apart without "
+            f"this request came through a proxy (header {through}), and the server cannot tell callers "
+            "apart without "
             "keys: make an administrator's key first with 'hmi key create --admin'"
         )
 
@@ -128,7 +130,9 @@ def _refuse_browsers(request: web.BaseRequest) -> None:
     """
     origin = request.headers.get("Origin")
     if not is_loopback(_host(f"//{request.host}")) or (origin is not None and not is_loopback(_host(origin))):
-        raise Forbidden("a request without a key must come from a program on this machine: create a key and send it")
+        raise Forbidden(
+            "a request without a key must come from a program on this machine: create a key and send it"
+        )
 
 
 def _host(url: str) -> str:

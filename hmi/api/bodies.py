@@ -16,10 +16,12 @@ from hmi.model.memory import give_back_memory
 
 T = TypeVar("T")
 RESTS = 3
-"""The thread works for a quarter of the time: after each piece of work it rests three times as long. Parsing holds the
-interpreter's lock, so all others wait meanwhile. A quarter still parses far more than the engine can compute."""
+"""The thread works for a quarter of the time: after each piece of work it rests three times as long. Parsing
+holds the interpreter's lock, so all others wait meanwhile. A quarter still parses far more than the engine
+can compute."""
 LEAST_S = 0.001
-"""Less work of the event loop at a time needs no rest. Bodies in chunks of one byte take many times as long."""
+"""Less work of the event loop at a time needs no rest. Bodies in chunks of one byte take many times as
+long."""
 TRIM_BYTES = 4 << 20
 """After a request that held more than this, memory is given back to the kernel."""
 TRIM_EVERY_S = 5.0

@@ -59,15 +59,21 @@ def parse(model: Any, data: bytes) -> Any:
     try:
         found = _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
-        if error.error_count() == 1 and (problem := error.errors(include_url=False)[0])["type"] == "json_invalid":
+        if (
+            error.error_count() == 1
+            and (problem := error.errors(include_url=False)[0])["type"] == "json_invalid"
+        ):
             raise malformed(problem, data) from error
         raise from_validation(error, model) from error
     refuse_repeated(data, found)
     return found
 
 
-async def receive(route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan) -> Received:
-    """Read what `route` expects; `tenant` is the caller's, None reaches all; `loan` holds memory for the body.
+async def receive(
+    route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
+) -> Received:
+    """Read what `route` expects; `tenant` is the caller's, None reaches all; `loan` holds memory for the
+    body.
 
     Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound, QuotaExceeded, Unavailable.
     """
@@ -76,7 +82,9 @@ async def receive(route: Route, request: web.Request, services: Services, tenant
     encoding = _encoding(request)
     if route.files and request.content_type == "multipart/form-data":
         if encoding != "identity":
-            raise UnsupportedMediaType("a multipart body is not taken compressed as a whole: compress the files in it")
+            raise UnsupportedMediaType(
+                "a multipart body is not taken compressed as a whole: compress the files in it"
+            )
         return await _multipart(route, request, services, tenant, loan)
     if request.content_type != "application/json":
         wanted = "application/json" + (" or multipart/form-data" if route.files else "")
@@ -114,7 +122,9 @@ async def _multipart(
     loan.cover(2 * MAX_SPEC_BYTES)
     form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
     try:
-        body, _, _ = await _parsed(route, form.spec, "identity", _limit(route, services.settings), services, loan)
+        body, _, _ = await _parsed(
+            route, form.spec, "identity", _limit(route, services.settings), services, loan
+        )
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
@@ -152,7 +162,9 @@ def _encoding(request: web.Request) -> Encoding:
     named = request.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if named not in ENCODINGS:
         known = ", ".join(ENCODINGS[1:])
-        raise UnsupportedMediaType(f"Content-Encoding {named[:80]!r} is not known: use {known}, or leave it out")
+        raise UnsupportedMediaType(
+            f"Content-Encoding {named[:80]!r} is not known: use {known}, or leave it out"
+        )
     return named
 
 
@@ -172,12 +184,14 @@ def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
 
 
 async def _read(request: web.Request, limit: Limit, services: Services, loan: Loan) -> bytes:
-    """The body as it was sent. What it will take is borrowed before any of it is read, where its length is known."""
+    """The body as it was sent. What it will take is borrowed before any of it is read, where its length is
+    known."""
     _check_size(request.content_length or 0, limit, loan)
     inflow = _inflow(request, services, loan)
     await inflow.begin()
-    # One block of the body's length: one that grew would leave ever larger holes behind, and a list of what came could
-    # be of single bytes. The kernel gives pages as they are written to, so bytes that do not come take none.
+    # One block of the body's length: one that grew would leave ever larger holes behind, and a list of what
+    # came could be of single bytes. The kernel gives pages as they are written to, so bytes that do not come
+    # take none.
     block, size = np.empty(request.content_length or FIRST_BYTES, np.uint8), 0
     while chunk := await inflow.readany():
         end = size + len(chunk)
@@ -202,7 +216,9 @@ async def _parsed(
 
     def work() -> tuple[Any, str, int]:
         data = (
-            sent if encoding == "identity" else expanded(sent, encoding, limit, lambda n: loan.cover(len(sent) + 2 * n))
+            sent
+            if encoding == "identity"
+            else expanded(sent, encoding, limit, lambda n: loan.cover(len(sent) + 2 * n))
         )
         most = _most(route, services.settings)
         found = census(data, most)
@@ -221,7 +237,8 @@ def _most(route: Route, settings: Settings) -> Census:
 
 
 def _check_census(found: Census, most: Census, route: Route) -> None:
-    """Raise Malformed for what is nested too deeply, TooLarge naming the field that alone can hold so much."""
+    """Raise Malformed for what is nested too deeply, TooLarge naming the field that alone can hold so
+    much."""
     if found.depth > DEEPEST:
         raise too_deep()
     if found.values > most.values:

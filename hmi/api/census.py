@@ -1,7 +1,8 @@
 """Counting the values of a JSON text before it is parsed.
 
-Parsing a text of small values takes up to a hundred times its bytes of memory, and validation as much again for the
-errors. Counting takes no memory, and holds the interpreter's lock for a millisecond at a time at most.
+Parsing a text of small values takes up to a hundred times its bytes of memory, and validation as much again
+for the errors. Counting takes no memory, and holds the interpreter's lock for a millisecond at a time at
+most.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _QUOTE, _COMMA, _COLON, _LIST, _OBJECT, _END = b'",:[{]'
 
 @dataclass(frozen=True)
 class Census:
-    """`values` of any kind, and `members` of objects. Of a text that is not JSON no less than a parser would make.
+    """`values` of any kind, and `members` of objects. Of a text that is not JSON no less than a parser would
+    make.
 
     `depth`: how many lists and objects lie in one another at most; 0 where that was not looked at.
     """
@@ -30,7 +32,8 @@ class Census:
 
 
 def census(data: bytes, most: Census) -> Census:
-    """The counts; where a look that does not tell texts from the rest finds them within `most`, that look's."""
+    """The counts; where a look that does not tell texts from the rest finds them within `most`, that
+    look's."""
     quick = Census(1 + data.count(b",") + data.count(b"[") + data.count(b"{"), data.count(b":"))
     return quick if quick.within(most) else exact_census(data)
 

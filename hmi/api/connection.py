@@ -25,7 +25,8 @@ LEAST_CONNECTIONS = 16
 KEPT_FILES = 64
 """Descriptors that are never lent to connections."""
 REST_PAUSE_S, REST_S = 0.02, 5.0
-"""For the rest of a refused body: the pause after each discarded piece, and how long to discard before closing."""
+"""For the rest of a refused body: the pause after each discarded piece, and how long to discard before
+closing."""
 
 
 class Books(Protocol):
@@ -57,7 +58,8 @@ def most_connections(settings: Settings) -> int:
         return min(max(files // 2, LEAST_CONNECTIONS), MOST_CONNECTIONS)
     if settings.max_connections > files - KEPT_FILES:
         raise InvalidInput(
-            f"max_connections = {settings.max_connections} needs more than the {files} files that this process may "
+            f"max_connections = {settings.max_connections} needs more than the {files} files that this "
+            "process may "
             f"open: raise the limit (ulimit -n), or give at most {files - KEPT_FILES}",
             field="max_connections",
         )
@@ -65,14 +67,17 @@ def most_connections(settings: Settings) -> int:
 
 
 class Connection(web.RequestHandler):
-    """Known to the door from its first byte to its last. A guest is one too many: it gets an answer and is closed."""
+    """Known to the door from its first byte to its last. A guest is one too many: it gets an answer and is
+    closed."""
 
     __slots__ = ("address", "books", "guest", "since", "toil_s", "unsent", "wire")
 
     def __init__(self, server: web.Server, books: Books, address: str, guest: bool, **settings: Any) -> None:
         # What is left of a body after its answer, _throw_away reads.
         settings = {**settings, "lingering_time": 0.0}
-        super().__init__(server, loop=asyncio.get_running_loop(), access_log=cast(logging.Logger, None), **settings)
+        super().__init__(
+            server, loop=asyncio.get_running_loop(), access_log=cast(logging.Logger, None), **settings
+        )
         self.books, self.address, self.guest = books, address, guest
         self.since = 0.0
         """When it arrived, or was last answered, on the loop's clock."""
@@ -166,10 +171,11 @@ def is_guest(request: web.BaseRequest) -> bool:
 
 
 async def _throw_away(request: web.BaseRequest, books: Books) -> None:
-    """Read on slowly after an answer that did not need the whole body, so that the client comes to read the answer.
+    """Read on slowly after an answer that did not need the whole body, so that the client comes to read the
+    answer.
 
-    Closed at once, it could lose it; at full speed, unwanted bodies would keep the event loop busy. So all that there
-    are share the speed of one.
+    Closed at once, it could lose it; at full speed, unwanted bodies would keep the event loop busy. So all
+    that there are share the speed of one.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + REST_S

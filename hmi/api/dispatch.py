@@ -59,8 +59,8 @@ def handler_of(route: Route) -> AioHandler:
             work.add_done_callback(services.working.discard)
             return await asyncio.shield(work)
         finally:
-            # An error's traceback leads here: with the task, which holds the error, what the body took would stay
-            # until the garbage collector comes by.
+            # An error's traceback leads here: with the task, which holds the error, what the body took would
+            # stay until the garbage collector comes by.
             del work
 
     return handle
@@ -165,7 +165,8 @@ async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) 
     if isinstance(reply, web.StreamResponse):
         return reply
     headers = {"Location": reply.location} if reply.location else None
-    # Encoding in one piece keeps the interpreter's lock to its end, from whichever thread; in chunks it does not.
+    # Encoding in one piece keeps the interpreter's lock to its end, from whichever thread; in chunks it does
+    # not.
     text = await off_loop(reply.large, _text_in_chunks if reply.large else _ENCODER.encode, body)
     return _json(text, route.status, headers)
 
@@ -202,12 +203,16 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
 def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}"), {"Allow": allowed}
+        return MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}"), {
+            "Allow": allowed
+        }
     if isinstance(error, web.HTTPNotFound):
         return NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json"), {}
     told = known(error)
     if told is None:
-        log.error("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path, exc_info=error)
+        log.error(
+            "request %s: %s %s failed", request[REQUEST_ID], request.method, request.path, exc_info=error
+        )
         told = HmiError(INTERNAL_MESSAGE)
     return told, {}
 

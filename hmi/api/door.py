@@ -44,8 +44,9 @@ class Limits:
 class Door:
     """Owns the listening socket's accepting and every connection's place.
 
-    With all places taken, the connection that has waited longest goes: first of those that have not sent the whole
-    head of a request in a second, then of those that have been answered. Where all are at work, a newcomer is a guest.
+    With all places taken, the connection that has waited longest goes: first of those that have not sent the
+    whole head of a request in a second, then of those that have been answered. Where all are at work, a
+    newcomer is a guest.
     """
 
     def __init__(self, listener: socket.socket, server: web.Server, settings: Settings) -> None:
@@ -112,8 +113,8 @@ class Door:
             self._loop.add_reader(self._listener, self._accept)
 
     def _rest(self) -> None:
-        """Stop accepting for a moment. Whoever comes, goes or frees a descriptor elsewhere may end what was in the way;
-        since not all of these are told here, a timer ends the pause in any case."""
+        """Stop accepting for a moment. Whoever comes, goes or frees a descriptor elsewhere may end what was
+        in the way; since not all of these are told here, a timer ends the pause in any case."""
         self._stop_listening()
         self._pause = self._loop.call_later(RETRY_S, self._listen)
 
@@ -191,7 +192,8 @@ class Door:
         if self._loop.time() - self._complained >= COMPLAIN_S:
             self._complained = self._loop.time()
             log.warning(
-                "cannot accept connections (%s) with %d open: raise the limit of files, or lower max_connections",
+                "cannot accept connections (%s) with %d open: raise the limit of files, or lower "
+                "max_connections",
                 error.strerror,
                 len(self._all),
             )
@@ -216,7 +218,8 @@ def _stalled(connection: Connection, now: float, idle_s: float) -> bool:
 
 
 def _address(host: str) -> str:
-    """Whose connections count together: an IPv4 address, an IPv6 network of one customer, and "" for this machine.
+    """Whose connections count together: an IPv4 address, an IPv6 network of one customer, and "" for this
+    machine.
 
     This machine's are not limited by address: a proxy in front brings everybody's.
     """

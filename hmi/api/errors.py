@@ -1,4 +1,5 @@
-"""The only place that maps an error to HTTP: kind → status. Each protocol shapes the body of its own errors."""
+"""The only place that maps an error to HTTP: kind → status. Each protocol shapes the body of its own
+errors."""
 
 from __future__ import annotations
 
@@ -99,12 +100,17 @@ def pointer(loc: Sequence[int | str]) -> str:
 def from_validation(error: ValidationError, model: Any) -> HmiError:
     """413 for what is over a limit, else 422 naming each field. `model`: what was wanted."""
     if error.error_count() > MOST_PROBLEMS:
-        return InvalidInput(f"body: {error.error_count()} things in it are wrong: check its form", field="body")
+        return InvalidInput(
+            f"body: {error.error_count()} things in it are wrong: check its form", field="body"
+        )
     problems = error.errors(include_url=False)
     for problem in problems:
         if problem["type"] == "too_long":
-            return over(pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request")
-    # What is there and should not be tells more than what is missing: it is the same field misspelt, as a rule.
+            return over(
+                pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request"
+            )
+    # What is there and should not be tells more than what is missing: it is the same field misspelt, as a
+    # rule.
     problems.sort(key=lambda p: p["type"] != "extra_forbidden")
     fields = _merged(problems[:TOLD_PROBLEMS], model)
     field, message = next(iter(fields.items()))

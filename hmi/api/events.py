@@ -1,4 +1,5 @@
-"""Server-sent events. The status is sent before the stream, so a later error becomes an event of the stream."""
+"""Server-sent events. The status is sent before the stream, so a later error becomes an event of the
+stream."""
 
 from __future__ import annotations
 
@@ -27,10 +28,13 @@ class Events:
 
 
 async def stream(
-    request: web.Request, body: Callable[[Events], Awaitable[None]], shaped: Callable[[Exception], dict[str, object]]
+    request: web.Request,
+    body: Callable[[Events], Awaitable[None]],
+    shaped: Callable[[Exception], dict[str, object]],
 ) -> web.StreamResponse:
-    """Answer with the events that `body` sends. An error ends the stream as `event: error` with `shaped(error)` as
-    data: the status and the headers are already sent, so a second answer would be read as a part of the first."""
+    """Answer with the events that `body` sends. An error ends the stream as `event: error` with
+    `shaped(error)` as data: the status and the headers are already sent, so a second answer would be read as
+    a part of the first."""
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
     events = Events(response)

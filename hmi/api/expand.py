@@ -21,7 +21,8 @@ ZSTD_FEED = 512
 """A zstd block of 4 bytes can hold 128 KiB, so 512 bytes expand to 16 MiB at most."""
 ZSTD_WINDOW = 1 << 27
 MEMBERS = 1 << 16
-"""A file may be so many archives one after the other; empty ones cost time and count towards no other limit."""
+"""A file may be so many archives one after the other; empty ones cost time and count towards no other
+limit."""
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 Encoding = Literal["identity", "gzip", "deflate", "zstd"]
@@ -34,9 +35,11 @@ def expand_into(source: BinaryIO, target: Path, field: str, limit: int) -> int:
     return sum(expanding(source, target, field, limit, lambda _: None))
 
 
-def expanding(source: BinaryIO, target: Path, field: str, limit: int, grow: Callable[[int], None]) -> Iterator[int]:
-    """Copy `source` to `target`, expanded where it is gzip or zstd, in short steps: the bytes of each. `grow` is told
-    how many bytes come before they are written.
+def expanding(
+    source: BinaryIO, target: Path, field: str, limit: int, grow: Callable[[int], None]
+) -> Iterator[int]:
+    """Copy `source` to `target`, expanded where it is gzip or zstd, in short steps: the bytes of each. `grow`
+    is told how many bytes come before they are written.
 
     Raises TooLarge once more than `limit` bytes come out and InvalidData for a damaged archive; the
     target is then removed.
@@ -53,7 +56,9 @@ def expanding(source: BinaryIO, target: Path, field: str, limit: int, grow: Call
                 yield len(chunk)
     except _BROKEN as error:
         target.unlink(missing_ok=True)
-        raise InvalidData(f"{field} is not a sound archive ({error}): compress it again", field=field) from error
+        raise InvalidData(
+            f"{field} is not a sound archive ({error}): compress it again", field=field
+        ) from error
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -97,7 +102,8 @@ def _encoding_of(source: BinaryIO) -> Encoding:
 
 
 def _chunks(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
-    """What `source` expands to. Raises zlib.error, ZstdError, and EOFError for an archive that is cut short."""
+    """What `source` expands to. Raises zlib.error, ZstdError, and EOFError for an archive that is cut
+    short."""
     if encoding == "identity":
         yield from iter(lambda: source.read(CHUNK), b"")
     elif encoding == "zstd":

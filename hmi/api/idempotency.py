@@ -32,9 +32,13 @@ class Once:
 
     async def kept(self, services: Services) -> dict[str, Any] | None:
         """The stored answer of the first request. Raises InvalidInput if that request was a different one."""
-        kept: dict[str, Any] | None = await asyncio.to_thread(services.manager.registry.remember, self.name, SCOPE)
+        kept: dict[str, Any] | None = await asyncio.to_thread(
+            services.manager.registry.remember, self.name, SCOPE
+        )
         if kept is not None and kept["digest"] != self.digest:
-            raise InvalidInput(f"this {HEADER} came with a different request before: use a new {HEADER}", field=HEADER)
+            raise InvalidInput(
+                f"this {HEADER} came with a different request before: use a new {HEADER}", field=HEADER
+            )
         return kept
 
     async def keep(self, services: Services, reply: Reply, body: Any) -> None:

@@ -49,15 +49,22 @@ class Inference:
     settings: Settings
 
     async def answer(
-        self, asks: Sequence[Ask], caller: Caller, arrived: float, *, field: str = "inputs", large: bool = False
+        self,
+        asks: Sequence[Ask],
+        caller: Caller,
+        arrived: float,
+        *,
+        field: str = "inputs",
+        large: bool = False,
     ) -> list[AskResult]:
-        """Answer all asks, in their order, or none. The engine gets them at once, so that it batches them together.
+        """Answer all asks, in their order, or none. The engine gets them at once, so that it batches them
+        together.
 
-        arrived: the monotonic time that deadlines and `total_ms` count from. field: what an error names if the call
-        has too many inputs. large: check the inputs off the event loop.
+        arrived: the monotonic time that deadlines and `total_ms` count from. field: what an error names if
+        the call has too many inputs. large: check the inputs off the event loop.
 
-        Raises NotFound (a model that does not exist, or that the caller does not reach), TooLarge and InvalidInput
-        (each names the field), Unavailable, DeadlineExceeded.
+        Raises NotFound (a model that does not exist, or that the caller does not reach), TooLarge and
+        InvalidInput (each names the field), Unavailable, DeadlineExceeded.
         """
         for ask in asks:
             caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
@@ -69,7 +76,9 @@ class Inference:
         return [_result(ask, list(islice(results, len(ask.inputs))), total_ms) for ask in asks]
 
     def _requests(self, asks: Sequence[Ask], arrived: float) -> list[InferRequest]:
-        return [request for number, ask in enumerate(asks) for request in self._requests_of(ask, number, arrived)]
+        return [
+            request for number, ask in enumerate(asks) for request in self._requests_of(ask, number, arrived)
+        ]
 
     def _requests_of(self, ask: Ask, number: int, arrived: float) -> Iterator[InferRequest]:
         deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
@@ -88,7 +97,8 @@ class Inference:
 
 
 def _checked(given: Input, limit: int) -> Text:
-    """The text of an input. Raises TooLarge and InvalidInput. Whether its form fits the model, the engine checks."""
+    """The text of an input. Raises TooLarge and InvalidInput. Whether its form fits the model, the engine
+    checks."""
     text = given.text
     if isinstance(text, list):
         _check_words(text, given.parts[0], limit)

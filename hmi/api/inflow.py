@@ -12,7 +12,8 @@ from hmi.api.errors import Malformed
 from hmi.errors import HmiError
 
 LEAST_RATE = 1024
-"""Bytes a second that a client must send on the average, counted after the first `idle_s` seconds of waiting for it."""
+"""Bytes a second that a client must send on the average, counted after the first `idle_s` seconds of waiting
+for it."""
 MOST_LINES, MOST_LINE_BYTES = 512, 8190
 """Limits on a multipart body's lines outside of its parts: headers and boundaries."""
 
@@ -20,9 +21,9 @@ MOST_LINES, MOST_LINE_BYTES = 512, 8190
 class Inflow:
     """The stream of a request's body; a multipart reader reads from it as from aiohttp's own.
 
-    A body may take as long as it likes while bytes come: no pause of more than `idle_s`, and LEAST_RATE on the average.
-    Only waiting for the client counts, not what the server does meanwhile, nor its rests: `rest` is told before each
-    read how many seconds of the event loop the last one took. Reads raise Malformed.
+    A body may take as long as it likes while bytes come: no pause of more than `idle_s`, and LEAST_RATE on
+    the average. Only waiting for the client counts, not what the server does meanwhile, nor its rests: `rest`
+    is told before each read how many seconds of the event loop the last one took. Reads raise Malformed.
     """
 
     def __init__(self, request: web.Request, idle_s: float, rest: Callable[[float], Awaitable[None]]) -> None:
@@ -34,7 +35,10 @@ class Inflow:
 
     async def begin(self) -> None:
         """Tell a client that asked whether to send its body to do so."""
-        if self._request.version >= (1, 1) and self._request.headers.get("Expect", "").lower() == "100-continue":
+        if (
+            self._request.version >= (1, 1)
+            and self._request.headers.get("Expect", "").lower() == "100-continue"
+        ):
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._request.writer.output_size = 0  # no part of the answer yet
 
@@ -66,7 +70,9 @@ class Inflow:
             line += self._held[self._at : end]
             self._at = end
             if len(line) > MOST_LINE_BYTES:
-                raise Malformed(f"the multipart body has a line of over {MOST_LINE_BYTES} bytes outside of its parts")
+                raise Malformed(
+                    f"the multipart body has a line of over {MOST_LINE_BYTES} bytes outside of its parts"
+                )
         return line
 
     def at_eof(self) -> bool:
@@ -76,7 +82,8 @@ class Inflow:
         self._held, self._at = data + self._held[self._at :], 0
 
     async def _next(self) -> bytes:
-        """All bytes that have arrived. Not aiohttp's read(n), which takes a body of one-byte chunks in one long go."""
+        """All bytes that have arrived. Not aiohttp's read(n), which takes a body of one-byte chunks in one
+        long go."""
         await self._rest(toil_of(self._request))
         return await self._in_time(self._content.readany())
 
@@ -91,7 +98,8 @@ class Inflow:
             raise
         except TimeoutError as error:
             raise Malformed(
-                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds and at no less "
+                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds "
+                "and at no less "
                 f"than {LEAST_RATE} bytes a second"
             ) from error
         except web.RequestPayloadError as error:

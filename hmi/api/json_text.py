@@ -1,4 +1,5 @@
-"""What a JSON text has that its parsed value does not show: names given twice, and where what is no JSON stands.
+"""What a JSON text has that its parsed value does not show: names given twice, and where what is no JSON
+stands.
 
 The parser takes the last of several members of one name, and tells a line and a column.
 """
@@ -42,10 +43,11 @@ class _Repeated(dict[str, Any]):
 
 
 def refuse_repeated(data: bytes, found: Any) -> None:
-    """Raises InvalidInput naming the first member that an object of `data`, parsed to `found`, has more than once.
+    """Raises InvalidInput naming the first member that an object of `data`, parsed to `found`, has more than
+    once.
 
-    A large text whose members are as many as those of `found` is not read a second time: that takes as long as the
-    first, and holds the interpreter's lock.
+    A large text whose members are as many as those of `found` is not read a second time: that takes as long
+    as the first, and holds the interpreter's lock.
     """
     members = _members(found) if len(data) > SMALL_BYTES else None
     if members is not None and (data.count(b":") == members or exact_census(data).members == members):
@@ -88,7 +90,8 @@ def malformed(problem: ErrorDetails, data: bytes) -> Malformed:
 def too_deep() -> Malformed:
     """Of a text whose lists and objects lie in one another more than DEEPEST levels deep."""
     return Malformed(
-        f"the body is nested more than {DEEPEST} levels deep: no field here has more than a few, so look for brackets "
+        f"the body is nested more than {DEEPEST} levels deep: no field here has more than a few, so look "
+        "for brackets "
         "that do not close",
         field="body",
     )
@@ -115,7 +118,8 @@ def _place_of(data: bytes, wanted: Callable[[Any], bool]) -> Place | None:
 
 
 def _walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every value and where it stands, outer ones first. A name that is no text stands where its object does."""
+    """Every value and where it stands, outer ones first. A name that is no text stands where its object
+    does."""
     yield place, value
     if isinstance(value, dict):
         for name, inner in value.items():

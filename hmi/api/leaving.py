@@ -27,7 +27,8 @@ async def leave(
 ) -> None:
     """Take no more connections and wait for the ends of those there are, until `until` (of the loop's clock).
 
-    `stop_accepting` closes the listener. What is left in the end, since its answer is never read, is to be cut.
+    `stop_accepting` closes the listener. What is left in the end, since its answer is never read, is to be
+    cut.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -40,7 +41,9 @@ async def leave(
             if _waits(connection):
                 connection.force_close()
         if loop.time() > max(until, began + LINGER_S + GRACE_S):
-            log.warning("stopping with %d connections cut: their answers are read too slowly", len(server.connections))
+            log.warning(
+                "stopping with %d connections cut: their answers are read too slowly", len(server.connections)
+            )
             return
 
 
@@ -72,8 +75,8 @@ _NO_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 
 def refuse_new(listener: socket.socket) -> None:
     """Have the kernel ignore whoever wants to connect from now on, while the loop accepts those that have.
 
-    Closing a socket that listens resets the connections in its queue, whose requests may have been sent in full. So
-    the queue must run empty first. On Linux only: elsewhere there is no way, and a few may be reset.
+    Closing a socket that listens resets the connections in its queue, whose requests may have been sent in
+    full. So the queue must run empty first. On Linux only: elsewhere there is no way, and a few may be reset.
     """
     if not sys.platform.startswith("linux"):
         return

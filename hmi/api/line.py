@@ -22,8 +22,8 @@ class Turn:
 
 
 class Line:
-    """Each holder has one piece of work in the threads at a time: however much one brings, another that comes waits for
-    one piece of each of those before it. Of one event loop."""
+    """Each holder has one piece of work in the threads at a time: however much one brings, another that comes
+    waits for one piece of each of those before it. Of one event loop."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads

@@ -1,4 +1,5 @@
-"""The calls of the route table without HTTP. The command line runs them on a data folder, as administrator."""
+"""The calls of the route table without HTTP. The command line runs them on a data folder, as
+administrator."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class LocalCalls:
         if job is None or self.services.manager.job(job).state != "queued":
             return error
         return Conflict(
-            f"{error.message.partition(':')[0]}, and nothing runs it: go on with it by 'hmi job resume {job}', or give "
+            f"{error.message.partition(':')[0]}, and nothing runs it: go on with it by 'hmi job resume "
+            f"{job}', or give "
             f"it up by 'hmi job cancel {job}'",
             **error.details,
         )

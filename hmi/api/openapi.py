@@ -124,12 +124,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     found = []
     for name in route.parameters:
         schema = (
-            _inline(PARAMETERS[name])
-            if name in PARAMETERS
-            else {
-                "type": "string",
-                "pattern": OPAQUE_PATTERN,
-            }
+            _inline(PARAMETERS[name]) if name in PARAMETERS else {"type": "string", "pattern": OPAQUE_PATTERN}
         )
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
     if route.query is not None:

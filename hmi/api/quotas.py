@@ -40,7 +40,8 @@ class Quotas:
             return
         if self._streams[tenant] >= TENANT_STREAMS:
             raise QuotaExceeded(
-                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or ask GET /manage/jobs",
+                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or ask GET "
+                "/manage/jobs",
                 limit=TENANT_STREAMS,
             )
         self._streams[tenant] += 1

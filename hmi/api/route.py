@@ -40,7 +40,8 @@ class Call:
     """Bytes of the JSON body; 0 where it came without HTTP."""
 
     def holder(self) -> str | None:
-        """The tenant whose share of the server the request uses: the caller's, or for an administrator the model's.
+        """The tenant whose share of the server the request uses: the caller's, or for an administrator the
+        model's.
 
         Raises NotFound if the caller may not reach the model in the path.
         """

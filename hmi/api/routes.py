@@ -41,7 +41,14 @@ from hmi.api.schemas_stats import StatsView
 
 DATA = {"data": False, "dev": False, "unlabelled": False}
 """No file is required here: the manager refuses missing data, since an embedding model needs none."""
-ADAPTER = {"adapter_config": True, "adapter": True, "head_config": False, "head": False, "data": False, "dev": False}
+ADAPTER = {
+    "adapter_config": True,
+    "adapter": True,
+    "head_config": False,
+    "head": False,
+    "data": False,
+    "dev": False,
+}
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
 DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
@@ -49,7 +56,8 @@ DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/man
 
 @cache
 def contract() -> tuple[bytes, str]:
-    """The document as it is sent, and its ETag. Rendered once: anybody may ask, and it takes tens of milliseconds."""
+    """The document as it is sent, and its ETag. Rendered once: anybody may ask, and it takes tens of
+    milliseconds."""
     body = json.dumps(document(ROUTES), ensure_ascii=False, separators=(",", ":")).encode()
     return body, hashlib.sha256(body).hexdigest()[:32]
 
@@ -67,108 +75,235 @@ async def openapi(call: Call) -> web.StreamResponse:
 ROOTS = (
     Route("GET", "/manage/roots", roots.list_roots, "List the roots.", RootList, "manage"),
     Route(
-        "POST", "/manage/roots", roots.import_root, "Import a root.", JobAccepted, "admin", 202,
-        body=ImportRoot, files=dict.fromkeys(roots.TEXTS, False), creates=True, kinds=("conflict", "unsupported_model"),
+        "POST",
+        "/manage/roots",
+        roots.import_root,
+        "Import a root.",
+        JobAccepted,
+        "admin",
+        202,
+        body=ImportRoot,
+        files=dict.fromkeys(roots.TEXTS, False),
+        creates=True,
+        kinds=("conflict", "unsupported_model"),
     ),
     Route(
-        "DELETE", "/manage/roots/{root}", roots.delete_root, "Delete a root that nothing depends on.",
-        NoBody, "admin", kinds=("conflict",),
+        "DELETE",
+        "/manage/roots/{root}",
+        roots.delete_root,
+        "Delete a root that nothing depends on.",
+        NoBody,
+        "admin",
+        kinds=("conflict",),
     ),
-)  # fmt: skip
+)
 
 DOMAINS = (
     Route("GET", "/manage/domains", domains.list_domains, "List the version trees.", DomainList, "manage"),
     Route(
-        "POST", "/manage/domains", domains.create_domain, "Create a branch from a parent and a corpus.",
-        JobAccepted, "admin", 202, body=CreateDomain, files=CORPUS, creates=True,
+        "POST",
+        "/manage/domains",
+        domains.create_domain,
+        "Create a branch from a parent and a corpus.",
+        JobAccepted,
+        "admin",
+        202,
+        body=CreateDomain,
+        files=CORPUS,
+        creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route("GET", DOMAIN, domains.show_domain, "A domain and its versions.", DomainView, "manage"),
     Route(
-        "POST", f"{DOMAIN}/update", domains.update_domain, "Build a new version from more text.",
-        JobAccepted, "admin", 202, body=UpdateDomain, files=CORPUS, creates=True,
+        "POST",
+        f"{DOMAIN}/update",
+        domains.update_domain,
+        "Build a new version from more text.",
+        JobAccepted,
+        "admin",
+        202,
+        body=UpdateDomain,
+        files=CORPUS,
+        creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "PATCH", DOMAIN, domains.change_domain, "Switch the recording of misses on or off.",
-        DomainView, "admin", body=ChangeDomain, kinds=("storage_full",),
+        "PATCH",
+        DOMAIN,
+        domains.change_domain,
+        "Switch the recording of misses on or off.",
+        DomainView,
+        "admin",
+        body=ChangeDomain,
+        kinds=("storage_full",),
     ),
     Route(
-        "POST", f"{DOMAIN}/grow", domains.grow_domain, "Build a new version with what users' texts missed most.",
-        JobAccepted, "admin", 202, body=GrowDomain, creates=True, kinds=("conflict", "storage_full"),
+        "POST",
+        f"{DOMAIN}/grow",
+        domains.grow_domain,
+        "Build a new version with what users' texts missed most.",
+        JobAccepted,
+        "admin",
+        202,
+        body=GrowDomain,
+        creates=True,
+        kinds=("conflict", "storage_full"),
     ),
     Route(
-        "POST", f"{DOMAIN}/rollback", domains.rollback_domain, "Point the domain to an older version.",
-        DomainView, "admin", body=RollbackDomain, kinds=("conflict",),
+        "POST",
+        f"{DOMAIN}/rollback",
+        domains.rollback_domain,
+        "Point the domain to an older version.",
+        DomainView,
+        "admin",
+        body=RollbackDomain,
+        kinds=("conflict",),
     ),
     Route(
-        "DELETE", DOMAIN, domains.delete_domain, "Delete a domain that nothing depends on.",
-        NoBody, "admin", kinds=("conflict",),
+        "DELETE",
+        DOMAIN,
+        domains.delete_domain,
+        "Delete a domain that nothing depends on.",
+        NoBody,
+        "admin",
+        kinds=("conflict",),
     ),
-)  # fmt: skip
+)
 
 TENANTS = (
     Route("GET", "/manage/tenants", tenants.list_tenants, "List the tenants.", TenantList, "manage"),
     Route(
-        "POST", "/manage/tenants", tenants.create_tenant, "Create a tenant and its first key.",
-        TenantCreated, "admin", 201, body=CreateTenant, creates=True, again=tenants.create_tenant_again,
+        "POST",
+        "/manage/tenants",
+        tenants.create_tenant,
+        "Create a tenant and its first key.",
+        TenantCreated,
+        "admin",
+        201,
+        body=CreateTenant,
+        creates=True,
+        again=tenants.create_tenant_again,
         kinds=("conflict",),
     ),
-    Route("DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"),
+    Route(
+        "DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"
+    ),
     Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
     Route(
-        "POST", KEYS, tenants.create_key, "Issue a key.", KeyCreated, "manage", 201,
-        body=CreateKey, creates=True, again=tenants.create_key_again,
+        "POST",
+        KEYS,
+        tenants.create_key,
+        "Issue a key.",
+        KeyCreated,
+        "manage",
+        201,
+        body=CreateKey,
+        creates=True,
+        again=tenants.create_key_again,
     ),
     Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
     Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
-)  # fmt: skip
+)
 
 MODELS = (
     Route(
-        "GET", "/manage/models", models.list_models, "List models.", ModelList, "manage",
-        query=ModelQuery, kinds=("not_found",),
+        "GET",
+        "/manage/models",
+        models.list_models,
+        "List models.",
+        ModelList,
+        "manage",
+        query=ModelQuery,
+        kinds=("not_found",),
     ),
     Route(
-        "POST", "/manage/models", models.create_model, "Fine-tune a new model.", JobAccepted, "manage", 202,
-        body=CreateModel, files=DATA, creates=True,
+        "POST",
+        "/manage/models",
+        models.create_model,
+        "Fine-tune a new model.",
+        JobAccepted,
+        "manage",
+        202,
+        body=CreateModel,
+        files=DATA,
+        creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "POST", "/manage/models/import", models.import_module, "Make a model from an adapter of adapter-hub.",
-        JobAccepted, "manage", 202, body=ImportModule, files=ADAPTER, creates=True,
+        "POST",
+        "/manage/models/import",
+        models.import_module,
+        "Make a model from an adapter of adapter-hub.",
+        JobAccepted,
+        "manage",
+        202,
+        body=ImportModule,
+        files=ADAPTER,
+        creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "GET", f"{MODEL}/module", models.export_module, "Export a module to adapter-hub.", ModuleExport,
-        "manage", kinds=("damaged",),
+        "GET",
+        f"{MODEL}/module",
+        models.export_module,
+        "Export a module to adapter-hub.",
+        ModuleExport,
+        "manage",
+        kinds=("damaged",),
     ),
     Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
     Route(
-        "POST", f"{MODEL}/update", models.update_model, "Fine-tune a new version.", JobAccepted, "manage", 202,
-        body=UpdateModel, files=DATA, creates=True,
+        "POST",
+        f"{MODEL}/update",
+        models.update_model,
+        "Fine-tune a new version.",
+        JobAccepted,
+        "manage",
+        202,
+        body=UpdateModel,
+        files=DATA,
+        creates=True,
         kinds=("conflict", "invalid_data"),
     ),
     Route(
-        "POST", f"{MODEL}/rollback", models.rollback_model, "Let another version answer.",
-        ModelView, "manage", body=RollbackModel, kinds=("conflict",),
+        "POST",
+        f"{MODEL}/rollback",
+        models.rollback_model,
+        "Let another version answer.",
+        ModelView,
+        "manage",
+        body=RollbackModel,
+        kinds=("conflict",),
     ),
     Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
-)  # fmt: skip
+)
 
 JOBS = (
     Route(
-        "GET", "/manage/jobs", jobs.list_jobs, "List jobs, newest first.", JobList, "manage",
-        query=JobQuery, kinds=("not_found",),
+        "GET",
+        "/manage/jobs",
+        jobs.list_jobs,
+        "List jobs, newest first.",
+        JobList,
+        "manage",
+        query=JobQuery,
+        kinds=("not_found",),
     ),
     Route("GET", JOB, jobs.show_job, "A job and its progress.", JobView, "manage"),
     Route(
-        "GET", f"{JOB}/events", jobs.job_events, "Follow a job (server-sent events).", None, "manage",
-        media="text/event-stream", cancellable=True, kinds=("quota_exceeded",),
+        "GET",
+        f"{JOB}/events",
+        jobs.job_events,
+        "Follow a job (server-sent events).",
+        None,
+        "manage",
+        media="text/event-stream",
+        cancellable=True,
+        kinds=("quota_exceeded",),
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
-)  # fmt: skip
+)
 
 OPERATION = (
     Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, draining=True),

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, JobCost, JobKind, JobState, Progress
+from hmi.core import (
+    DOMAIN_PATTERN,
+    ID_PATTERN,
+    MODEL_PATTERN,
+    NAME_PATTERN,
+    JobCost,
+    JobKind,
+    JobState,
+    Progress,
+)
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 ModelName = Annotated[

@@ -14,12 +14,15 @@ class ChangeDomain(Request):
 
     record_misses: bool | None = Field(
         default=None,
-        description="true counts the n-grams of users' texts that the PLOT lacks; false stops and deletes the counts.",
+        description="true counts the n-grams of users' texts that the PLOT lacks; false stops and "
+        "deletes the counts.",
     )
 
 
 class GrowDomain(Request):
-    min_count: int = Field(default=5, ge=1, le=2**31, description="How often an n-gram must have been missed.")
+    min_count: int = Field(
+        default=5, ge=1, le=2**31, description="How often an n-gram must have been missed."
+    )
 
 
 class DomainVersionView(Answer):
@@ -30,7 +33,9 @@ class DomainVersionView(Answer):
     entries: dict[str, int]
     bytes: int
     alpha: float | None = Field(description="Percent of trigram occurrences covered, also with a budget.")
-    budget_bytes: int | None = Field(description="The budget that it was built with; null if it was built with alpha.")
+    budget_bytes: int | None = Field(
+        description="The budget that it was built with; null if it was built with alpha."
+    )
     report: dict[str, Any] = Field(description="Figures of the build.")
 
 

@@ -71,7 +71,8 @@ class CreateModel(Request):
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is fine-tuned on "
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is "
+        "fine-tuned on "
         "the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
@@ -82,14 +83,17 @@ class UpdateModel(Request):
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is fine-tuned on "
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is "
+        "fine-tuned on "
         "the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",
-        description="When the new version answers: if it is not worse than the live one on the same held-out rows "
-        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its number lets "
+        description="When the new version answers: if it is not worse than the live one on the same "
+        "held-out rows "
+        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its "
+        "number lets "
         "it answer.",
     )
 
@@ -122,7 +126,9 @@ class RootView(Answer):
     layers: int
     split: int
     n: int = Field(description="Tokens of the longest n-grams of its PLOTs.")
-    fidelity: dict[str, float] = Field(description="How far its states are from its source's; see docs/http.md.")
+    fidelity: dict[str, float] = Field(
+        description="How far its states are from its source's; see docs/http.md."
+    )
     fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The same for each kind of text.")
     bytes: int
 

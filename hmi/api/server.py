@@ -77,8 +77,9 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
 
 def _settle() -> None:
-    """Exclude the objects that live as long as the process from garbage collection. A flood of inputs causes several
-    full collections a second; each would walk every imported library and hold all threads for 100 ms or more."""
+    """Exclude the objects that live as long as the process from garbage collection. A flood of inputs causes
+    several full collections a second; each would walk every imported library and hold all threads for 100 ms
+    or more."""
     gc.collect()
     gc.freeze()
 

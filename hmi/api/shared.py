@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The result of `work`, computed by one caller at a time and kept for `for_s` seconds. For one event loop.
+    """The result of `work`, computed by one caller at a time and kept for `for_s` seconds. For one event
+    loop.
 
     Work that failed is not kept: those who waited for it get its error, the next caller tries again.
     """
@@ -23,7 +24,9 @@ class Shared(Generic[T]):
 
     async def get(self) -> T:
         made = self._made
-        if made is None or (made.done() and (time.monotonic() >= self._until or made.exception() is not None)):
+        if made is None or (
+            made.done() and (time.monotonic() >= self._until or made.exception() is not None)
+        ):
             made = self._made = asyncio.create_task(self._make())
         # Shielded: a client that goes away must not take the work from the others, nor have it begun anew.
         return await asyncio.shield(made)

@@ -15,8 +15,9 @@ Holder = str | None
 class Shares:
     """`total` units of something, lent to holders. Thread-safe.
 
-    A holder may have at most as much as is then left for the others: alone half of all, of two each a third. So
-    however greedy some are, a newcomer finds room, and nobody needs to say beforehand how many there will be.
+    A holder may have at most as much as is then left for the others: alone half of all, of two each a third.
+    So however greedy some are, a newcomer finds room, and nobody needs to say beforehand how many there will
+    be.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -66,8 +67,8 @@ class Loan:
         self._lock = threading.Lock()
 
     def cover(self, amount: int) -> None:
-        """Hold at least `amount`. Raises QuotaExceeded or Unavailable, also after the loan was given back, since a
-        thread may go on with work that its request no longer waits for."""
+        """Hold at least `amount`. Raises QuotaExceeded or Unavailable, also after the loan was given back,
+        since a thread may go on with work that its request no longer waits for."""
         with self._lock:
             if self._ended:
                 raise Unavailable("the request has ended")
@@ -83,5 +84,7 @@ class Loan:
     def __enter__(self) -> Loan:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self.end()

@@ -49,7 +49,9 @@ class Loans:
         """Before so many bytes more are written. Raises TooLarge, QuotaExceeded, Unavailable."""
         self._size += size
         if self._size > self._most:
-            raise over("files", self._most, "bytes, as sent and expanded", "send smaller ones, or raise upload_bytes")
+            raise over(
+                "files", self._most, "bytes, as sent and expanded", "send smaller ones, or raise upload_bytes"
+            )
         self._space.cover(self._size)
 
     def end(self) -> None:
@@ -130,7 +132,9 @@ class Uploads:
         form.digest = digest.hexdigest()
         return form
 
-    async def _parts(self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash) -> None:
+    async def _parts(
+        self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
+    ) -> None:
         seen: set[str] = set()
         try:
             while (part := await reader.next()) is not None:
@@ -144,7 +148,9 @@ class Uploads:
         except _NOT_WELL_FORMED as error:
             raise _malformed(error) from error
         if "spec" not in seen:
-            raise InvalidInput("spec is missing: send the request's JSON as the multipart part 'spec'", field="spec")
+            raise InvalidInput(
+                "spec is missing: send the request's JSON as the multipart part 'spec'", field="spec"
+            )
 
     async def _file(self, part: BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
         raw, target = form.folder / f"{name}.raw", form.folder / name
@@ -194,7 +200,9 @@ class Uploads:
                 raise InvalidInput(f"a path must not lead out of {where} by a symbolic link", field=field)
             mode = found.stat().st_mode
         except (OSError, RuntimeError) as error:
-            raise NotFound(f"there is no file {relative!r} below {where}: check the path", field=field) from error
+            raise NotFound(
+                f"there is no file {relative!r} below {where}: check the path", field=field
+            ) from error
         if not stat.S_ISREG(mode):
             raise InvalidInput(f"{relative!r} is not a file: name one file", field=field)
         return found
@@ -213,7 +221,9 @@ _NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpP
 def _malformed(error: Exception) -> Malformed:
     said = error.message if isinstance(error, HttpProcessingError) else str(error)
     said = " ".join(said.split())[:200]
-    return Malformed(f"the multipart body is not well-formed ({said}): check its boundary and its parts' headers")
+    return Malformed(
+        f"the multipart body is not well-formed ({said}): check its boundary and its parts' headers"
+    )
 
 
 def _reader(inflow: Inflow) -> MultipartReader:

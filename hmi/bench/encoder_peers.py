@@ -1,7 +1,7 @@
 """The full encoder in other inference engines, each in its best mode, one thread.
 
-Engines that are not installed are left out; `pip install onnx onnxruntime openvino ctranslate2` installs all. A batch
-of unequal lengths is sorted by length and run in chunks, so that padding slows no engine.
+Engines that are not installed are left out; `pip install onnx onnxruntime openvino ctranslate2` installs all.
+A batch of unequal lengths is sorted by length and run in chunks, so that padding slows no engine.
 """
 
 from __future__ import annotations

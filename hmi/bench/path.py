@@ -1,4 +1,5 @@
-"""`hmi bench path`: the time that replacing the lower layers saves on this machine, on the default root, one thread."""
+"""`hmi bench path`: the time that replacing the lower layers saves on this machine, on the default root, one
+thread."""
 
 from __future__ import annotations
 
@@ -64,15 +65,21 @@ def _measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) 
     for size in (1, 16):
         report(f"half the layers, batch {size}")
         bare = paired_ratio(_full(b, size), _ours(b, size, [None] * size), runs)
-        rows.append(Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer))
+        rows.append(
+            Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer)
+        )
         tenants = tenants_of(b, size)
         for cls_only, goal in ((False, 1.9), (True, 2.2)):
             name = "cls" if cls_only else "all_rows"
             value = paired_ratio(_full(b, size), _ours(b, size, tenants, cls_only=cls_only), runs)
-            rows.append(Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer))
+            rows.append(
+                Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer)
+            )
     report("16 tenants in one batch")
     many = paired_ratio(_ours(b, 16, tenants_of(b, 16)), _ours(b, 16, tenants_of(b, 1) * 16), runs)
-    rows.append(Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16"))
+    rows.append(
+        Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16")
+    )
     rows += [_kind_row(b, kind, runs, report) for kind in get_args(Kind)]
     report("look-up")
     share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, tenants_of(b, 16)), runs)
@@ -125,7 +132,9 @@ def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
     with NgramCounter(3, (3,), folder / "counts") as counter:
         counter.add(*ragged(texts))
         counted = counter.finish()
-    with store.writer("bench", schema=Schema(dim=lower.shape.dim, vocab=lower.shape.vocab), build="bench") as writer:
+    with store.writer(
+        "bench", schema=Schema(dim=lower.shape.dim, vocab=lower.shape.vocab), build="bench"
+    ) as writer:
         for chunk in counted.covering(3, 100):
             for at in range(0, len(chunk), 1024):
                 ngrams = chunk[at : at + 1024]
@@ -137,7 +146,9 @@ def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
 
 def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
     spec = spec or ModuleSpec()
-    return [new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)]
+    return [
+        new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)
+    ]
 
 
 def _full(b: Bench, size: int) -> Callable[[], Tensor]:

@@ -32,7 +32,9 @@ def run(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Ite
     """Median CPU time a token of the best engine over ours, all of them in turn on the same texts."""
     found = list(peers(b.teacher, find_source(DEFAULT_PACKAGE).folder, folder))
     if not found:
-        raise InvalidInput("no peer is installed: pip install onnx onnxruntime openvino ctranslate2", field="peers")
+        raise InvalidInput(
+            "no peer is installed: pip install onnx onnxruntime openvino ctranslate2", field="peers"
+        )
     draw = np.random.default_rng(7)
     for case, length, size in CASES:
         report(f"beside {', '.join(sorted({name.split(',')[0] for name, _, _ in found}))}: {case}")

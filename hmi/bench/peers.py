@@ -22,7 +22,8 @@ KEYS_A_TRANSACTION = 1 << 14
 
 
 class Peer(Protocol):
-    """Rows are put once, in the order of their keys; `finish` makes them durable. Nothing else is asked of it."""
+    """Rows are put once, in the order of their keys; `finish` makes them durable. Nothing else is asked of
+    it."""
 
     name: str
 
@@ -53,7 +54,9 @@ class Lmdb:
         for at in range(0, len(keys), KEYS_A_TRANSACTION):
             some = slice(at, at + KEYS_A_TRANSACTION)
             with self._env.begin(write=True) as txn:
-                txn.cursor().putmulti(zip(keys[some], [row.data for row in rows[some]], strict=True), append=True)
+                txn.cursor().putmulti(
+                    zip(keys[some], [row.data for row in rows[some]], strict=True), append=True
+                )
 
     def finish(self) -> None:
         self._env.sync(True)
@@ -80,7 +83,8 @@ class Lmdb:
 
 
 class RocksDb:
-    """RocksDB through rocksdict: one sorted table written aside and taken over, all of it in the block cache."""
+    """RocksDB through rocksdict: one sorted table written aside and taken over, all of it in the block
+    cache."""
 
     name = "RocksDB"
 
@@ -138,7 +142,8 @@ class RocksDb:
 
 
 class MemmapDict:
-    """numpy.memmap for the rows, a Python dictionary from key to row in memory; the keys lie beside the rows."""
+    """numpy.memmap for the rows, a Python dictionary from key to row in memory; the keys lie beside the
+    rows."""
 
     name = "memmap + dict"
 

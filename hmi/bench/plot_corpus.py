@@ -61,7 +61,9 @@ def _measured(plan: Plan, parts: CorpusSplit, lab: Lab, report: Report) -> Itera
         begun = time.monotonic()
         chosen = _chosen(plan, parts, lab, tokenizer, report)
         documents = documents[: chosen.documents]
-        yield Row("estimated_minutes", round(chosen.seconds / 60, 1), "min", peer=f"{chosen.rows:,} rows in all")
+        yield Row(
+            "estimated_minutes", round(chosen.seconds / 60, 1), "min", peer=f"{chosen.rows:,} rows in all"
+        )
         yield Row("pilot_and_estimate_minutes", round((time.monotonic() - begun) / 60, 1), "min")
     yield Row("documents", len(documents), "texts", peer=plan.corpus.name)
     texts = [np.array(e.ids, np.int32) for e in tokenizer.encode(parts.left_out, 512)]
@@ -97,7 +99,9 @@ def _of_the_build(built: Built, alpha: float) -> Iterator[Row]:
         if name in result:
             yield Row(f"{name}_{suffix}", result[name], "")
     yield Row(f"counting_{suffix}", round(rates.tokens), "tokens/s", peer="tokenising included")
-    yield Row(f"representations_{suffix}", round(rates.rows, 1), "rows/s", peer="lower layers, encoding, writing")
+    yield Row(
+        f"representations_{suffix}", round(rates.rows, 1), "rows/s", peer="lower layers, encoding, writing"
+    )
     yield Row(f"build_{suffix}", round(sum(built.spent.values()), 1), "s")
     yield Row(f"size_{suffix}", round(built.bytes / 1e6, 1), "MB")
 
@@ -112,7 +116,8 @@ def _hits(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: floa
 
 
 def _times(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: float) -> Iterator[Row]:
-    """One left-out text of LENGTH tokens: with its rows in memory, and with the file cache dropped before each."""
+    """One left-out text of LENGTH tokens: with its rows in memory, and with the file cache dropped before
+    each."""
     whole = [np.ascontiguousarray(text[:LENGTH]) for text in texts if len(text) >= LENGTH]
     if len(whole) < 2:
         few = f"no two left-out documents have {LENGTH} tokens"
@@ -135,7 +140,11 @@ def _times(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: flo
             cold.append(seconds(partial(_look_up, reader, text, prefetch=True), time.perf_counter))
     peer = "a reader just opened: indexes in memory, rows not; wall time"
     yield Row(
-        f"one_text_cold_alpha_{alpha:g}", round(1e3 * statistics.median(cold), 3), "ms", runs=len(cold), peer=peer
+        f"one_text_cold_alpha_{alpha:g}",
+        round(1e3 * statistics.median(cold), 3),
+        "ms",
+        runs=len(cold),
+        peer=peer,
     )
 
 

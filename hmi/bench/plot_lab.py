@@ -1,4 +1,5 @@
-"""A data folder in which `hmi bench plot` runs the real jobs, each in a process of its own, and times their phases."""
+"""A data folder in which `hmi bench plot` runs the real jobs, each in a process of its own, and times their
+phases."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ class Built:
 class Lab:
     """A data folder in which jobs run as they do for a server, each in a process of its own."""
 
-    def __init__(self, settings: Settings, root: str | None, report: Report, show: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, settings: Settings, root: str | None, report: Report, show: Callable[[Progress], None]
+    ) -> None:
         self._settings, self._root, self._report, self._show = settings, root, report, show
 
     def __enter__(self) -> Lab:
@@ -143,5 +146,7 @@ class Lab:
         self._calls.run(job, saw)
         view: dict[str, Any] = self._calls.request("GET", f"/manage/jobs/{job}")
         if view["state"] != "succeeded":
-            raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
+            raise HmiError(
+                f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}"
+            )
         return view

@@ -1,5 +1,5 @@
-"""Splitting a corpus into documents to build from and held-out ones; how many documents a build handles in a given
-time."""
+"""Splitting a corpus into documents to build from and held-out ones; how many documents a build handles in a
+given time."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ok` None = it has no goal, or could not be measured, with `why`; `at_least` says which way the goal
-    points. `stretch` is a second, harder goal."""
+    """One figure. `ok` None = it has no goal, or could not be measured, with `why`; `at_least` says which way
+    the goal points. `stretch` is a second, harder goal."""
 
     id: str
     value: float | None
@@ -51,7 +51,8 @@ class Row:
 def paired_ratio(
     slow: Callable[[], object], fast: Callable[[], object], runs: int, clock: Clock = time.process_time
 ) -> float:
-    """Median of (time of `slow` ÷ time of `fast`) over interleaved pairs, by default in this process's CPU time."""
+    """Median of (time of `slow` ÷ time of `fast`) over interleaved pairs, by default in this process's CPU
+    time."""
     slow()
     fast()
     ratios = []
@@ -106,7 +107,12 @@ def _commit() -> str | None:
     here = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=False
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
         )
     except OSError:
         return None

@@ -1,4 +1,5 @@
-"""`hmi bench store`: the PLOT store against the limits of this machine and against other stores, in one run."""
+"""`hmi bench store`: the PLOT store against the limits of this machine and against other stores, in one
+run."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ LARGE = 10_000_000
 
 
 def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
-    """Measure in a new folder below `data` (None: the system's temporary folder), which is removed at the end.
+    """Measure in a new folder below `data` (None: the system's temporary folder), which is removed at the
+    end.
 
     `report` is told what is being done, `plan.steps` times. Raises InvalidInput, StorageFull.
     """
@@ -87,7 +89,9 @@ def _measured(plan: Plan, folder: Path, report: Callable[[str], None]) -> Iterat
         yield from store_live.measure(folder / "live", plan.phase_s, plan.phases)
 
 
-def _of_a_chain(plan: Plan, folder: Path, tables: Tables, dim: int, report: Callable[[str], None]) -> Iterator[Row]:
+def _of_a_chain(
+    plan: Plan, folder: Path, tables: Tables, dim: int, report: Callable[[str], None]
+) -> Iterator[Row]:
     report(f"building a chain of four versions, d = {dim}")
     _check_disk(folder.parent, 1.1 * tables.bytes(dim))
     in_memory = tables.bytes(dim) < MEMORY_SHARE * _free_memory()
@@ -105,11 +109,15 @@ def _section(plan: Plan, section: str, chain: Chain, in_memory: bool) -> Iterato
     if section == "cold":
         yield from store_cold.measure(chain, max(3, plan.long_runs * 3))
     elif not in_memory:
-        yield Row(f"{section}_d{chain.dim}", None, "x", why="the rows do not fit in this machine's free memory")
+        yield Row(
+            f"{section}_d{chain.dim}", None, "x", why="the rows do not fit in this machine's free memory"
+        )
     elif section == "lookup":
         yield from store_lookup.measure(chain, plan.runs)
     elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * _free_memory():
-        yield Row(f"peers_d{chain.dim}", None, "x", why="ours and a peer's rows do not fit in free memory together")
+        yield Row(
+            f"peers_d{chain.dim}", None, "x", why="ours and a peer's rows do not fit in free memory together"
+        )
     else:
         yield from store_peers.measure(chain, chain.folder.parent / "peers", max(5, plan.runs // 4))
 
@@ -121,7 +129,9 @@ def _sample(plan: Plan) -> Sample:
 def _check_disk(folder: Path, need: float) -> None:
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise StorageFull(f"{need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free: use --data, or fewer --keys")
+        raise StorageFull(
+            f"{need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free: use --data, or fewer --keys"
+        )
 
 
 def _free_memory() -> int:

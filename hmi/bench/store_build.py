@@ -68,10 +68,17 @@ def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
     value = round(statistics.median(a / b for a, b in zip(ours, flat, strict=True)), 3)
     yield Row(f"bulk_build_over_flat_write_{suffix}", value, "x", 1.3, False, runs, peer, stretch=1.15)
     if built.written is None:
-        yield Row(f"bulk_build_bytes_written_{suffix}", None, "x", why="this system does not count a process's writes")
+        yield Row(
+            f"bulk_build_bytes_written_{suffix}",
+            None,
+            "x",
+            why="this system does not count a process's writes",
+        )
     else:
         value = round(built.written / built.bytes, 4)
-        yield Row(f"bulk_build_bytes_written_{suffix}", value, "x", 1.05, False, runs, "the version's own bytes")
+        yield Row(
+            f"bulk_build_bytes_written_{suffix}", value, "x", 1.05, False, runs, "the version's own bytes"
+        )
     bare = len(trigrams) * roles(3, 3) * (dim * np.dtype(np.int8).itemsize + 4)
     yield Row(
         f"space_over_vectors_and_scales_{suffix}",
@@ -86,7 +93,8 @@ def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
 
 
 def build_rows(folder: Path, trigrams: Ngrams, schema: Schema) -> Built:
-    """One version of these trigrams in a new store, timed from the first row to its publication; then it goes."""
+    """One version of these trigrams in a new store, timed from the first row to its publication; then it
+    goes."""
     blocks = list(Vectors(schema.dim).blocks(trigrams))
     try:
         with Store.open(folder, create=True) as store:

@@ -1,4 +1,5 @@
-"""A store to measure: a root of many n-grams, a chain of three branches on it, and the addresses of their rows."""
+"""A store to measure: a root of many n-grams, a chain of three branches on it, and the addresses of their
+rows."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SCALES = 4 * roles(3, 3)  # bytes of a trigram row's scales
 
 @dataclass(frozen=True)
 class Tables:
-    """What each version of the chain stores, nearest the root first: n-grams by order, in the order of writing."""
+    """What each version of the chain stores, nearest the root first: n-grams by order, in the order of
+    writing."""
 
     versions: tuple[dict[int, Ngrams], ...]
     hits: Texts  # every trigram of these is the root's
@@ -56,7 +58,8 @@ class Tables:
 
     @cached_property
     def rows_of(self) -> NDArray[np.int64]:
-        """int64 [batches, BATCH]: which of the root's trigrams, counted as written, each token of `batches` needs."""
+        """int64 [batches, BATCH]: which of the root's trigrams, counted as written, each token of `batches`
+        needs."""
         stored = pack_keys(self.root)[:, 0]
         order = np.argsort(stored)
         wanted = pack_keys(trigrams(self.batches.reshape(-1, LENGTH)))[:, 0]
@@ -75,7 +78,9 @@ def choose(sample: Sample, seed: int = 3) -> Tables:
         3: keys,
     }
     most = min(MOST_OF_A_BRANCH, max(1000, len(keys) // 10))
-    branches = [{2: distinct(bigrams(p), most // 2), 3: distinct(trigrams(p), most)} for p in sample.parts[1:]]
+    branches = [
+        {2: distinct(bigrams(p), most // 2), 3: distinct(trigrams(p), most)} for p in sample.parts[1:]
+    ]
     return Tables((root, *branches), np.random.default_rng(seed).permutation(sample.parts[0]), sample.unseen)
 
 
@@ -145,10 +150,13 @@ class FlatRows:
     def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the vectors of rows (counted as written) begin."""
         part = np.searchsorted(self._starts, numbers, "right") - 1
-        return np.asarray(self._bases[part] + (numbers - self._starts[part]) * self._stride + self._vectors_at)
+        return np.asarray(
+            self._bases[part] + (numbers - self._starts[part]) * self._stride + self._vectors_at
+        )
 
     def plain(self, numbers: NDArray[np.int64]) -> Bytes:
-        """Scales and vectors alone, uint8 [m, SCALES + bytes]: what a store without index, key or check would hold."""
+        """Scales and vectors alone, uint8 [m, SCALES + bytes]: what a store without index, key or check would
+        hold."""
         rows = np.empty((len(numbers), SCALES + self.vectors_bytes), np.uint8)
         vectors = np.empty((len(numbers), self.vectors_bytes), np.uint8)
         gather(self.addresses(numbers), vectors)
@@ -170,7 +178,8 @@ def summed(rows: Bytes, dim: int) -> NDArray[np.float32]:
 
 
 def rotating(work: Callable[[int], object], count: int, start: int = 0) -> Callable[[], object]:
-    """`work` on another of `count` batches at each call: no call finds the rows of the one before in a cache."""
+    """`work` on another of `count` batches at each call: no call finds the rows of the one before in a
+    cache."""
     turn = itertools.count(start)
     return lambda: work(next(turn) % count)
 

@@ -1,4 +1,5 @@
-"""Rows of `hmi bench store`: a look-up of rows on the disk, against reading them through default page faults."""
+"""Rows of `hmi bench store`: a look-up of rows on the disk, against reading them through default page
+faults."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ STILL_THERE = 0.1  # of the pages probed: more, and the system has not dropped t
 
 
 def measure(chain: Chain, runs: int) -> Iterator[Row]:
-    """Of every batch the pages are dropped before each of three ways to read it. The chain's readers close for good."""
+    """Of every batch the pages are dropped before each of three ways to read it. The chain's readers close
+    for good."""
     chain.unmap()
     suffix, segments = f"d{chain.dim}", chain.folder / "segments"
-    name, peer = f"default_faults_over_cold_lookup_{suffix}", f"a default memory map, {BATCH} rows gathered; wall time"
+    name, peer = (
+        f"default_faults_over_cold_lookup_{suffix}",
+        f"a default memory map, {BATCH} rows gathered; wall time",
+    )
     why = drop(segments)
     if why is not None:
         yield Row(name, None, "x", 10.0, why=why, stretch=20.0)
@@ -35,18 +40,25 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
     for turn, batch in enumerate(batches):
         ways = list(times)[turn % 3 :] + list(times)[: turn % 3]
         for way in ways:
-            times[way].append(_default(chain, int(batch)) if way == "default" else _lookup(chain, int(batch), way))
+            times[way].append(
+                _default(chain, int(batch)) if way == "default" else _lookup(chain, int(batch), way)
+            )
     median = {way: statistics.median(took) for way, took in times.items()}
     ratios = [a / b for a, b in zip(times["default"], times["prefetched"], strict=True)]
     value = round(statistics.median(ratios), 2)
     yield Row(name, value, "x", 10.0, True, len(batches), peer, stretch=20.0)
-    for way, title in (("default", "cold_default_faults"), ("prefetched", "cold_lookup"), ("bare", "cold_unasked")):
+    for way, title in (
+        ("default", "cold_default_faults"),
+        ("prefetched", "cold_lookup"),
+        ("bare", "cold_unasked"),
+    ):
         about = "the look-up without prefetch" if way == "bare" else None
         yield Row(f"{title}_{suffix}", round(1e3 * median[way], 2), "ms", runs=len(batches), peer=about)
 
 
 def drop(segments: Path) -> str | None:
-    """Ask the system to forget a folder's files; why it has not, where it has not. Nothing may have them mapped."""
+    """Ask the system to forget a folder's files; why it has not, where it has not. Nothing may have them
+    mapped."""
     gc.collect()  # a mapping lives as long as the last array on it
     kept = []
     for path in segments.iterdir():
@@ -67,7 +79,8 @@ def drop(segments: Path) -> str | None:
 
 
 def in_memory(fd: int, at: int) -> bool:
-    """Whether this byte of a file can be read without waiting for a disk. Raises OSError where nobody can tell."""
+    """Whether this byte of a file can be read without waiting for a disk. Raises OSError where nobody can
+    tell."""
     try:
         return os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
     except BlockingIOError:

@@ -21,7 +21,9 @@ LENGTH = 128
 DEPTH = 4  # versions of the deepest chain: a root and three branches, each on the one before
 VOCAB = 30_522  # the default root's
 BRANCH_SHARE = 10  # a branch stores the root's number of n-grams divided by this
-FOLLOW = 0.95  # how often synthetic text continues from the token before; with NEAR, hits come out as in real text
+FOLLOW = (
+    0.95  # how often synthetic text continues from the token before; with NEAR, hits come out as in real text
+)
 NEAR = 1500  # ranks that share one continuation: the larger, the fewer continuations a token has
 TOKENS_A_KEY = 4  # text that is looked through for one distinct trigram
 LEAST_TEXTS = 32  # two batches
@@ -34,7 +36,8 @@ Ngrams = NDArray[np.uint32]  # [m, order]
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts of one source. `parts[0]` makes the root, the others its branches; `unseen` was left out of all."""
+    """Texts of one source. `parts[0]` makes the root, the others its branches; `unseen` was left out of
+    all."""
 
     source: str
     parts: tuple[Texts, ...]
@@ -68,8 +71,8 @@ def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
 
 
 def corpus_sample(path: Path, keys: int) -> Sample:
-    """Real text, one document a line, cut by the default root's tokenizer; the root has `keys` distinct trigrams, or
-    those of six tenths of the corpus. Raises InvalidInput when there is too little text."""
+    """Real text, one document a line, cut by the default root's tokenizer; the root has `keys` distinct
+    trigrams, or those of six tenths of the corpus. Raises InvalidInput when there is too little text."""
     tokenizer = Tokenizer(find_source(DEFAULT_PACKAGE).folder / "tokenizer.json")
     streams: list[list[int]] = [[] for _ in range(DEPTH + 1)]
     for document, ids in tokenised(path, tokenizer):
@@ -78,7 +81,9 @@ def corpus_sample(path: Path, keys: int) -> Sample:
             break
     parts = [np.array(ids[: len(ids) // LENGTH * LENGTH], np.int32).reshape(-1, LENGTH) for ids in streams]
     if min(map(len, parts)) < LEAST_TEXTS:
-        raise InvalidInput(f"{path} has too little text to measure with: give some 100,000 words", field="corpus")
+        raise InvalidInput(
+            f"{path} has too little text to measure with: give some 100,000 words", field="corpus"
+        )
     return Sample(path.name, (reaching(parts[0], keys), *parts[1:DEPTH]), parts[DEPTH])
 
 
@@ -119,15 +124,16 @@ def bigrams(texts: Texts) -> Ngrams:
 
 
 def distinct(ngrams: Ngrams, most: int | None = None) -> Ngrams:
-    """The (at most `most`) most frequent n-grams, each once, in the order in which a build stores them: by falling
-    power of two of their count, then by key, so that rows that are used together lie together."""
+    """The (at most `most`) most frequent n-grams, each once, in the order in which a build stores them: by
+    falling power of two of their count, then by key, so that rows that are used together lie together."""
     keys, counts = np.unique(pack_keys(ngrams)[:, 0], return_counts=True)
     order = np.lexsort((keys, -np.floor(np.log2(counts))))
     return unpack_keys(keys[order[:most], None], ngrams.shape[1])
 
 
 class Vectors:
-    """Random vectors for any number of n-grams, drawn once: int8 codes of them are as incompressible as real ones."""
+    """Random vectors for any number of n-grams, drawn once: int8 codes of them are as incompressible as real
+    ones."""
 
     def __init__(self, dim: int, seed: int = 11) -> None:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,5 @@
-"""Rows of `hmi bench store`: a reader beside a process that publishes continuously, against the same reader alone."""
+"""Rows of `hmi bench store`: a reader beside a process that publishes continuously, against the same reader
+alone."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ START_S = 60.0
 
 
 def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
-    """Phases of both kinds in turn. A read asks which version is current, opens it if it is new, looks up one text."""
+    """Phases of both kinds in turn. A read asks which version is current, opens it if it is new, looks up one
+    text."""
     store = Store.open(folder, create=True)
     _publish(store, 1)
     context = multiprocessing.get_context("spawn")
@@ -53,7 +55,9 @@ def _rows(found: list[tuple[Phase, Phase]], watch: _Watch) -> Iterator[Row]:
     clocks = {"": [b.cpu / i.cpu for i, b in found], "_wall": [b.wall / i.wall for i, b in found]}
     for name, ratios in clocks.items():
         value = statistics.median(ratios)
-        yield Row(f"reader_publishing_over_idle{name}", round(value, 3), "x", 1.1, False, runs, peer, stretch=1.05)
+        yield Row(
+            f"reader_publishing_over_idle{name}", round(value, 3), "x", 1.1, False, runs, peer, stretch=1.05
+        )
     about = f"{watch.versions:,} versions seen in {watch.reads:,} reads"
     yield Row("torn_reads", watch.torn, "reads", 0, False, watch.reads, about, stretch=0)
 
@@ -156,7 +160,9 @@ def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> 
     until = time.monotonic() + START_S
     while store.version(REF).meta["number"] == 1:
         if time.monotonic() > until or not child.is_alive():
-            raise HmiError("the publishing process did not start: see what it wrote, then run --only live again")
+            raise HmiError(
+                "the publishing process did not start: see what it wrote, then run --only live again"
+            )
         time.sleep(0.05)
     publishing.clear()
 

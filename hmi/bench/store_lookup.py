@@ -1,4 +1,5 @@
-"""Rows of `hmi bench store`: the fused look-up, of a batch and of one text, against a plain gather of as many rows."""
+"""Rows of `hmi bench store`: the fused look-up, of a batch and of one text, against a plain gather of as many
+rows."""
 
 from __future__ import annotations
 
@@ -36,9 +37,22 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
             work(i)
         value = paired_ratio(rotating(work, len(batches)), rotating(plain, count, count // 2), runs)
         peer = f"{GATHER}; {served(reader, batches)}"
-        yield Row(f"fused_over_gather_{name}_{suffix}", round(value, 3), "x", goal, False, runs, peer, stretch=stretch)
-    yield Row(f"gather_one_row_{suffix}", round(1e9 * _median(plain, count, runs) / BATCH, 1), "ns", runs=runs)
-    yield Row(f"first_use_over_later_{suffix}", round(cold, 3), "x", runs=count, peer="the same look-ups again")
+        yield Row(
+            f"fused_over_gather_{name}_{suffix}",
+            round(value, 3),
+            "x",
+            goal,
+            False,
+            runs,
+            peer,
+            stretch=stretch,
+        )
+    yield Row(
+        f"gather_one_row_{suffix}", round(1e9 * _median(plain, count, runs) / BATCH, 1), "ns", runs=runs
+    )
+    yield Row(
+        f"first_use_over_later_{suffix}", round(cold, 3), "x", runs=count, peer="the same look-ups again"
+    )
     # The absolute goals were set at d = 384.
     at_384 = chain.dim == 384
     for name, reader, batches, goal, stretch in (
@@ -47,7 +61,9 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
     ):
         took = one_text(reader, batches, runs)
         wanted = (goal, stretch) if at_384 else (None, None)
-        yield Row(f"one_text_{name}_{suffix}", round(took, 1), "µs", wanted[0], False, runs, stretch=wanted[1])
+        yield Row(
+            f"one_text_{name}_{suffix}", round(took, 1), "µs", wanted[0], False, runs, stretch=wanted[1]
+        )
 
 
 def check(chain: Chain, rows: FlatRows) -> None:
@@ -72,7 +88,8 @@ def copying(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], objec
     out = np.empty((BATCH, rows.vectors_bytes), np.uint8)
 
     def work(i: int) -> object:
-        # `rows` is named here because the addresses point into its mappings: it must live as long as this does.
+        # `rows` is named here because the addresses point into its mappings: it must live as long as this
+        # does.
         assert rows.maps
         gather(addresses[i], out)
         return out
@@ -83,7 +100,8 @@ def copying(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], objec
 
 
 def first_use(chain: Chain, batches: NDArray[np.int32]) -> float:
-    """How much longer look-ups take that must check each row, over the same again: totals of up to 64 batches."""
+    """How much longer look-ups take that must check each row, over the same again: totals of up to 64
+    batches."""
     some = batches[:64]
     work = look_up(chain.shallow, some)
 

@@ -29,7 +29,9 @@ def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
     suffix = f"d{chain.dim}"
     ours = build_rows(folder / "ours", chain.tables.root, Schema(dim=chain.dim, vocab=VOCAB))
     took, size = ours.seconds, ours.bytes
-    yield _speed("plot_store", suffix, look_up(chain.shallow, chain.tables.batches), len(chain.tables.batches), runs)
+    yield _speed(
+        "plot_store", suffix, look_up(chain.shallow, chain.tables.batches), len(chain.tables.batches), runs
+    )
     for make in PEERS:
         at = folder / "peer"
         try:
@@ -48,7 +50,8 @@ def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
 
 
 def fill(peer: Peer, chain: Chain) -> float:
-    """Put every trigram row of the root into the peer, sorted by key; the wall seconds that the peer itself took."""
+    """Put every trigram row of the root into the peer, sorted by key; the wall seconds that the peer itself
+    took."""
     keys = pack_keys(chain.tables.root)[:, 0]
     order, rows = np.argsort(keys), chain.rows()
     spent = 0.0
@@ -66,7 +69,8 @@ def batch_of(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Batch:
 
 
 def _compared(peer: Peer, chain: Chain, runs: int) -> Iterator[Row]:
-    """The peer's fastest mode against the fused look-up: for the rows alone, and for what a look-up returns."""
+    """The peer's fastest mode against the fused look-up: for the rows alone, and for what a look-up
+    returns."""
     suffix, t = f"d{chain.dim}", chain.tables
     batches = [batch_of(pack_keys(trigrams(tokens.reshape(-1, LENGTH)))[:, 0]) for tokens in t.batches]
     name, read = fastest(peer, batches)
@@ -74,12 +78,16 @@ def _compared(peer: Peer, chain: Chain, runs: int) -> Iterator[Row]:
     fused, count = look_up(chain.shallow, t.batches), len(batches)
     rows = paired_ratio(rotating(lambda i: read(batches[i]), count), rotating(fused, count, count // 2), runs)
     whole = paired_ratio(
-        rotating(lambda i: summed(read(batches[i]), chain.dim), count), rotating(fused, count, count // 2), runs
+        rotating(lambda i: summed(read(batches[i]), chain.dim), count),
+        rotating(fused, count, count // 2),
+        runs,
     )
     goal, stretch = (8.0, 10.0) if isinstance(peer, Lmdb) else (None, None)
     slug = _slug(peer)
     against = f"{peer.name} ({name}), rows gathered only, over the fused look-up, rows summed"
-    yield Row(f"{slug}_rows_over_fused_{suffix}", round(rows, 2), "x", goal, True, runs, against, stretch=stretch)
+    yield Row(
+        f"{slug}_rows_over_fused_{suffix}", round(rows, 2), "x", goal, True, runs, against, stretch=stretch
+    )
     against = f"{peer.name} ({name}) and numpy for the sum"
     yield Row(f"{slug}_sums_over_fused_{suffix}", round(whole, 2), "x", runs=runs, peer=against)
     yield _speed(slug, suffix, lambda i: read(batches[i]), count, runs)

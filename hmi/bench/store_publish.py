@@ -1,4 +1,5 @@
-"""Rows of `hmi bench store`: what a publication costs beside one fsync, and how often it waits for the disk."""
+"""Rows of `hmi bench store`: what a publication costs beside one fsync, and how often it waits for the
+disk."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ def measure(folder: Path, runs: int) -> Iterator[Row]:
     waits: dict[bool, int] = {True: 0, False: 0}
     plain: list[float] = []
     vectors = Vectors(DIM)
-    with Store.open(folder / "store", create=True) as store, (folder / "probe").open("wb", buffering=0) as probe:
+    with (
+        Store.open(folder / "store", create=True) as store,
+        (folder / "probe").open("wb", buffering=0) as probe,
+    ):
         for i in range(runs):
             for sealed in (True, False):
                 took, counted = _publish_once(store, vectors, i, sealed)
@@ -69,9 +73,13 @@ def measure(folder: Path, runs: int) -> Iterator[Row]:
     for sealed, name in ((True, "after_seal"), (False, "without_seal")):
         goal = (2.0, 1.0) if sealed else (None, None)
         peer = "fsyncs, and LMDB commits as one each"
-        yield Row(f"publish_syncs_{name}", waits[sealed], "syncs", goal[0], False, runs, peer, stretch=goal[1])
+        yield Row(
+            f"publish_syncs_{name}", waits[sealed], "syncs", goal[0], False, runs, peer, stretch=goal[1]
+        )
         ratio = statistics.median(ours[sealed]) / one
-        yield Row(f"publish_time_{name}", round(ratio, 2), "x", runs=runs, peer="one fsync of 4 KiB; wall time")
+        yield Row(
+            f"publish_time_{name}", round(ratio, 2), "x", runs=runs, peer="one fsync of 4 KiB; wall time"
+        )
 
 
 def _publish_once(store: Store, vectors: Vectors, number: int, seal: bool) -> tuple[float, int]:

@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _explained(error: Exception) -> int:
-    """Tell an error of the stores or the disk as one line; anything else is our bug and keeps its traceback."""
+    """Tell an error of the stores or the disk as one line; anything else is our bug and keeps its
+    traceback."""
     from hmi.api.errors import known
 
     told = known(error)

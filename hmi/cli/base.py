@@ -45,8 +45,8 @@ def _set_data(context: click.Context, _parameter: click.Parameter, value: Any) -
 def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
     """--data, --url and --key, which may stand before or after the command's name.
 
-    Their inner names are apart, since commands have arguments named so. What is `hidden` is taken, so that the command
-    can say why it is of no use there, and its help does not offer it.
+    Their inner names are apart, since commands have arguments named so. What is `hidden` is taken, so that
+    the command can say why it is of no use there, and its help does not offer it.
     """
     options = [
         click.Option(

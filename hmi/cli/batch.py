@@ -50,7 +50,10 @@ def summary(outcomes: Iterable[Outcome]) -> int:
     """Print a line for each outcome; 1 if any failed."""
     outcomes = list(outcomes)
     headings = dict.fromkeys(name for outcome in outcomes for name in outcome.figures)
-    rows = [{"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason} for o in outcomes]
+    rows = [
+        {"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason}
+        for o in outcomes
+    ]
     columns = {
         "id": "NAME",
         "state": "STATE",
@@ -84,12 +87,14 @@ def onboard(
     """Create tenants, keys and models on a running server.
 
     PLAN is a folder with a subfolder for each tenant (model.json, train.jsonl and maybe dev.jsonl and
-    unlabelled.jsonl), or a .csv, .json or .jsonl table with the columns tenant, model, domain, task, data and maybe
-    dev, unlabelled and options. Tenants' keys go to a file that only you can read. Run it again to go on where it
-    stopped.
+    unlabelled.jsonl), or a .csv, .json or .jsonl table with the columns tenant, model, domain, task, data and
+    maybe dev, unlabelled and options. Tenants' keys go to a file that only you can read. Run it again to go
+    on where it stopped.
     """
     base = plan.resolve()
-    kept = State(state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json"))
+    kept = State(
+        state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json")
+    )
     try:
         entries = read_onboarding(plan)
         client = Client(url, key, patience_s=120.0)

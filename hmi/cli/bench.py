@@ -43,8 +43,12 @@ bench.add_command(tenants)
 
 
 @bench.command(cls=FolderCommand)
-@click.option("--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio.")
-@click.option("--peers", is_flag=True, help="Beside ONNX Runtime, OpenVINO and CTranslate2, those that are installed.")
+@click.option(
+    "--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio."
+)
+@click.option(
+    "--peers", is_flag=True, help="Beside ONNX Runtime, OpenVINO and CTranslate2, those that are installed."
+)
 @as_json
 @pass_session
 def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
@@ -60,11 +64,19 @@ def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
 @bench.command(cls=FolderCommand)
 @click.option("--keys", type=click.IntRange(5_000, 10**8), help="Trigrams of the root.  [default: 1000000]")
 @click.option("--large", is_flag=True, help="10,000,000 trigrams.")
-@click.option("--quick", is_flag=True, help="20,000 trigrams and few runs: whether it works, not how fast it is.")
-@click.option("--dim", "dims", multiple=True, type=click.IntRange(16, 4096), help="Hidden size.  [default: 384, 768]")
-@click.option("--runs", type=click.IntRange(3, 10_000), help="Pairs for each ratio of look-ups.  [default: 101]")
+@click.option(
+    "--quick", is_flag=True, help="20,000 trigrams and few runs: whether it works, not how fast it is."
+)
+@click.option(
+    "--dim", "dims", multiple=True, type=click.IntRange(16, 4096), help="Hidden size.  [default: 384, 768]"
+)
+@click.option(
+    "--runs", type=click.IntRange(3, 10_000), help="Pairs for each ratio of look-ups.  [default: 101]"
+)
 @click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic.")
-@click.option("--only", multiple=True, metavar="SECTION", help="lookup, peers, cold, index, bulk, publish or live.")
+@click.option(
+    "--only", multiple=True, metavar="SECTION", help="lookup, peers, cold, index, bulk, publish or live."
+)
 @as_json
 @pass_session
 def store(
@@ -78,7 +90,8 @@ def store(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the disk."""
+    """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the
+    disk."""
     session.not_remote(MEASURED_HERE)
     from dataclasses import replace
 
@@ -98,8 +111,12 @@ def store(
 
 
 @bench.command(cls=FolderCommand)
-@click.option("--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read.")
-@click.option("--root", help="A root of the data folder (default: the only one made here, or the default source).")
+@click.option(
+    "--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read."
+)
+@click.option(
+    "--root", help="A root of the data folder (default: the only one made here, or the default source)."
+)
 @click.option("--alpha", "alphas", multiple=True, type=click.FloatRange(1, 100), help="[default: 50, 100]")
 @click.option("--minutes", type=click.FloatRange(min=0.5), help="As many documents as are expected to fit.")
 @click.option("--limit-documents", type=click.IntRange(min=2), help="At most so many documents.")
@@ -127,8 +144,12 @@ def plot(
 @bench.command(cls=FolderCommand)
 @click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
 @click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: cs.txt.gz.")
-@click.option("--megabytes", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of text in the PLOT.")
-@click.option("--rows", default=1_000, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant.")
+@click.option(
+    "--megabytes", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of text in the PLOT."
+)
+@click.option(
+    "--rows", default=1_000, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant."
+)
 @as_json
 @pass_session
 def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
@@ -142,9 +163,13 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
 
 
 @bench.command(cls=FolderCommand)
-@click.option("--only", multiple=True, metavar="FLOOD", help="short, long, many, exact, spaces, …  [default: all]")
+@click.option(
+    "--only", multiple=True, metavar="FLOOD", help="short, long, many, exact, spaces, …  [default: all]"
+)
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(1), help="Of each look.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each."
+)
 @click.option("--beside", type=FOLDER, help="Another checkout of this project, measured in the same run.")
 @as_json
 @pass_session

@@ -32,19 +32,35 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say what the knowledge of tenants is made of."""
     for option in (
         click.option(
-            "--pretrain", default=0, show_default=True, type=click.IntRange(0), help="Steps on a domain's text first."
+            "--pretrain",
+            default=0,
+            show_default=True,
+            type=click.IntRange(0),
+            help="Steps on a domain's text first.",
         ),
         click.option("--root", help="A root of the data folder  [default: the default source's, made here]"),
         click.option("--no-domain", is_flag=True, help="Every task stands on the general PLOT alone."),
-        click.option("--alpha", type=click.FloatRange(0, 100), help="Of the domains' PLOTs, in place of --budget."),
-        click.option("--budget", default=500, show_default=True, type=click.IntRange(1), help="MB of a domain's PLOT."),
         click.option(
-            "--general", default=1_000, show_default=True, type=click.IntRange(1), help="MB of the general one."
+            "--alpha", type=click.FloatRange(0, 100), help="Of the domains' PLOTs, in place of --budget."
+        ),
+        click.option(
+            "--budget", default=500, show_default=True, type=click.IntRange(1), help="MB of a domain's PLOT."
+        ),
+        click.option(
+            "--general",
+            default=1_000,
+            show_default=True,
+            type=click.IntRange(1),
+            help="MB of the general one.",
         ),
         click.option("--task", "tasks", multiple=True, help="[default: all]"),
         click.option("--out", type=OUT, required=True, help="Runs, tables and plots."),
-        click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."),
-        click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz."),
+        click.option(
+            "--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."
+        ),
+        click.option(
+            "--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz."
+        ),
     ):
         command = option(command)
     return command
@@ -53,12 +69,22 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("quality", cls=FolderCommand)
 @of_a_setting
 @click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
-@click.option("--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
-@click.option("--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most.")
-@click.option("--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]")
 @click.option(
-    "--texts", default=12_000, show_default=True, type=click.IntRange(1, 20_000), help="Unlabelled ones at most."
+    "--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]"
+)
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option(
+    "--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most."
+)
+@click.option(
+    "--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]"
+)
+@click.option(
+    "--texts",
+    default=12_000,
+    show_default=True,
+    type=click.IntRange(1, 20_000),
+    help="Unlabelled ones at most.",
 )
 @click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
 @as_json
@@ -76,8 +102,8 @@ def quality(
 ) -> None:
     """Shared, adapter only, PLOT only, HMI's model and a dedicated one on every task, with seeds.
 
-    Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the folder of the
-    root and the PLOTs, which are made by the first run.
+    Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the
+    folder of the root and the PLOTs, which are made by the first run.
     """
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import run as measured
@@ -114,11 +140,21 @@ def quality(
 @click.option("--arm", default="hbert", show_default=True, help="One column of `hmi bench quality`.")
 @click.option("--lr", default=2e-3, show_default=True, type=click.FloatRange(0, 0.1, min_open=True))
 @click.option("--tenants", default=500, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--rows", default=200, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant.")
+@click.option(
+    "--rows", default=200, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant."
+)
 @as_json
 @pass_session
 def tenants(
-    session: Session, sets: Path, out: Path, arm: str, lr: float, tenants: int, rows: int, as_json: bool, **chosen: Any
+    session: Session,
+    sets: Path,
+    out: Path,
+    arm: str,
+    lr: float,
+    tenants: int,
+    rows: int,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Many tenants with few rows each, trained in one go: scores by number of tenants, and what each costs.
 
@@ -130,7 +166,9 @@ def tenants(
     from hmi.bench.quality.results import write_tenants
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
-    (column,) = measured.chosen_arms(main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).says))
+    (column,) = measured.chosen_arms(
+        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).says)
+    )
     with _models(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)
         try:
@@ -168,20 +206,26 @@ def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iter
 
 
 def _module(text: str) -> ModuleSpec:
-    """Without a rank the largest one within the default size, so that kinds are compared at equal parameters."""
+    """Without a rank the largest one within the default size, so that kinds are compared at equal
+    parameters."""
     named, colon, rank = text.partition(":")
     kind, _, sites = named.partition("@")
     given: dict[str, Any] = {"kind": kind, **({"sites": sites} if sites else {})}
     try:
         return ModuleSpec(**given, **({"rank": int(rank)} if colon else {"size": "default"}))
     except ValueError as error:
-        raise InvalidInput(f"--module {text!r} is not KIND[@SITES][:RANK], such as lora:12", field="module") from error
+        raise InvalidInput(
+            f"--module {text!r} is not KIND[@SITES][:RANK], such as lora:12", field="module"
+        ) from error
 
 
 def _line(spec: dict[str, Any], result: dict[str, Any]) -> str:
     about = " ".join(str(spec[k]) for k in ("task", "arm", "module") if k in spec)
     test = f", test {result['test']:.4f}" if "test" in result else ""
-    return f"{about}: lr {spec['lr']:g}, seed {spec['seed']}, dev {result['dev']:.4f}{test} ({result['cpu_s']:.0f} s)"
+    return (
+        f"{about}: lr {spec['lr']:g}, seed {spec['seed']}, dev {result['dev']:.4f}{test} "
+        f"({result['cpu_s']:.0f} s)"
+    )
 
 
 def _steps() -> Callable[[str, int, int], None]:

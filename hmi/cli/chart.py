@@ -10,7 +10,8 @@ SIDE, EDGE = 320, 50
 
 
 def reliability_svg(title: str, calibration: Mapping[str, Any]) -> str:
-    """`calibration` as in a version's metrics. A dot's area is its share of the answers; the diagonal is perfect."""
+    """`calibration` as in a version's metrics. A dot's area is its share of the answers; the diagonal is
+    perfect."""
     bins = calibration["bins"]
     total = sum(b["rows"] for b in bins)
     size = SIDE + 2 * EDGE
@@ -18,17 +19,20 @@ def reliability_svg(title: str, calibration: Mapping[str, Any]) -> str:
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
     dots = [
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3 + 14 * (b["rows"] / total) ** 0.5:.1f}" fill="#1f77b4" '
-        f'fill-opacity="0.6"><title>{b["rows"]} answers: {b["confidence"]:.2f} given, {b["right"]:.2f} right</title>'
+        f'fill-opacity="0.6"><title>{b["rows"]} answers: {b["confidence"]:.2f} given, {b["right"]:.2f} '
+        "right</title>"
         "</circle>"
         for x, y, b in points
     ]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" width="{size}" height="{size}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" width="{size}" '
+            f'height="{size}" '
             'font-family="sans-serif" font-size="12">',
             f'<rect width="{size}" height="{size}" fill="white"/>',
             f'<text x="{EDGE}" y="20" font-size="14">{escape(title)}</text>',
-            f'<text x="{EDGE}" y="38">expected calibration error {calibration["ece"]:.3f}, {total} answers</text>',
+            f'<text x="{EDGE}" y="38">expected calibration error {calibration["ece"]:.3f}, {total} '
+            "answers</text>",
             *(_grid(tick / 5) for tick in range(6)),
             f'<line x1="{_x(0)}" y1="{_y(0)}" x2="{_x(1)}" y2="{_y(1)}" stroke="#999" stroke-dasharray="4"/>',
             f'<polyline points="{line}" fill="none" stroke="#1f77b4"/>',

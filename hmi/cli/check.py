@@ -30,25 +30,31 @@ SHOWN = 20
 @click.option("--skip-bad-rows", "skip", type=Whole(0), default=0, help="As 'hmi model create' has it.")
 @as_json
 def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) -> None:
-    """What FILE is read as, its rows and labels, and what is wrong with it, by line. Exit code 1: no job takes it.
+    """What FILE is read as, its rows and labels, and what is wrong with it, by line. Exit code 1: no job
+    takes it.
 
     Of a large file only the beginning is read (4 MiB, 40,000 rows); a job reads all.
     """
     if corpus and task is not None:
         raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
     found = inspect_file(file, cast(Task | None, task), skip, corpus=corpus)
-    print_json({"file": str(file), "usable": found.error is None, **asdict(found)}) if as_json else _show(file, found)
+    print_json({"file": str(file), "usable": found.error is None, **asdict(found)}) if as_json else _show(
+        file, found
+    )
     if found.error is not None:
         raise click.exceptions.Exit(1)
 
 
 def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
-    """Say what each file is read as. Raises InvalidData for one that a job would refuse, before anything is sent."""
+    """Say what each file is read as. Raises InvalidData for one that a job would refuse, before anything is
+    sent."""
     skip = options.get("skip_bad_rows", 0)
     for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
         _note(f"{name}: {rows.read}")
         if rows.left_out:
-            _note(f"{name}: {len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}")
+            _note(
+                f"{name}: {len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}"
+            )
         for note in rows.notes:
             _note(f"{name}: {note}")
 
@@ -72,7 +78,9 @@ def _show(file: Path, found: Checked) -> None:
     if found.labels:
         few = list(found.labels.items())[:SHOWN]
         more = f" and {len(found.labels) - SHOWN} more" if len(found.labels) > SHOWN else ""
-        click.echo(f"  {len(found.labels)} labels: {', '.join(f'{name} {count:,}' for name, count in few)}{more}")
+        click.echo(
+            f"  {len(found.labels)} labels: {', '.join(f'{name} {count:,}' for name, count in few)}{more}"
+        )
     for note in found.notes:
         click.echo(f"  note: {note}")
     for problem in found.problems[:SHOWN] if found.read is not None else []:

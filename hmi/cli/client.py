@@ -126,7 +126,9 @@ class Client:
             raise _remote(error) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise Unavailable(f"no answer from {self.url} ({reason}): is 'hmi serve' running there?") from error
+            raise Unavailable(
+                f"no answer from {self.url} ({reason}): is 'hmi serve' running there?"
+            ) from error
         except ValueError as error:
             raise InvalidInput(f"{self.url} does not answer like HMI ({error}): check --url") from error
 

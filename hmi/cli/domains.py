@@ -61,7 +61,8 @@ def create(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Create a branch from CORPUS (text, one document a line, or JSON with a `text`; gzip and zstd are read)."""
+    """Create a branch from CORPUS (text, one document a line, or JSON with a `text`; gzip and zstd are
+    read)."""
     session.may_start_jobs()
     look_at_corpus(corpus)
     body = {"domain": name, "pretrain": pretrain, **extent(alpha, budget, options)}
@@ -114,19 +115,26 @@ def set_(session: Session, name: str, record_misses: str, as_json: bool) -> None
     with session.calls() as calls:
         found = calls.request("PATCH", _path(name), {"record_misses": record_misses == "on"})
     print_done(
-        found, f"{name}: misses are recorded" if found["record_misses"] else f"{name}: no misses are kept", as_json
+        found,
+        f"{name}: misses are recorded" if found["record_misses"] else f"{name}: no misses are kept",
+        as_json,
     )
 
 
 @domain.command()
 @click.argument("name", metavar="ROOT/BRANCH")
 @click.option(
-    "--min-count", type=Whole(1), default=5, show_default=True, help="How often an n-gram must have been missed."
+    "--min-count",
+    type=Whole(1),
+    default=5,
+    show_default=True,
+    help="How often an n-gram must have been missed.",
 )
 @job_options
 @pass_session
 def grow(session: Session, name: str, min_count: int, detach: bool, as_json: bool) -> None:
-    """Build a new version with what users' texts missed most. Models keep the version they were fine-tuned on."""
+    """Build a new version with what users' texts missed most. Models keep the version they were fine-tuned
+    on."""
     session.may_start_jobs()
     with session.calls() as calls:
         job = calls.request("POST", f"{_path(name)}/grow", {"min_count": min_count})["job"]
@@ -144,7 +152,9 @@ def list_(session: Session, as_json: bool) -> None:
         print_json(domains)
         return
     rows = [{**d, **d["entries"], "versions": len(d["versions"]), "bytes": size(d["bytes"])} for d in domains]
-    print_table(rows, COLUMNS, "no domains yet: 'hmi root import' makes a root's, 'hmi domain create' a branch")
+    print_table(
+        rows, COLUMNS, "no domains yet: 'hmi root import' makes a root's, 'hmi domain create' a branch"
+    )
 
 
 @domain.command()
@@ -160,7 +170,10 @@ def show(session: Session, name: str, as_json: bool) -> None:
         return
     versions = found.pop("versions")
     print_fields({**found, "bytes": size(found["bytes"])})
-    rows = [{**v, "bytes": size(v["bytes"]), "now": "*" if v["version"] == found["current"] else ""} for v in versions]
+    rows = [
+        {**v, "bytes": size(v["bytes"]), "now": "*" if v["version"] == found["current"] else ""}
+        for v in versions
+    ]
     print_table(
         rows,
         {"now": "", "version": "VERSION", "created": "CREATED", "entries": "ENTRIES", "bytes": "SIZE"},

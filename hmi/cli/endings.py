@@ -12,7 +12,8 @@ Figures = dict[str, str]
 
 
 def figures(view: Mapping[str, Any]) -> Figures:
-    """Of a succeeded job, by the heading of a table; what a server of another version does not tell is left out."""
+    """Of a succeeded job, by the heading of a table; what a server of another version does not tell is left
+    out."""
     result = view["result"] or {}
     if view["kind"] == "fine_tune":
         return _of_model(result)
@@ -54,9 +55,14 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
 
 def compared(live: Mapping[str, Any], name: str | None) -> str:
     """The new and the live version's score on the same rows, which may be fewer than those held out."""
-    seen = f", {live['seen_rows']} of which version {live['version']} was trained on" if live["seen_rows"] else ""
+    seen = (
+        f", {live['seen_rows']} of which version {live['version']} was trained on"
+        if live["seen_rows"]
+        else ""
+    )
     told = (
-        f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version {live['version']}, "
+        f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version "
+        f"{live['version']}, "
         f"live before it), on the same {live['rows']} held-out rows{seen}"
     )
     if not live.get("near_chance"):  # a server of an earlier version does not tell
@@ -78,7 +84,9 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
         each = ", ".join(f"{count:,} {order}" for order, count in stored.items())
         found["n-grams"] = f"{sum(stored.values()):,} ({each})"
     if result.get("alpha") is not None and "tokens" in result:
-        found["coverage"] = f"{result['alpha']:.3g}% of the n-grams that occur in {result['tokens']:,} tokens of text"
+        found["coverage"] = (
+            f"{result['alpha']:.3g}% of the n-grams that occur in {result['tokens']:,} tokens of text"
+        )
     if "bytes" in result:
         found["size"] = size(result["bytes"])
         if result.get("text_bytes"):

@@ -57,7 +57,9 @@ def show(session: Session, name: str, as_json: bool) -> None:
     """Show a job: its progress, its result, or why it failed."""
     with session.calls() as calls:
         found = calls.request("GET", f"/manage/jobs/{segment(name)}")
-    print_json(found) if as_json else print_fields({**found, "progress": _progress(found), "cost": _cost(found)})
+    print_json(found) if as_json else print_fields(
+        {**found, "progress": _progress(found), "cost": _cost(found)}
+    )
 
 
 @job.command()
@@ -68,7 +70,9 @@ def cancel(session: Session, name: str, as_json: bool) -> None:
     """Ask a job to stop."""
     with session.calls() as calls:
         found = calls.request("DELETE", f"/manage/jobs/{segment(name)}")
-    print_done(found, f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}", as_json)
+    print_done(
+        found, f"job {name} is {'asked to stop' if found['state'] not in ENDED else found['state']}", as_json
+    )
 
 
 @job.command(cls=ServerCommand)
@@ -88,7 +92,8 @@ def watch(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def resume(session: Session, name: str, as_json: bool) -> None:
-    """Go on with a job that was interrupted, from its last checkpoint. Exit code 3: an update that was held back."""
+    """Go on with a job that was interrupted, from its last checkpoint. Exit code 3: an update that was held
+    back."""
     session.not_remote("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
     session.may_start_jobs()
     with session.local() as local:

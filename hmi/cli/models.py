@@ -27,11 +27,14 @@ PUBLISH = click.option(
     type=click.Choice(get_args(Publish)),
     default="if-better",
     show_default=True,
-    help="Whether the new version answers. if-better: where it is not worse than the live one on the same held-out "
+    help="Whether the new version answers. if-better: where it is not worse than the live one on the "
+    "same held-out "
     "rows, a tie included. always: whatever it scores. never: not before 'hmi model publish'.",
 )
 UNLABELLED = click.option(
-    "--unlabelled", type=FILE, help="Texts without answers, for a teacher to label: better, and slower to train."
+    "--unlabelled",
+    type=FILE,
+    help="Texts without answers, for a teacher to label: better, and slower to train.",
 )
 
 SKIP = click.option(
@@ -77,7 +80,9 @@ def create(
 ) -> None:
     """Fine-tune a new model on the rows of DATA (JSON or CSV). A model of the task embedding takes none."""
     if data is None and task != "embedding":
-        raise InvalidInput(f"data is missing: a {task} model learns from rows, so name their file", field="data")
+        raise InvalidInput(
+            f"data is missing: a {task} model learns from rows, so name their file", field="data"
+        )
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     look_at(task, files, options)
@@ -109,10 +114,11 @@ def update(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the live one.
+    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the
+    live one.
 
-    Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With --publish
-    never, which asks for that, it is 0.
+    Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With
+    --publish never, which asks for that, it is 0.
     """
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
@@ -174,7 +180,9 @@ def show(session: Session, name: str, as_json: bool) -> None:
     for version in versions:
         version["metrics"] = brief(version["metrics"])
         back = version.get("held_back")  # a server of an earlier version has none
-        version["state"] = "answers" if version["version"] == found["current"] else f"held back: {back}" if back else ""
+        version["state"] = (
+            "answers" if version["version"] == found["current"] else f"held back: {back}" if back else ""
+        )
     print_table(
         versions,
         {
@@ -235,7 +243,8 @@ def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def export_module(session: Session, name: str, folder: Path, as_json: bool) -> None:
-    """Write the module to FOLDER in the format of the `adapters` library, with its head where it has a twin there."""
+    """Write the module to FOLDER in the format of the `adapters` library, with its head where it has a twin
+    there."""
     with session.calls() as calls:
         made = calls.request("GET", f"/manage/models/{segment(name)}/module")
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +260,9 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--domain", required=True, help="The domain it builds on, root/branch.")
-@click.option("--rows", "data", type=FILE, help="Rows to train on from there; needed where FOLDER has no head.")
+@click.option(
+    "--rows", "data", type=FILE, help="Rows to train on from there; needed where FOLDER has no head."
+)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @click.option("--task", type=TASKS, default="classification", show_default=True, help="Of the rows.")
 @SKIP
@@ -289,7 +300,8 @@ ADAPTER_FILES = {
     "head_config": ("head_config.json", None),
     "head": ("model_head.safetensors", "pytorch_model_head.bin"),
 }
-"""Parts of an import by their files, each with the pickle that `adapters` writes in its stead unless told otherwise."""
+"""Parts of an import by their files, each with the pickle that `adapters` writes in its stead unless told
+otherwise."""
 
 
 def _adapter_files(folder: Path) -> dict[str, Path]:
@@ -303,7 +315,9 @@ def _adapter_files(folder: Path) -> dict[str, Path]:
                 field=part,
             )
         if part not in found and not part.startswith("head"):
-            raise InvalidInput(f"there is no {file} in {folder}: give the folder that save_adapter wrote", field=part)
+            raise InvalidInput(
+                f"there is no {file} in {folder}: give the folder that save_adapter wrote", field=part
+            )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Onboarding many tenants over HTTP: reads a plan, runs what is unfinished in parallel, records what is done."""
+"""Onboarding many tenants over HTTP: reads a plan, runs what is unfinished in parallel, records what is
+done."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ class State:
 
 @dataclass(frozen=True)
 class Onboarding:
-    """Brings a plan's tenants, keys and models onto a server. `client` bears an administrator's key or none."""
+    """Brings a plan's tenants, keys and models onto a server. `client` bears an administrator's key or
+    none."""
 
     client: Client
     state: State
@@ -97,7 +99,8 @@ class Onboarding:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, plan: Iterable[Entry], on_outcome: Callable[[Outcome], None]) -> list[Outcome]:
-        """Do what is left; returns an outcome for each entry, in the plan's order. Failed ones are tried anew.
+        """Do what is left; returns an outcome for each entry, in the plan's order. Failed ones are tried
+        anew.
 
         Raises only for Ctrl-C: whatever goes wrong with one entry is its outcome.
         """
@@ -140,7 +143,9 @@ class Onboarding:
         if self.state.key_of(tenant) is not None:
             return
         try:
-            made = self.client.request("POST", "/manage/tenants", {"tenant": tenant}, once=f"onboard-{tenant}")
+            made = self.client.request(
+                "POST", "/manage/tenants", {"tenant": tenant}, once=f"onboard-{tenant}"
+            )
         except RemoteError as error:
             if error.remote_kind != "conflict":
                 raise

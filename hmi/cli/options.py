@@ -108,7 +108,8 @@ def extent(alpha: float | None, budget: int | None, options: dict[str, Any] | No
 
 
 def confirm(what: str, yes: bool, look: Callable[[], Any]) -> None:
-    """Ask before deleting, unless --yes. `look` raises NotFound where there is nothing to delete: nobody is asked then.
+    """Ask before deleting, unless --yes. `look` raises NotFound where there is nothing to delete: nobody is
+    asked then.
 
     Raises click.UsageError where nobody can be asked, Exit for a no.
     """
@@ -135,6 +136,8 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def check_target(file: Path) -> None:
     """Raises InvalidInput unless `file` is, or may become, a plain file in a folder that is there."""
     if not file.parent.is_dir():
-        raise InvalidInput(f"there is no folder {file.parent}: make it first, or name another file", field="file")
+        raise InvalidInput(
+            f"there is no folder {file.parent}: make it first, or name another file", field="file"
+        )
     if file.exists() and not file.is_file():
         raise InvalidInput(f"{file} is not a plain file, and would be replaced: name another", field="file")

@@ -34,7 +34,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
 
 def fits(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
     """Whether a table is as wide as the terminal at most; where there is none, as 80 columns."""
-    width = sum(max(len(head), *(len(_cell(row.get(field))) for row in rows)) + 2 for field, head in columns.items())
+    width = sum(
+        max(len(head), *(len(_cell(row.get(field))) for row in rows)) + 2 for field, head in columns.items()
+    )
     console = Console()
     return width - 2 <= (console.width if console.is_terminal else PLAIN_WIDTH)
 

@@ -15,8 +15,9 @@ def read_onboarding(path: Path) -> list[Entry]:
     """A folder with a subfolder for each tenant, or a table.
 
     A subfolder holds `model.json` ({"model", "domain", "task", "options"?}) and `train.jsonl`, `dev.jsonl`
-    and `unlabelled.jsonl` where there are any; its name is the tenant's. A table has the columns tenant, model, domain,
-    task, data and maybe dev, unlabelled and options; paths are relative to the table. Raises InvalidInput.
+    and `unlabelled.jsonl` where there are any; its name is the tenant's. A table has the columns tenant,
+    model, domain, task, data and maybe dev, unlabelled and options; paths are relative to the table. Raises
+    InvalidInput.
     """
     if path.is_dir():
         entries = [_from_folder(f) for f in sorted(path.iterdir()) if (f / "model.json").is_file()]

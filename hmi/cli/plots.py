@@ -115,7 +115,8 @@ class Builds:
 
 
 def read_plots(path: Path, alpha: float) -> list[Plot]:
-    """A table with the columns domain, corpus and maybe alpha or budget, and pretrain; raises InvalidInput."""
+    """A table with the columns domain, corpus and maybe alpha or budget, and pretrain; raises
+    InvalidInput."""
     plots = []
     for number, row in enumerate(rows(path), 1):
         where = f"{path.name} row {number}"
@@ -140,7 +141,9 @@ def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | N
         try:
             return None, parse_bytes(str(row["budget"]), least=1)
         except ValueError:
-            raise InvalidInput(f"{where}: budget {row['budget']!r} is no size: give {FORMS}", field="budget") from None
+            raise InvalidInput(
+                f"{where}: budget {row['budget']!r} is no size: give {FORMS}", field="budget"
+            ) from None
     try:
         return float(row.get("alpha", alpha)), None
     except (TypeError, ValueError):
@@ -168,8 +171,8 @@ def build_plots(
 ) -> None:
     """Build the PLOTs of many domains.
 
-    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha or budget (bytes, such as
-    50M), and pretrain; paths are relative to it. Run it again to go on where it stopped.
+    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha or budget (bytes,
+    such as 50M), and pretrain; paths are relative to it. Run it again to go on where it stopped.
     """
     if data is not None and url is not None:
         raise click.UsageError("give either --data or --url")
@@ -189,7 +192,8 @@ def build_plots(
 
 @contextmanager
 def _jobs_running(session: Session, calls: Calls) -> Iterator[None]:
-    """On a data folder this process runs the jobs (they go back to the queue at the end); a server runs its own."""
+    """On a data folder this process runs the jobs (they go back to the queue at the end); a server runs its
+    own."""
     if session.remote:
         yield
         return

@@ -88,7 +88,8 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
             click.echo(job)
         if not session.remote:
             notes.print(
-                f"job {job} waits, and nothing runs it yet: 'hmi job resume {job}' does, or 'hmi serve' on this folder",
+                f"job {job} waits, and nothing runs it yet: 'hmi job resume {job}' does, or 'hmi serve' "
+                "on this folder",
                 soft_wrap=True,
             )
         return
@@ -103,7 +104,9 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
                 return _follow(calls, job, bar)
             cast("LocalCalls", calls).run(job, bar.show)
         except KeyboardInterrupt:
-            notes.print(f"job {job} goes on: 'hmi job watch {job}' follows it, 'hmi job cancel {job}' stops it")
+            notes.print(
+                f"job {job} goes on: 'hmi job watch {job}' follows it, 'hmi job cancel {job}' stops it"
+            )
             raise click.Abort from None
     view = _view(calls, job)
     if view["state"] == "cancelled":
@@ -113,7 +116,8 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
 
 
 def tell(view: dict[str, Any], as_json: bool) -> None:
-    """Show how a job ended; raises HmiError where it did not succeed, Exit where what it made was held back."""
+    """Show how a job ended; raises HmiError where it did not succeed, Exit where what it made was held
+    back."""
     if view["state"] == "succeeded":
         if as_json:
             print_json(view)
@@ -132,7 +136,9 @@ def _tell_held_back(view: dict[str, Any]) -> None:
     if result.get("published", True):  # a server of an earlier version publishes always
         return
     cure = f"'hmi model publish {view['target']} {result['version']}' lets it answer"
-    notes.print(f"version {result['version']} is held back: {result['reason']}; {cure}", markup=False, soft_wrap=True)
+    notes.print(
+        f"version {result['version']} is held back: {result['reason']}; {cure}", markup=False, soft_wrap=True
+    )
     if result.get("publish") != "never":
         raise click.exceptions.Exit(HELD_BACK)
 

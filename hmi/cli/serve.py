@@ -20,7 +20,9 @@ SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
 @click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any that is free).")
 @click.option("--job-workers", type=Whole(0), help="Jobs that run at once (default 1).")
 @click.option("--streams", type=Whole(1), help="Batches that compute at once, one thread each (default 1).")
-@click.option("--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for resident adapters, such as 256M.")
+@click.option(
+    "--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for resident adapters, such as 256M."
+)
 @pass_session
 def serve(session: Session, **given: Any) -> None:
     """Serve the data folder over HTTP until SIGTERM or Ctrl-C."""
@@ -37,7 +39,8 @@ def serve(session: Session, **given: Any) -> None:
 @as_json
 @pass_session
 def openapi(session: Session, out: Path | None, as_json: bool) -> None:
-    """Print the OpenAPI 3.1 document of the HTTP API: this release's, or with --url a running server's. It is JSON."""
+    """Print the OpenAPI 3.1 document of the HTTP API: this release's, or with --url a running server's. It is
+    JSON."""
     text = _document(session)
     if out is None:
         click.echo(text, nl=False)

@@ -68,8 +68,8 @@ class Session:
     def local(self, *, creates: bool = False) -> Iterator[LocalCalls]:
         """The data folder itself; refused where only a server was named.
 
-        It must be there unless the command `creates` one by being the first: a folder that is mistyped or not mounted
-        is no empty one. Raises InvalidInput, and what opening it raises.
+        It must be there unless the command `creates` one by being the first: a folder that is mistyped or not
+        mounted is no empty one. Raises InvalidInput, and what opening it raises.
         """
         self.not_remote("this works on the data folder itself: leave --url out and give --data")
         settings = self.settings()

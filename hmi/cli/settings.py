@@ -21,12 +21,13 @@ ENDLESS: Final = 1 << 50
 """A bound that only stops nonsense is not worth telling."""
 PAGE: Final = """# Settings
 
-<!-- Made by `python -m hmi settings --markdown --out docs/settings.md` from hmi/config.py: change it there. -->
+<!-- Made by `python -m hmi settings --markdown --out docs/settings.md`: change hmi/config.py. -->
 
-A server and every command on a data folder read these from the environment. `hmi settings` shows what they are now.
-An option of a command (`--data`, and `--host`, `--port`, `--job-workers`, `--streams`, `--pool-bytes` of `hmi serve`)
-wins over the environment. A size is a number of bytes, optionally with K, M, G or T, which count in 1024s: `50M`,
-`50MB` and `50MiB` are the same. An impossible value is refused at the start, and the error names it.
+A server and every command on a data folder read these from the environment. `hmi settings` shows their
+values. An option of a command (`--data`, and `--host`, `--port`, `--job-workers`, `--streams`, `--pool-bytes`
+of `hmi serve`) wins over the environment. A size is a number of bytes. It may end in K, M, G or T, which
+count in 1024s: `50M`, `50MB` and `50MiB` are the same. An impossible value is refused at the start, and the
+error names it.
 
 | variable | default | unit | range | what it does |
 |---|---|---|---|---|
@@ -37,7 +38,7 @@ A command that talks to a server reads two more, which the server does not use:
 | variable | what it does |
 |---|---|
 | `HMI_URL` | the server's address, as `--url` gives it |
-| `HMI_KEY` | the key to send, as `--key` gives it; other users of the machine can see an option but not a variable |
+| `HMI_KEY` | the key to send, as `--key` gives it; unlike an option, other users cannot see it |
 """
 
 
@@ -63,7 +64,9 @@ def settings() -> list[Setting]:
     for field in fields(Settings):
         unit = UNITS.get(field.name.rpartition("_")[2], "") if isinstance(field.default, int | float) else ""
         shown = _range(field.name, unit) if isinstance(field.default, int | float) else ""
-        found.append(Setting(field.name, _amount(field.default, unit), unit, shown, about.get(field.name, "")))
+        found.append(
+            Setting(field.name, _amount(field.default, unit), unit, shown, about.get(field.name, ""))
+        )
     return found
 
 
@@ -91,7 +94,11 @@ def _texts() -> dict[str, str]:
 
 def _range(name: str, unit: str) -> str:
     least, most = bounds(name)
-    return f"{_amount(least, unit)} to {_amount(most, unit)}" if most < ENDLESS else f"from {_amount(least, unit)}"
+    return (
+        f"{_amount(least, unit)} to {_amount(most, unit)}"
+        if most < ENDLESS
+        else f"from {_amount(least, unit)}"
+    )
 
 
 def _amount(value: Any, unit: str) -> str:
@@ -102,7 +109,9 @@ def _amount(value: Any, unit: str) -> str:
 
 @click.command("settings", cls=FolderCommand)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the page docs/settings.md.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="With --markdown: write it there.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="With --markdown: write it there."
+)
 @as_json
 @pass_session
 def show(session: Session, as_markdown: bool, out: Path | None, as_json: bool) -> None:
@@ -123,7 +132,9 @@ def show(session: Session, as_markdown: bool, out: Path | None, as_json: bool) -
         for s in settings()
     ]
     if as_json:
-        print_json([{**row, "value": _plain(getattr(now, s.name))} for row, s in zip(rows, settings(), strict=True)])
+        print_json(
+            [{**row, "value": _plain(getattr(now, s.name))} for row, s in zip(rows, settings(), strict=True)]
+        )
         return
     columns = {"variable": "VARIABLE", "value": "VALUE", "default": "DEFAULT", "about": "WHAT IT DOES"}
     print_table(rows, columns, "no settings")

@@ -14,7 +14,8 @@ from hmi.errors import NotFound
 
 ONCE = "the key is shown this once: keep it"
 ADMINISTRATORS = (
-    "administrators' keys are made, listed and revoked on the data folder itself, since whoever may use it owns it: "
+    "administrators' keys are made, listed and revoked on the data folder itself, since whoever may use "
+    "it owns it: "
     "leave --url out and give --data"
 )
 
@@ -77,7 +78,9 @@ def key() -> None:
 @click.option("--scope", "scopes", multiple=True, type=click.Choice(["infer", "manage"]), help="Repeatable.")
 @as_json
 @pass_session
-def create_key(session: Session, tenant: str | None, admin: bool, scopes: tuple[Any, ...], as_json: bool) -> None:
+def create_key(
+    session: Session, tenant: str | None, admin: bool, scopes: tuple[Any, ...], as_json: bool
+) -> None:
     """Issue a key to TENANT, or with --admin to an administrator, and print it."""
     if admin == (tenant is not None):
         raise click.UsageError("give either a tenant's name or --admin")

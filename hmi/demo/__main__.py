@@ -28,14 +28,27 @@ _LOG_WIDTH = 150
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Your own text in the layout of docs/development.md, instead of text wheels.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the server; 8080 or a free one if left out.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the server; 8080 or a free one if left out."
+)
 @click.option("--key", envvar="HMI_KEY", help="Administrator's key, where the data folder has one.")
 @click.option("--ci", is_flag=True, help="End when all is measured; fail unless every tenant answered.")
-@click.option("--baseline", is_flag=True, help="Also fine-tune dedicated copies for three tasks, and compare.")
-@click.option("--rows", type=click.IntRange(50, 5000), default=Amounts.train, show_default=True, help="Training rows.")
+@click.option(
+    "--baseline", is_flag=True, help="Also fine-tune dedicated copies for three tasks, and compare."
+)
+@click.option(
+    "--rows", type=click.IntRange(50, 5000), default=Amounts.train, show_default=True, help="Training rows."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of rows.")
 def main(
-    data: Path, text: Path | None, port: int | None, key: str | None, ci: bool, baseline: bool, rows: int, seed: int
+    data: Path,
+    text: Path | None,
+    port: int | None,
+    key: str | None,
+    ci: bool,
+    baseline: bool,
+    rows: int,
+    seed: int,
 ) -> None:
     """Real text, a dozen tenants over HTTP, and a table of what came of it."""
     amounts = Amounts(train=rows, seed=seed)

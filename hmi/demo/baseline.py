@@ -1,7 +1,7 @@
 """Dedicated copies: the root's source model, fully fine-tuned for one task, to compare tenants' models with.
 
-Rows, seed, head and training are the same as a tenant's model's. Dev chooses the learning rate and the epoch, and the
-test rows are scored once. Results are stored, so that an interrupted run continues.
+Rows, seed, head and training are the same as a tenant's model's. Dev chooses the learning rate and the epoch,
+and the test rows are scored once. Results are stored, so that an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps
         ).kept
     trainer.load(best.artefact)
     size = sum(4 * tensor.numel() for tensor in best.artefact.joined().values())
-    return Dedicated(problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size)
+    return Dedicated(
+        problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size
+    )
 
 
 def _judged(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:

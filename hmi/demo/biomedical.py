@@ -28,7 +28,8 @@ Candidates = dict[str, list[Row]]
 
 
 def articles(wheel: Path, which: str) -> list[Article]:
-    """All usable articles of the wheel's `old` (1970s, indexed) or `new` (2021, structured abstracts) file."""
+    """All usable articles of the wheel's `old` (1970s, indexed) or `new` (2021, structured abstracts)
+    file."""
     with open_member(wheel, _FILES[which]) as file:
         return list(read_articles(file))
 

@@ -37,8 +37,9 @@ def words_of(text: str) -> list[str]:
 def news_body(text: str) -> str:
     """A newsgroup article without what gives its group away: subject, attribution and signature.
 
-    The source has neither lines nor punctuation, so the subject is taken as the first words, an attribution as all
-    up to the last "writes" near the start, and a signature as the last words. Words quoted inside the body remain.
+    The source has neither lines nor punctuation, so the subject is taken as the first words, an attribution
+    as all up to the last "writes" near the start, and a signature as the last words. Words quoted inside the
+    body remain.
     """
     head = " ".join(text.split()[:60])
     attributions = list(_QUOTED.finditer(head))
@@ -54,7 +55,8 @@ def split_of(key: str, seed: int = 0, *, dev: float = 0.1, test: float = 0.2) ->
 
 
 def fold(row: Mapping[str, Any]) -> str:
-    """The row's text, letters and digits only in lower case: equal for texts that differ in nothing that counts."""
+    """The row's text, letters and digits only in lower case: equal for texts that differ in nothing that
+    counts."""
     tokens = " ".join(row.get("tokens", []))
     text = f"{row.get('text', '')} {row.get('text_pair', '')} {tokens}"
     return re.sub(r"[\W_]+", "", text).lower()

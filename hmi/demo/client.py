@@ -35,7 +35,9 @@ class DemoClient:
     def get(self, path: str) -> Any:
         return self.call("GET", path)
 
-    def post(self, path: str, body: Any, *, files: Mapping[str, Path] | None = None, key: str | None = None) -> Any:
+    def post(
+        self, path: str, body: Any, *, files: Mapping[str, Path] | None = None, key: str | None = None
+    ) -> Any:
         """POST JSON, or multipart with `body` as the part `spec` where there are files."""
         if files:
             content, kind = _multipart(body, files)
@@ -120,7 +122,10 @@ def _multipart(spec: Any, files: Mapping[str, Path]) -> tuple[bytes, str]:
     boundary = uuid.uuid4().hex
     parts = [('name="spec"\r\nContent-Type: application/json', json.dumps(spec, ensure_ascii=False).encode())]
     parts += [
-        (f'name="{name}"; filename="{path.name}"\r\nContent-Type: application/octet-stream', path.read_bytes())
+        (
+            f'name="{name}"; filename="{path.name}"\r\nContent-Type: application/octet-stream',
+            path.read_bytes(),
+        )
         for name, path in files.items()
     ]
     body = b"".join(

@@ -67,11 +67,15 @@ def write_tenant(folder: Path, text: TenantText) -> None:
 def read_folder(folder: Path) -> TextFolder:
     """Check and read the layout; raises InvalidInput saying what is missing and where it belongs."""
     if not (folder / "root.txt").is_file():
-        raise InvalidInput(f"{folder} has no root.txt: put general text there, one document a line", field="text")
+        raise InvalidInput(
+            f"{folder} has no root.txt: put general text there, one document a line", field="text"
+        )
     branches = {check_name(p.stem, "text"): p for p in sorted(folder.glob("*.txt")) if p.stem != ROOT}
     tenants = tuple(_tenant(p.parent, branches) for p in sorted(folder.glob("*/model.json")))
     if not tenants:
-        raise InvalidInput(f"{folder} has no tenant: put <tenant>/model.json and its rows there", field="text")
+        raise InvalidInput(
+            f"{folder} has no tenant: put <tenant>/model.json and its rows there", field="text"
+        )
     return TextFolder(folder / "root.txt", branches, tenants)
 
 
@@ -95,15 +99,23 @@ def _tenant(home: Path, branches: Mapping[str, Path]) -> TenantFolder:
     except ValueError as error:
         raise InvalidInput(f"{home / 'model.json'} is not JSON ({error})", field="text") from error
     if not isinstance(about, dict):
-        raise InvalidInput(f"{home / 'model.json'} is not a JSON object: see docs/development.md", field="text")
+        raise InvalidInput(
+            f"{home / 'model.json'} is not a JSON object: see docs/development.md", field="text"
+        )
     domain, task = about.get("domain", ROOT), about.get("task")
     if domain != ROOT and domain not in branches:
-        raise InvalidInput(f"{home.name} wants the domain {domain!r}: add {domain}.txt or say {ROOT!r}", field="text")
+        raise InvalidInput(
+            f"{home.name} wants the domain {domain!r}: add {domain}.txt or say {ROOT!r}", field="text"
+        )
     if task not in get_args(Task):
-        raise InvalidInput(f"{home.name} has the task {task!r}: use one of {', '.join(get_args(Task))}", field="text")
+        raise InvalidInput(
+            f"{home.name} has the task {task!r}: use one of {', '.join(get_args(Task))}", field="text"
+        )
     for needed in ("train.jsonl", "test.jsonl"):
         if not (home / needed).is_file():
-            raise InvalidInput(f"{home} has no {needed}: put the rows there, one JSON object a line", field="text")
+            raise InvalidInput(
+                f"{home} has no {needed}: put the rows there, one JSON object a line", field="text"
+            )
     return TenantFolder(
         tenant=check_name(home.name, "text"),
         model=check_name(str(about.get("model", "model")), "text"),

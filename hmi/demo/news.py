@@ -1,4 +1,5 @@
-"""Usenet and newswire tasks: the topic of a posting or a report. The tables have the sources' own test splits."""
+"""Usenet and newswire tasks: the topic of a posting or a report. The tables have the sources' own test
+splits."""
 
 from __future__ import annotations
 

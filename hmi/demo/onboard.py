@@ -35,7 +35,9 @@ class Keys:
     def add(self, tenant: str, key: str) -> None:
         self._keys[tenant] = key
         aside = self._path.with_suffix(".tmp")
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with os.fdopen(
+            os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
             json.dump(self._keys, file, indent=1)
         aside.replace(self._path)
 
@@ -46,8 +48,13 @@ def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
         steps.say(f"{ROOT_NAME} is there already")
         return
     spec = {"root": ROOT_NAME, "source": DEFAULT_PACKAGE, "alpha": ALPHA}
-    job = _started(client, ROOT_NAME) or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
-    follow(client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_root_summary(succeeded(what, view))))
+    job = (
+        _started(client, ROOT_NAME)
+        or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
+    )
+    follow(
+        client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_root_summary(succeeded(what, view)))
+    )
 
 
 def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
@@ -60,7 +67,9 @@ def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
             steps.say(f"{domain} is there already")
             continue
         spec = {"domain": domain, "alpha": ALPHA}
-        job = _started(client, domain) or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
+        job = (
+            _started(client, domain) or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
+        )
         jobs[job] = domain
     follow(client, jobs, steps, lambda what, view: steps.say(_branch_summary(what, succeeded(what, view))))
 

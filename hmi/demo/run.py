@@ -37,14 +37,17 @@ class DemoOptions:
 
 
 def run(options: DemoOptions, console: Console) -> int:
-    """Run the demo; returns the exit status: 1 where a tenant did not answer. Raises HmiError, KeyboardInterrupt."""
+    """Run the demo; returns the exit status: 1 where a tenant did not answer. Raises HmiError,
+    KeyboardInterrupt."""
     home = options.data / "demo"
     home.mkdir(parents=True, exist_ok=True)
     steps = Steps(console, total=5 + options.baseline)
     # A polite kill ends the demo as Ctrl-C does: the server is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with steps.step("Real text"):
-        text = prepare(home, options.amounts, steps.say) if options.text is None else read_folder(options.text)
+        text = (
+            prepare(home, options.amounts, steps.say) if options.text is None else read_folder(options.text)
+        )
         mark = _claim(home, text)
         steps.say(f"{len(text.tenants)} tenants, {len(text.branches)} domains")
     keys = onboard.Keys(home / "keys.json")
@@ -54,7 +57,9 @@ def run(options: DemoOptions, console: Console) -> int:
         show.save(home / "result.json", steps, measured)
         if options.baseline:
             with steps.step("Dedicated copies, fully fine-tuned"):
-                copies = baseline.train_dedicated(baseline.choose(text.tenants), home / "baseline.json", mark, steps)
+                copies = baseline.train_dedicated(
+                    baseline.choose(text.tenants), home / "baseline.json", mark, steps
+                )
             show.print_baseline(steps, measured, copies)
             show.save(home / "result.json", steps, measured, copies)
         steps.say(f"all figures: {home / 'result.json'}")
@@ -93,7 +98,9 @@ def _claim(home: Path, text: TextFolder) -> str:
     files = [text.root_text, *text.branches.values()]
     files += [path for t in text.tenants for path in (t.train, t.test, t.train.parent / "model.json")]
     for path in files:
-        digest.update(f"{path.parent.name}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(
+            f"{path.parent.name}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+        )
     mark, claim = digest.hexdigest(), home / "text.sha256"
     if claim.is_file() and claim.read_text(encoding="utf-8").strip() != mark:
         raise Conflict(f"{home.parent} holds a demo built from other text: give another folder with --data")

@@ -67,7 +67,11 @@ def save(path: Path, steps: Steps, rows: Sequence[Measured], dedicated: Sequence
     body: dict[str, Any] = {
         "demo": __version__,
         "date": now(),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+        },
         "steps_s": steps.times,
         "tenants": [asdict(row) for row in rows],
     }
@@ -83,7 +87,9 @@ def print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path
     answer: Mapping[str, Any] = client.post(f"/infer/{tenant.id}", body)
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
     steps.console.print(f"[bold]Serving on {client.address}[/bold]", highlight=False)
-    steps.say(f"the tenants' keys are in {keys}; on this machine the server takes a call without a key too, such as")
+    steps.say(
+        f"the tenants' keys are in {keys}; on this machine the server takes a call without a key too, such as"
+    )
     steps.console.print(
         f"curl -s {client.address}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
         highlight=False,

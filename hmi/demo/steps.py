@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from hmi.demo.client import DemoClient
 from hmi.errors import Unavailable
@@ -62,7 +69,9 @@ def follow(
                 view = client.get(f"/manage/jobs/{job}")
                 progress = view["progress"]
                 label = f"{what} {progress['phase'] or view['state']}"
-                bar.update(rows[job], description=label, completed=progress["step"], total=progress["total"] or None)
+                bar.update(
+                    rows[job], description=label, completed=progress["step"], total=progress["total"] or None
+                )
                 if view["state"] in _ENDED:
                     bar.remove_task(rows[job])
                     del open_jobs[job]

@@ -1,8 +1,9 @@
 """Chemicals in PubMed sentences, tagged by distant supervision.
 
-A record lists the chemicals that its indexers chose. Where a listed name stands in the abstract, its words are tagged
-B-CHEMICAL, I-CHEMICAL. No one read the sentences: a chemical that the indexers left out, or wrote otherwise, is
-tagged O. The labels are consistent enough to learn from and to compare models on, and are no gold standard.
+A record lists the chemicals that its indexers chose. Where a listed name stands in the abstract, its words
+are tagged B-CHEMICAL, I-CHEMICAL. No one read the sentences: a chemical that the indexers left out, or wrote
+otherwise, is tagged O. The labels are consistent enough to learn from and to compare models on, and are no
+gold standard.
 """
 
 from __future__ import annotations

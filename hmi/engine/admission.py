@@ -1,4 +1,5 @@
-"""Admission to the batch queue: pins the models of texts, checks and tokenises the texts. Tenants take short turns."""
+"""Admission to the batch queue: pins the models of texts, checks and tokenises the texts. Tenants take short
+turns."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from hmi.model.windows import encode_texts
 SLICE_S = 0.003
 """A turn ends with the first text after this time."""
 RESTS = 3
-"""While others have sent something lately, a tenant is tokenised for a quarter of the time: after a turn it rests three
-times as long. Much of tokenising holds the interpreter's lock, which each step of a batch waits for. A quarter of the
-time still gives more tokens than can be computed."""
+"""While others have sent something lately, a tenant is tokenised for a quarter of the time: after a turn it
+rests three times as long. Much of tokenising holds the interpreter's lock, which each step of a batch waits
+for. A quarter of the time still gives more tokens than can be computed."""
 LEAST_S, MOST_S = 0.001, 0.02
 """A shorter turn needs no rest, a longer one no more than this one."""
 MOST_CHARACTERS = 32 << 20
@@ -61,8 +62,8 @@ class Share:
         return self.texts[len(self.done)][1]
 
     def go_on(self, pins: Pins) -> float:
-        """Tokenise texts for SLICE_S (one at least), to the first that is wrong or cold; the seconds it took. Never
-        waits for the disk.
+        """Tokenise texts for SLICE_S (one at least), to the first that is wrong or cold; the seconds it took.
+        Never waits for the disk.
         """
         begun = time.monotonic()
         try:
@@ -107,8 +108,8 @@ class Share:
 class Admission:
     """Owns the texts that are not tokenised yet, and the thread that does it.
 
-    That thread is no compute thread, so batches need not wait for it. Nor does it wait for loads: a text whose model is
-    not in memory stands aside until the model is loaded.
+    That thread is no compute thread, so batches need not wait for it. Nor does it wait for loads: a text
+    whose model is not in memory stands aside until the model is loaded.
     """
 
     def __init__(self, pins: Pins) -> None:
@@ -126,7 +127,10 @@ class Admission:
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything that waits with `error` (shutdown)."""
-        for share in (*(share for shares in self._waiting.values() for share in shares), *self._aside.values()):
+        for share in (
+            *(share for shares in self._waiting.values() for share in shares),
+            *self._aside.values(),
+        ):
             share.error = copy_of(error)
             share.settle()
 
@@ -140,7 +144,8 @@ class Admission:
     async def admit(self, requests: Sequence[InferRequest]) -> list[Admitted]:
         """Bundles and windows of a call's texts, in their order. A call that is cancelled is dropped.
 
-        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable where too much text waits, Damaged.
+        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable where too much text waits,
+        Damaged.
         """
         characters: Counter[str] = Counter()
         by_tenant: dict[str, list[tuple[int, InferRequest]]] = {}

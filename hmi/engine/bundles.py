@@ -1,4 +1,5 @@
-"""Bundles: the versions of root, PLOT chain, module and head that an answer uses, pinned at its request's admission."""
+"""Bundles: the versions of root, PLOT chain, module and head that an answer uses, pinned at its request's
+admission."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A tenant's module and what goes with it in memory; an embedding has no head, and not all have the rest."""
+    """A tenant's module and what goes with it in memory; an embedding has no head, and not all have the
+    rest."""
 
     module: TenantModule
     head: Head | None
@@ -84,11 +86,13 @@ class Part(Generic[V]):
 class Bundles:
     """What bundles are made of: the loaded roots and the open PLOT readers. Thread-safe.
 
-    Loading a part takes as long as it takes, and is the caller's to do on a thread of its own, once for all who wait
-    for it (`hmi.engine.pins`). Loads raise NotFound, Damaged, Unavailable, and plot_store's errors.
+    Loading a part takes as long as it takes, and is the caller's to do on a thread of its own, once for all
+    who wait for it (`hmi.engine.pins`). Loads raise NotFound, Damaged, Unavailable, and plot_store's errors.
     """
 
-    def __init__(self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore):
+    def __init__(
+        self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore
+    ):
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers = adapters, lowers
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
@@ -109,8 +113,8 @@ class Bundles:
         return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
-        """The lower layers behind a PLOT: only the exact reference computes them. Several domains may share them, so a
-        damaged file is named by its hash."""
+        """The lower layers behind a PLOT: only the exact reference computes them. Several domains may share
+        them, so a damaged file is named by its hash."""
         name = PlotMeta.of(reader.version).lower
         key = "lower", version.root, version.root_version, name or ""
         return Part(key, self._exact, lambda: self._load_lower(version, upper.root, name))

@@ -14,8 +14,8 @@ V = TypeVar("V")
 class IdleCache(Generic[K, V]):
     """Keeps at most `most` values, each until `idle_s` after its last use. Thread-safe, and nobody waits.
 
-    A dropped value lives on with whoever holds it, and is freed with its last holder: nothing is closed under a
-    request in flight.
+    A dropped value lives on with whoever holds it, and is freed with its last holder: nothing is closed under
+    a request in flight.
     """
 
     def __init__(self, most: int, idle_s: float) -> None:

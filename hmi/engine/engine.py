@@ -47,9 +47,9 @@ Where = Callable[[Callable[[], Ran]], Awaitable[Ran]]
 
 class Engine:
     """Answers requests of all tenants: texts are admitted (`Admission`), wait in the batch queue, and run in
-    `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not before, so that
-    who comes in between waits for one batch at most; of one tenant's batch only for the layer that runs, where its own
-    work is shorter (`hmi.engine.guests`).
+    `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not
+    before, so that who comes in between waits for one batch at most; of one tenant's batch only for the layer
+    that runs, where its own work is shorter (`hmi.engine.guests`).
     """
 
     def __init__(
@@ -171,7 +171,9 @@ class Engine:
         try:
             plan = self._planner.plan(candidates, time.monotonic())
             most = self._most(plan, host.room_s, guest=True)
-        except Exception as error:  # which neither the call that came nor the guest that ended has to answer for
+        except (
+            Exception
+        ) as error:  # which neither the call that came nor the guest that ended has to answer for
             tell(log, "no guest could be chosen", error)
             return
         pieces = self._queue.cut(plan.candidate, most)
@@ -194,7 +196,8 @@ class Engine:
         self._invite()
 
     async def _serve(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
-        """Run a batch and reply; where it fails as a whole, its parts. Nobody of it is left without an answer."""
+        """Run a batch and reply; where it fails as a whole, its parts. Nobody of it is left without an
+        answer."""
         try:
             try:
                 await self._run(pieces, plan, where, host)
@@ -212,7 +215,9 @@ class Engine:
                     except Exception as alone:
                         fail([(piece.item, alone) for piece in part])
         except BaseException:
-            ended = self._ended or Unavailable("the work ended before its time; try again shortly", retry_after_s=1)
+            ended = self._ended or Unavailable(
+                "the work ended before its time; try again shortly", retry_after_s=1
+            )
             fail([(piece.item, ended) for piece in pieces])
             raise
 

@@ -1,5 +1,5 @@
-"""Guests: small batches that run between two layers of a long one. A long window cannot be divided, and without guests
-other tenants' texts would wait for all of it.
+"""Guests: small batches that run between two layers of a long one. A long window cannot be divided, and
+without guests other tenants' texts would wait for all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SHORTER = 2
 
 
 class Host:
-    """A running batch. All its guests together take at most as long as the batch itself, so its time at most doubles.
+    """A running batch. All its guests together take at most as long as the batch itself, so its time at most
+    doubles.
 
     Owned by the event loop's thread; `pause` and the times that it counts belong to the compute thread.
     """
@@ -41,7 +42,8 @@ class Host:
         self.guest, self._left_s = True, self._left_s - expected_s
 
     def receive(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:
-        """The result of `work`, which runs between two layers of this batch, or in a thread that is free before."""
+        """The result of `work`, which runs between two layers of this batch, or in a thread that is free
+        before."""
         done: Future[T] = Future()
 
         def visit() -> None:

@@ -1,7 +1,8 @@
-"""Heads: the outputs of texts that have passed the upper layers, computed for all texts of one model together.
+"""Heads: the outputs of texts that have passed the upper layers, computed for all texts of one model
+together.
 
-Each tenant has a head of its own, so texts are grouped by head. docs/design/0007-rooms.md says why heads of equal shape
-are not stacked into one product over tenants.
+Each tenant has a head of its own, so texts are grouped by head. docs/design/0007-rooms.md says why heads of
+equal shape are not stacked into one product over tenants.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Output = Tensor | Exception
 
 @torch.inference_mode()
 def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Output]:
-    """What the heads give, in the order of `left.texts`, which index `pieces` and `parts`: [outputs], of tagging
-    [tokens, outputs]; without a head, what one would read. What is wrong with one text is in its own place only.
+    """What the heads give, in the order of `left.texts`, which index `pieces` and `parts`: [outputs], of
+    tagging [tokens, outputs]; without a head, what one would read. What is wrong with one text is in its own
+    place only.
     """
     found: list[Output] = []
     for _, group in groupby(range(len(left.texts)), lambda i: id(parts[left.texts[i]])):
@@ -34,11 +36,16 @@ def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -
     return found
 
 
-def _together(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], places: list[int]) -> list[Output]:
+def _together(
+    left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], places: list[int]
+) -> list[Output]:
     """Texts of one head: places in `left`. One by one where they cannot be computed together."""
     mine, part = [pieces[left.texts[i]] for i in places], parts[left.texts[places[0]]]
     try:
-        rows = [_read(left, i, piece.bundle.task.reads, piece, part) for i, piece in zip(places, mine, strict=True)]
+        rows = [
+            _read(left, i, piece.bundle.task.reads, piece, part)
+            for i, piece in zip(places, mine, strict=True)
+        ]
         return [_finite(output, piece) for output, piece in zip(_head(rows, mine, part), mine, strict=True)]
     except Exception as error:
         if len(places) == 1:
@@ -75,10 +82,12 @@ def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[T
 
 
 def _finite(output: Tensor, piece: Piece) -> Output:
-    """Files are compared with their hashes when they are loaded; what still gives no numbers must not be answered."""
+    """Files are compared with their hashes when they are loaded; what still gives no numbers must not be
+    answered."""
     if torch.isfinite(output).all():
         return output
     return Damaged(
-        f"model {piece.item.request.model} computes values that are no numbers: roll it back or fine-tune it again; if "
+        f"model {piece.item.request.model} computes values that are no numbers: roll it back or fine-tune "
+        "it again; if "
         "others do so too, the operator runs 'hmi store verify'"
     )

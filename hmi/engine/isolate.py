@@ -1,4 +1,5 @@
-"""Isolation of failures: each text gets an error of its own, and a failed batch is divided into parts to run again."""
+"""Isolation of failures: each text gets an error of its own, and a failed batch is divided into parts to run
+again."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ log = logging.getLogger("hmi.engine")
 
 
 def fail(failed: Failed) -> None:
-    """Tell who waits, by the names that they know, each with an error object of its own; and the log once for each
-    version of a model: which artefact, or where in the code, where nobody foresaw it."""
+    """Tell who waits, by the names that they know, each with an error object of its own; and the log once for
+    each version of a model: which artefact, or where in the code, where nobody foresaw it."""
     said: dict[str, Exception] = {}
     for item, error in failed:
         if item.sink.wanted:

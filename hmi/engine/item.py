@@ -64,9 +64,11 @@ class Item:
     def tokens(self) -> int:
         return sum(map(len, self.windows))
 
-    def add(self, index: int, output: Tensor, hits: Mapping[str, int], layers: int, stages: Mapping[str, str]) -> bool:
-        """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once, and a batch
-        that is run again brings one twice: it counts once."""
+    def add(
+        self, index: int, output: Tensor, hits: Mapping[str, int], layers: int, stages: Mapping[str, str]
+    ) -> bool:
+        """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once,
+        and a batch that is run again brings one twice: it counts once."""
         with _ADDING:
             mine = self.partial
             if index not in mine.outputs:

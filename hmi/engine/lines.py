@@ -10,19 +10,23 @@ from weakref import WeakValueDictionary
 from hmi.engine.request import InferRequest
 
 LARGE_CHARACTERS = 1 << 16
-"""More work than this, by `size_of`, is a large call: it takes some seconds, or nearly all of it is cut off."""
+"""More work than this, by `size_of`, is a large call: it takes some seconds, or nearly all of it is cut
+off."""
 TEXT_CHARACTERS = 64
 """What a text costs besides its characters."""
 
 
 def size_of(requests: Sequence[InferRequest]) -> int:
     """A call's work before anything computes, in characters."""
-    return sum(TEXT_CHARACTERS + (len(r.text) if isinstance(r.text, str) else sum(map(len, r.text))) for r in requests)
+    return sum(
+        TEXT_CHARACTERS + (len(r.text) if isinstance(r.text, str) else sum(map(len, r.text)))
+        for r in requests
+    )
 
 
 class Lines:
-    """One line for each tenant. A second large call at once would bring it nothing, since a tenant's texts share one
-    turn. The call would be tokenised, refused because the queue is full, and sent again at once.
+    """One line for each tenant. A second large call at once would bring it nothing, since a tenant's texts
+    share one turn. The call would be tokenised, refused because the queue is full, and sent again at once.
     """
 
     def __init__(self) -> None:

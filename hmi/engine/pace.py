@@ -1,7 +1,8 @@
-"""Predicting the time of a batch from those that ran, so that batches can be cut to a time on any machine and root.
+"""Predicting the time of a batch from those that ran, so that batches can be cut to a time on any machine and
+root.
 
-The time is CPU time of one core. A busy machine makes a batch longer by the clock; if batches were cut shorter for
-that, they would become less efficient just when the machine has least to spare.
+The time is CPU time of one core. A busy machine makes a batch longer by the clock; if batches were cut
+shorter for that, they would become less efficient just when the machine has least to spare.
 """
 
 from __future__ import annotations

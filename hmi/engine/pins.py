@@ -1,5 +1,5 @@
-"""Pinning: gives out a model's bundle. Parts that are not in memory are loaded on other threads, each once for all who
-wait for it.
+"""Pinning: gives out a model's bundle. Parts that are not in memory are loaded on other threads, each once
+for all who wait for it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ READERS = 2
 
 
 class Pins:
-    """Gives out bundles. Each part is loaded by itself: a root, domain or module that takes seconds delays only those
-    who wait for it. `found` may be called on any thread, the rest only on the event loop's.
+    """Gives out bundles. Each part is loaded by itself: a root, domain or module that takes seconds delays
+    only those who wait for it. `found` may be called on any thread, the rest only on the event loop's.
     """
 
     def __init__(self, bundles: Bundles, pool: AdapterPool[TaskPart]) -> None:
@@ -80,14 +80,15 @@ class Pins:
         self._pool.give_back(artefacts)
 
     def close(self) -> None:
-        """Wait for the loads that have begun; those that have not are dropped. Not for the event loop's thread."""
+        """Wait for the loads that have begun; those that have not are dropped. Not for the event loop's
+        thread."""
         self._loaders.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
         self._bundles.close()
 
     async def _module(self, model: ModelId, version: ModelVersion) -> None:
-        """See that the module is in memory, without holding it there. Several models may share one: an error is named
-        for this one."""
+        """See that the module is in memory, without holding it there. Several models may share one: an error
+        is named for this one."""
         key = "module", version.artefact
         if not self._pool.has(version.artefact):
             try:
@@ -116,7 +117,8 @@ class Pins:
         return found
 
     def _nobody_waits(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
-        """What was loaded for a batch that is gone is not held. A load that failed or never began holds nothing."""
+        """What was loaded for a batch that is gone is not held. A load that failed or never began holds
+        nothing."""
         if not done.cancelled() and done.exception() is None:
             self._pool.give_back(artefacts)
 
@@ -126,7 +128,9 @@ class Pins:
             done.exception()  # seen, though nobody may wait for it any more
 
 
-def _bundle(model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None) -> Bundle:
+def _bundle(
+    model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None
+) -> Bundle:
     return Bundle(model, version, upper.root, upper.executor, reader, task_of_version(version), lower)
 
 

@@ -1,4 +1,5 @@
-"""The batch queue: offers candidates, and cuts batches of a given time. Owned by the event loop's thread (no locks)."""
+"""The batch queue: offers candidates, and cuts batches of a given time. Owned by the event loop's thread (no
+locks)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
 
 TENANT_PART = 4
-"""While somebody who may come back at any moment would have to wait, a tenant has one in so many parts of a batch."""
+"""While somebody who may come back at any moment would have to wait, a tenant has one in so many parts of a
+batch."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,18 @@ class Cut:
     share: float = 1.0
     """Of the work that is left by the stages that are on."""
     guest: bool = False
-    """Whether it runs in the middle of another batch: then nothing joins that is not to go before that batch's tenant,
-    and one that is too long for it is left out even where it would be the only one."""
+    """Whether it runs in the middle of another batch: then nothing joins that is not to go before that
+    batch's tenant, and one that is too long for it is left out even where it would be the only one."""
 
 
 class BatchQueue:
     """Waiting items by key and, of one key, by tenant.
 
-    Inside a batch, too, the tenant that has received least goes first, and the others follow in that order, a window at
-    a time. Once the first tenant has nothing more waiting, only tenants join that have received no more than it: a loud
-    tenant must not fill up the batch of a quiet one. While a tenant is between two texts, the others' parts of a batch
-    are small, so that its next text does not wait for a long batch. If all tenants wait, or only one is there, batches
-    are as long as they may be.
+    Inside a batch, too, the tenant that has received least goes first, and the others follow in that order, a
+    window at a time. Once the first tenant has nothing more waiting, only tenants join that have received no
+    more than it: a loud tenant must not fill up the batch of a quiet one. While a tenant is between two
+    texts, the others' parts of a batch are small, so that its next text does not wait for a long batch. If
+    all tenants wait, or only one is there, batches are as long as they may be.
     """
 
     def __init__(self, capacity_tokens: int, pace: Pace) -> None:
@@ -84,20 +86,23 @@ class BatchQueue:
         """One for each key of which something waits."""
         found = []
         for key, tenants in self._waiting.items():
-            given, since, tenant = min((self._turns.given(t), items[0].queued, t) for t, items in tenants.items())
+            given, since, tenant = min(
+                (self._turns.given(t), items[0].queued, t) for t, items in tenants.items()
+            )
             layers = tenants[tenant][0].bundle.executor.layers
             found.append(Candidate(given, since, tenant, key, layers))
         return found
 
     def guests(self) -> list[Candidate]:
-        """The candidates whose tenants were given no more than the one whose batch was cut last had before it."""
+        """The candidates whose tenants were given no more than the one whose batch was cut last had before
+        it."""
         return [candidate for candidate in self.candidates() if candidate.given_s <= self._turns.now]
 
     def cut(self, candidate: Candidate, most: Cut) -> list[Piece]:
         """A batch of the candidate's key, its tenant first; of one window at least unless it is a guest.
 
-        Items that nobody wants any more are dropped, those past their deadline fail with DeadlineExceeded: the batch is
-        empty where no others wait.
+        Items that nobody wants any more are dropped, those past their deadline fail with DeadlineExceeded:
+        the batch is empty where no others wait.
         """
         if not most.guest:
             self._turns.begin(candidate.tenant)

@@ -47,7 +47,8 @@ class Provenance:
     """What made an answer, or several of one model in one call."""
 
     plot: Mapping[str, int]
-    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; of the exact reference `computed`."""
+    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; of the exact reference
+    `computed`."""
     layers: int
     """Upper layers that ran: of several answers, and of several windows, the most."""
     exact: bool
@@ -57,7 +58,8 @@ class Provenance:
 
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
-        """Of all these, one at least, which have the same model, versions and settings: counts are added up."""
+        """Of all these, one at least, which have the same model, versions and settings: counts are added
+        up."""
         plot: Counter[str] = Counter()
         for part in parts:
             plot.update(part.plot)

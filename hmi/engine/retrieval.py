@@ -1,4 +1,5 @@
-"""Retrieval: from a batch's tokens to the rows for the upper layers, looked up in the PLOT or (exact) computed."""
+"""Retrieval: from a batch's tokens to the rows for the upper layers, looked up in the PLOT or (exact)
+computed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Failed = list[tuple[Item, Exception]]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A look-up that was made, for the recorder of misses: the tokens that were looked up, and what answered each."""
+    """A look-up that was made, for the recorder of misses: the tokens that were looked up, and what answered
+    each."""
 
     version: VersionInfo
     tokens: NDArray[np.int32]
@@ -34,7 +36,8 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; piece i is rows offsets[i]:offsets[i+1]."""
+    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; piece i is rows
+    offsets[i]:offsets[i+1]."""
 
     pieces: list[Piece]
     rows: Tensor
@@ -55,8 +58,8 @@ class Retrieved:
 def retrieve(pieces: Sequence[Piece]) -> Retrieved:
     """Fill the executor's space with what the upper layers receive.
 
-    Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant one run.
-    A look-up that fails fails its own pieces.
+    Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant
+    one run. A look-up that fails fails its own pieces.
     """
     pieces = sorted(pieces, key=lambda p: (p.bundle.version.plot_version, p.bundle.version.artefact))
     if not pieces:
@@ -91,7 +94,9 @@ def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> 
     reader = first.bundle.reader
     _, hits = reader.lookup(tokens, offsets, out=out.numpy())
     batch.lookups.append(Lookup(reader.version, tokens, offsets, hits))
-    batch.hits.extend(_counts(hits, a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+    batch.hits.extend(
+        _counts(hits, a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    )
 
 
 def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:

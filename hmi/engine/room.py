@@ -1,4 +1,5 @@
-"""Limits on waiting work: one for all tenants together and a share of it for each. The event loop's thread owns it."""
+"""Limits on waiting work: one for all tenants together and a share of it for each. The event loop's thread
+owns it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ TENANT_SHARE = 4
 
 
 class Room:
-    """Counts waiting work by tenant, in units such as tokens. A tenant may exceed its share by one large call; the
-    excess takes no room from the others."""
+    """Counts waiting work by tenant, in units such as tokens. A tenant may exceed its share by one large
+    call; the excess takes no room from the others."""
 
     def __init__(self, capacity: int, unit: str) -> None:
         self._capacity, self._unit = capacity, unit
@@ -32,7 +33,9 @@ class Room:
         taken = sum(min(amount, self._share) for amount in self._taken.values())
         for tenant, amount in wanted.items():
             mine = self._taken[tenant]
-            if (mine and mine + amount > self._share) or (taken and taken + min(amount, self._share) > self._capacity):
+            if (mine and mine + amount > self._share) or (
+                taken and taken + min(amount, self._share) > self._capacity
+            ):
                 raise Unavailable(
                     f"overloaded: {self.taken} {self._unit} are waiting; try again shortly", retry_after_s=1
                 )

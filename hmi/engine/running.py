@@ -1,4 +1,5 @@
-"""One batch on a compute thread: retrieve, upper layers with their hooks, heads, answers. No event loop, no futures."""
+"""One batch on a compute thread: retrieve, upper layers with their hooks, heads, answers. No event loop, no
+futures."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class Runner:
         answers: list[tuple[Item, InferResult]],
         failed: Failed,
     ) -> None:
-        """Upper layers and heads, text by text as they are through. A row of one text never reaches another's, so what
-        is no number stays with its own."""
+        """Upper layers and heads, text by text as they are through. A row of one text never reaches
+        another's, so what is no number stays with its own."""
         key, parts = plan.candidate.key, [by_artefact[p.bundle.version.artefact] for p in batch.pieces]
         rows, pause = Rows.packed(batch.rows, batch.offsets), no_pause if host is None else host.pause
         executor = batch.pieces[0].bundle.executor
@@ -89,7 +90,9 @@ class Runner:
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
             inside.difference_update(left.texts)
             self._finish(left, batch, parts, names, answers, failed)
-        failed.extend((batch.pieces[text].item, RuntimeError("a text was lost between layers")) for text in inside)
+        failed.extend(
+            (batch.pieces[text].item, RuntimeError("a text was lost between layers")) for text in inside
+        )
 
     def _finish(
         self,
@@ -116,6 +119,10 @@ class Runner:
         if not plan.on:
             return []
         about = Batch(
-            plan.candidate.key, [len(p.window) for p in batch.pieces], [p.item.request.model for p in batch.pieces]
+            plan.candidate.key,
+            [len(p.window) for p in batch.pieces],
+            [p.item.request.model for p in batch.pieces],
         )
-        return [hook for name, setting in plan.on.items() for hook in self._stages[name].hooks(setting, about)]
+        return [
+            hook for name, setting in plan.on.items() for hook in self._stages[name].hooks(setting, about)
+        ]

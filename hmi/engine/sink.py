@@ -10,7 +10,8 @@ from hmi.engine.request import InferResult
 
 
 class Sink(Protocol):
-    """Takes one text's answer, or an error instead. Only the first counts. Used on the event loop's thread only."""
+    """Takes one text's answer, or an error instead. Only the first counts. Used on the event loop's thread
+    only."""
 
     @property
     def wanted(self) -> bool:
@@ -46,7 +47,9 @@ class Waiting:
     def fail(self, error: Exception) -> None:
         if self.wanted:
             # A future takes no StopIteration.
-            self._future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+            self._future.set_exception(
+                RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+            )
 
     def drop(self) -> None:
         """Nobody waits any more."""

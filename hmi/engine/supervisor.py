@@ -1,4 +1,5 @@
-"""Supervision of the engine's loops: one that dies is started again, and until then the engine is not ready."""
+"""Supervision of the engine's loops: one that dies is started again, and until then the engine is not
+ready."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ STEADY_S = 60.0
 
 
 class Broken(Exception):
-    """Raised by a loop that cannot go on with what it has, such as threads that have ended: it is started again."""
+    """Raised by a loop that cannot go on with what it has, such as threads that have ended: it is started
+    again."""
 
 
 class Supervisor:
     """Keeps endless loops running. Owned by the event loop's thread.
 
-    It may start a loop again at any moment: before a loop ends, it must answer or fail the work that it has taken.
+    It may start a loop again at any moment: before a loop ends, it must answer or fail the work that it has
+    taken.
     """
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ KEPT = 4096
 class Turns:
     """The seconds of one shared thing that each tenant has received.
 
-    A tenant that comes, or comes back, starts level with the tenant whose turn it is. So nobody saves up turns by being
-    away, and nobody gains by going away for an instant.
+    A tenant that comes, or comes back, starts level with the tenant whose turn it is. So nobody saves up
+    turns by being away, and nobody gains by going away for an instant.
     """
 
     def __init__(self) -> None:

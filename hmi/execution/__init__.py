@@ -1,6 +1,8 @@
-"""Running a batch through a root's upper layers. Executors know rows, modules and hooks, but no tenant or request.
+"""Running a batch through a root's upper layers. Executors know rows, modules and hooks, but no tenant or
+request.
 
-`batch` has the nouns that executors and stages share, `base` the interfaces, `choose` picks an executor for a root.
+`batch` has the nouns that executors and stages share, `base` the interfaces, `choose` picks an executor for a
+root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The interfaces of execution: what runs a batch, what may act between its layers, where the layers come from."""
+"""The interfaces of execution: what runs a batch, what may act between its layers, where the layers come
+from."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def no_pause() -> None:
 
 
 class Hook(Protocol):
-    """One stage's work between two layers of one batch, on the executor's device and stream. It never blocks."""
+    """One stage's work between two layers of one batch, on the executor's device and stream. It never
+    blocks."""
 
     @property
     def at(self) -> frozenset[int]:
@@ -43,7 +45,8 @@ class Weights(Protocol):
 
 
 class Executor(Protocol):
-    """Runs one root's upper layers. Owns its device's weights and streams; knows no tenant, request or stage."""
+    """Runs one root's upper layers. Owns its device's weights and streams; knows no tenant, request or
+    stage."""
 
     @property
     def layers(self) -> int:
@@ -55,7 +58,8 @@ class Executor(Protocol):
         ...
 
     def space(self, tokens: int) -> Tensor:
-        """Uninitialised fp32 [tokens, dim] that retrieval writes into, in the memory that suits the device."""
+        """Uninitialised fp32 [tokens, dim] that retrieval writes into, in the memory that suits the
+        device."""
         ...
 
     def run(
@@ -68,6 +72,7 @@ class Executor(Protocol):
     ) -> Iterator[Left]:
         """Take packed rows through the layers; every text comes out once, those that a hook lets leave first.
 
-        modules: one for each text of the batch, None = the root as it is; neighbours that share one run together.
+        modules: one for each text of the batch, None = the root as it is; neighbours that share one run
+        together.
         """
         ...

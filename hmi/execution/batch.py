@@ -1,4 +1,5 @@
-"""The nouns that executors, stages and the engine share: a batch's key, its rows, and the texts that have left."""
+"""The nouns that executors, stages and the engine share: a batch's key, its rows, and the texts that have
+left."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Rows:
     source: Tensor | None = None
     """int64 [tokens]: the row that stands for each original token of these texts; None: row i is token i."""
     size: Tensor | None = None
-    """[rows]: how many tokens a row stands for, whose logarithm is added to the scores of attention; None: one each."""
+    """[rows]: how many tokens a row stands for, whose logarithm is added to the scores of attention; None:
+    one each."""
 
     @classmethod
     def packed(cls, x: Tensor, offsets: Sequence[int]) -> Rows:
@@ -66,7 +68,8 @@ class Left:
     before: Tensor
     """[tokens, dim]: the rows that entered the layer after which these texts left."""
     offsets: Sequence[int]
-    """[k + 1]: text i has the tokens offsets[i]:offsets[i + 1] of `before`, and of `last` where that has all."""
+    """[k + 1]: text i has the tokens offsets[i]:offsets[i + 1] of `before`, and of `last` where that has
+    all."""
     after: int
     """Layers that these texts went through."""
     why: Literal["end", "exit"] = "end"

@@ -13,8 +13,11 @@ log = logging.getLogger("hmi.execution")
 
 
 def executor_for(root: Root) -> Executor:
-    """An executor of the root's upper layers, which are the executor's from here on: they are prepared in place."""
+    """An executor of the root's upper layers, which are the executor's from here on: they are prepared in
+    place."""
     pack_upper(root.upper)
     executor = PackedExecutor(root.upper, root.info.shape)
-    log.info("root %s: reordered linear maps against plain ones on this machine: %s", root.info.name, described())
+    log.info(
+        "root %s: reordered linear maps against plain ones on this machine: %s", root.info.name, described()
+    )
     return executor

@@ -1,4 +1,5 @@
-"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see hmi/jobs/runtime/process.py."""
+"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see
+hmi/jobs/runtime/process.py."""
 
 from __future__ import annotations
 

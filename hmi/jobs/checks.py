@@ -1,7 +1,7 @@
 """Checking a file before a job: its format, its rows and labels, and what is wrong with it.
 
-Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest. Nothing
-here needs torch.
+Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
 from hmi.training.data.columns import task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
-from hmi.training.data.rows import MIN_ROWS, BadRow, RowFile, collect, given_rows, given_texts, label_counts, settled
+from hmi.training.data.rows import (
+    MIN_ROWS,
+    BadRow,
+    RowFile,
+    collect,
+    given_rows,
+    given_texts,
+    label_counts,
+    settled,
+)
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
@@ -26,8 +35,8 @@ CHECKED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read; `error`: why
-    every job would refuse the file, or None."""
+    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read;
+    `error`: why every job would refuse the file, or None."""
 
     kind: str
     """rows | corpus"""
@@ -42,8 +51,8 @@ class Checked:
 
 
 def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
-    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field and line)
-    for those that the job would refuse."""
+    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field
+    and line) for those that the job would refuse."""
     found: dict[str, RowFile] = {}
     if task == "embedding":
         return found
@@ -54,7 +63,9 @@ def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dic
                 _refuse_unlearnable(rows, task, own_dev="dev" not in files)
     if "unlabelled" in files:
         paired = any(isinstance(row.text, tuple) for rows in found.values() for row in rows.rows[:1])
-        found["unlabelled"] = given_texts(files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES)
+        found["unlabelled"] = given_texts(
+            files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES
+        )
     return found
 
 
@@ -66,8 +77,8 @@ def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
 
 
 def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
-    """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises InvalidInput where it
-    cannot be read."""
+    """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises
+    InvalidInput where it cannot be read."""
     if corpus:
         return _checked_corpus(source)
     try:
@@ -93,7 +104,9 @@ def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bo
     except HmiError as error:
         why = error.message
     labels = dict(label_counts(found.rows).most_common())
-    return Checked("rows", task, found.read, len(found.rows), found.whole, labels, found.left_out, found.notes, why)
+    return Checked(
+        "rows", task, found.read, len(found.rows), found.whole, labels, found.left_out, found.notes, why
+    )
 
 
 def _checked_corpus(source: Upload) -> Checked:
@@ -131,7 +144,8 @@ def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str =
         counts = Counter(label for row in rows.rows for label in label_counts([row]))
         if not any(0 < count < len(rows.rows) for count in counts.values()):
             raise InvalidData(
-                f"every row of {field} has the same labels: give rows with a label and rows without it", field=field
+                f"every row of {field} has the same labels: give rows with a label and rows without it",
+                field=field,
             )
     elif len({row.label for row in rows.rows}) == 1:
         raise InvalidData(f"every row of {field} has the same value: there is nothing to learn", field=field)

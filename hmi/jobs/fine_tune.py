@@ -1,4 +1,5 @@
-"""A tenant's model: check the rows, look up their PLOT features, train module and head, publish the version."""
+"""A tenant's model: check the rows, look up their PLOT features, train module and head, publish the
+version."""
 
 from __future__ import annotations
 
@@ -99,8 +100,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Made:
-    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go on from the
-    live version, since that is damaged."""
+    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go
+    on from the live version, since that is damaged."""
 
     answers: HeldOutAnswers
     artefact: Artefact
@@ -123,12 +124,16 @@ def _embedding(root: Root, options: FineTuneOptions) -> Made:
 def _fine_tuned(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: VersionInfo, data: Data) -> Made:
     recipe, windows = spec.options.recipe(), data.task.rules.windows
     max_length = min(recipe.max_length, root.max_length)
-    train, dev = (encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev))
+    train, dev = (
+        encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev)
+    )
     weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
     about: dict[str, Any] = {**_about(train, weights), "read": data.read}
     warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
     if data.unlabelled or recipe.variants:
-        taught = taught_rows(ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), recipe)
+        taught = taught_rows(
+            ctx, root, Lesson(data.task, train, dev, data.unlabelled, max_length, weights), recipe
+        )
         about["teacher"] = taught.metrics
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
@@ -217,11 +222,11 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
 
 
 def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
-    """An update continues from the live version where labels and module are the same, a new model from the sibling
-    that it names, an import from its adapter.
+    """An update continues from the live version where labels and module are the same, a new model from the
+    sibling that it names, an import from its adapter.
 
-    Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises Damaged for a
-    sibling.
+    Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises
+    Damaged for a sibling.
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":

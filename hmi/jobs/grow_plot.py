@@ -1,4 +1,5 @@
-"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's input."""
+"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's
+input."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ from plot_store import VersionInfo
 
 
 def grow(
-    ctx: JobContext, domain: DomainId, parent: VersionInfo, lower_name: str | None, lower: LocalLower, min_count: int
+    ctx: JobContext,
+    domain: DomainId,
+    parent: VersionInfo,
+    lower_name: str | None,
+    lower: LocalLower,
+    min_count: int,
 ) -> VersionInfo:
-    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are still not
-    stored.
+    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are
+    still not stored.
 
     Raises Conflict if there are none, or if the domain has a newer version.
     """
@@ -29,7 +35,9 @@ def grow(
 
     def meta(stored: Mapping[int, int]) -> PlotMeta:
         if not stored[sketch.n]:
-            raise Conflict(f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by")
+            raise Conflict(
+                f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by"
+            )
         report = {
             "missed_trigrams": sketch.seen,
             "counted_trigrams": int(counts.sum()),
@@ -40,7 +48,9 @@ def grow(
 
     with ctx.plots.reader(parent.id) as reader:
         missing = only_missing(wanted, reader, lower_name)
-        return write_version(ctx, str(domain), lower, missing, parent=None, onto=parent.id, extend=True, meta=meta)
+        return write_version(
+            ctx, str(domain), lower, missing, parent=None, onto=parent.id, extend=True, meta=meta
+        )
 
 
 def grown(ctx: JobContext, domain: DomainId, epoch: str | None) -> None:

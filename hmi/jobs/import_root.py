@@ -88,8 +88,8 @@ def measure_root(
 ) -> dict[str, dict[str, float]]:
     """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other weights,
-    UnsupportedModel, InvalidData, Damaged.
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other
+    weights, UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
@@ -109,12 +109,15 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root stores about its source: for a folder also the path, since its name alone does not find it again."""
+    """What a root stores about its source: for a folder also the path, since its name alone does not find it
+    again."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
 
-def _write_artefact(ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]) -> None:
+def _write_artefact(
+    ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]
+) -> None:
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
     if tokenizer.pad_id != teacher.shape.pad:
         raise UnsupportedModel(
@@ -218,7 +221,8 @@ def _learn(
 
 
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
-    """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if any."""
+    """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if
+    any."""
     root = load_root(folder, with_lower=True)
     assert root.lower is not None
     counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
@@ -236,9 +240,11 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
     write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
 
 
-def _sample_texts(tokenizer: Tokenizer, paths: list[Path], seed: int, most: int) -> tuple[list[Encoded], Texts]:
-    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with some pairs among
-    them; and of each kind some that are held out."""
+def _sample_texts(
+    tokenizer: Tokenizer, paths: list[Path], seed: int, most: int
+) -> tuple[list[Encoded], Texts]:
+    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with some
+    pairs among them; and of each kind some that are held out."""
     rng = random.Random(seed)
     texts: list[Encoded] = []
     held_out: Texts = {}
@@ -281,7 +287,9 @@ def _report(ctx: JobContext, phase: str) -> StepReport:
 
 
 def _checkpoint(ctx: JobContext, name: str, parts: LocalParts) -> None:
-    state = {f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()}
+    state = {
+        f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()
+    }
     write_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors", state)
     ctx.checkpointed()
 

@@ -1,4 +1,5 @@
-"""Writing a PLOT version: which n-grams, their rows in batches, one atomic publish. Shared by roots and branches."""
+"""Writing a PLOT version: which n-grams, their rows in batches, one atomic publish. Shared by roots and
+branches."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of
 class Wanted:
     """The n-grams of one order that a version shall have: distinct, in chunks, always in the same order.
 
-    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too high.
+    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too
+    high.
     """
 
     order: int
@@ -54,11 +56,11 @@ def write_version(
 ) -> VersionInfo:
     """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
 
-    `onto` is the version that an update was computed against: it must still be current, or Conflict is raised.
-    `meta` is given how many n-grams of each order were stored; `differences` leaves some out (None: all are stored),
-    shorter orders first, since they stand in for longer ones. Resumes from the last finished segment, and finds its
-    own publication if it was killed just after it: the version names the build. Raises Conflict, plot_store errors and
-    JobCancelled.
+    `onto` is the version that an update was computed against: it must still be current, or Conflict is
+    raised. `meta` is given how many n-grams of each order were stored; `differences` leaves some out (None:
+    all are stored), shorter orders first, since they stand in for longer ones. Resumes from the last finished
+    segment, and finds its own publication if it was killed just after it: the version names the build. Raises
+    Conflict, plot_store errors and JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
@@ -67,10 +69,16 @@ def write_version(
     total = sum(want.total for want in wanted)
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
-            raise Conflict(f"{ref} has moved from version {onto} since this update began: start the update again")
+            raise Conflict(
+                f"{ref} has moved from version {onto} since this update began: start the update again"
+            )
         done, stored = 0, dict[int, int]()
         for want in sorted(wanted, key=lambda want: want.order):
-            with nullcontext(StoreAll()) if differences is None else differences.of(writer, want.order) as decide:
+            with (
+                nullcontext(StoreAll())
+                if differences is None
+                else differences.of(writer, want.order) as decide
+            ):
                 stored[want.order] = _write_order(ctx, writer, lower, want, decide, done, total)
             done += want.total
             ctx.progress(done, total, phase="representations")
@@ -130,7 +138,8 @@ def _compute(lower: LocalLower) -> Compute:
 
 
 def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> NDArray[np.bool_]:
-    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool [m]."""
+    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool
+    [m]."""
     # Depth -1 (absent) picks the last entry.
     same = np.array([*(PlotMeta.of(version).lower == lower for version in reader.chain), False])
     return np.asarray(~same[reader.depths(order, ngrams)])

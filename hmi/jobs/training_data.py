@@ -1,4 +1,5 @@
-"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they describe."""
+"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they
+describe."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Data:
-    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a teacher
-    to label; `read`: what each file was read as; `notes`: what a user should know of them."""
+    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a
+    teacher to label; `read`: what each file was read as; `notes`: what a user should know of them."""
 
     task: TaskKind
     module: ModuleSpec
@@ -34,7 +35,10 @@ class Data:
 
 def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     """The files of a job's input. Raises InvalidData, InvalidInput."""
-    skip, files = options.skip_bad_rows, {"data": given_rows(folder / "data", name, skip=options.skip_bad_rows)}
+    skip, files = (
+        options.skip_bad_rows,
+        {"data": given_rows(folder / "data", name, skip=options.skip_bad_rows)},
+    )
     dev_given = (folder / "dev").exists()
     if dev_given:
         files["dev"] = given_rows(folder / "dev", name, "dev", skip=skip)
@@ -69,6 +73,7 @@ def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
     """Whether long texts are read in windows: as asked for, else where tags of the rest would be lost."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(
-            f"a {task.name} model of pairs always cuts long texts: leave long_texts out", field="options.long_texts"
+            f"a {task.name} model of pairs always cuts long texts: leave long_texts out",
+            field="options.long_texts",
         )
     return task.name == "tagging" if options.long_texts is None else options.long_texts == "windows"

@@ -1,4 +1,5 @@
-"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained further."""
+"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained
+further."""
 
 from __future__ import annotations
 
@@ -21,14 +22,19 @@ def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) ->
         lowers = lowers_of(parts.plots.chain(version))
         for name, ref in lowers.items():
             parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
-        parts.plots.export(version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress)
+        parts.plots.export(
+            version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress
+        )
 
 
-def import_domain(parts: Parts, archive: Path, name: str | None, progress: Bytes) -> tuple[VersionInfo, list[str]]:
+def import_domain(
+    parts: Parts, archive: Path, name: str | None, progress: Bytes
+) -> tuple[VersionInfo, list[str]]:
     """Import an export.
 
-    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases exported
-    none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged, StorageFull.
+    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases
+    exported none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged,
+    StorageFull.
     """
     lowers = lowers_of(Store.archived(archive))
     for lower, content in Store.attached(archive):

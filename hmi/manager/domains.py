@@ -1,4 +1,5 @@
-"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the rules."""
+"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the
+rules."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ DEFAULT_ALPHA = 50.0
 
 @dataclass(frozen=True)
 class DomainVersionView:
-    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of its own segments."""
+    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of its own
+    segments."""
 
     version: str
     created: str
@@ -62,16 +64,27 @@ class Domains:
         self._counted: tuple[int, Counter[str]] | None = None
 
     def create(
-        self, domain: str, corpus: Path | bytes, alpha: float | None, pretrain: bool, options: Mapping[str, Any] | None
+        self,
+        domain: str,
+        corpus: Path | bytes,
+        alpha: float | None,
+        pretrain: bool,
+        options: Mapping[str, Any] | None,
     ) -> JobRecord:
         branch = DomainId.parse(domain)
         if branch.parent is None:
-            raise InvalidInput(f"{domain!r} has no branch: name a domain root/branch, or import a root", field="domain")
+            raise InvalidInput(
+                f"{domain!r} has no branch: name a domain root/branch, or import a root", field="domain"
+            )
         refs = self._refs()
         if str(branch) in refs:
-            raise Conflict(f"domain {branch} exists already: update it, or choose another name", field="domain")
+            raise Conflict(
+                f"domain {branch} exists already: update it, or choose another name", field="domain"
+            )
         if str(branch.parent) not in refs:
-            raise NotFound(f"the parent of {branch} does not exist: create {branch.parent} first", field="domain")
+            raise NotFound(
+                f"the parent of {branch} does not exist: create {branch.parent} first", field="domain"
+            )
         return self._submit(branch, "create", corpus, alpha, pretrain, options, None)
 
     def update(
@@ -97,7 +110,9 @@ class Domains:
         misses.flush()
         epoch, sketch = misses.files.epoch(name), misses.files.all(name)
         if epoch is None:
-            raise Conflict(f"misses of {name} are not recorded: switch record_misses on, and grow it after some use")
+            raise Conflict(
+                f"misses of {name} are not recorded: switch record_misses on, and grow it after some use"
+            )
         if sketch is None or not len(sketch.top(1, min_count)[0]):
             seen = 0 if sketch is None else sketch.seen
             raise Conflict(
@@ -193,7 +208,8 @@ class Domains:
 
     def _models_by_domain(self) -> Counter[str]:
         """Kept while the registry stays as it is: anybody with a key may ask, and it reads all models."""
-        at = self._parts.registry.generation()  # before reading: a change meanwhile only makes it be read again
+        # Before reading: a change meanwhile only makes it be read again.
+        at = self._parts.registry.generation()
         if self._counted is None or self._counted[0] != at:
             models = self._parts.registry.models()
             self._counted = at, Counter(d for m in models for d in {v.domain for v in m.versions})
@@ -221,14 +237,17 @@ class Domains:
         )
 
 
-def _extent(alpha: float | None, budget: int | None, before: PlotMeta | None) -> tuple[float | None, int | None]:
+def _extent(
+    alpha: float | None, budget: int | None, before: PlotMeta | None
+) -> tuple[float | None, int | None]:
     """(alpha, budget_bytes), one of them None: as given, else as in the previous version, else alpha 50.
 
     Raises InvalidInput if both are given.
     """
     if alpha is not None and budget is not None:
         raise InvalidInput(
-            "alpha and options.budget_bytes both say how much is stored: give one of them", field="options.budget_bytes"
+            "alpha and options.budget_bytes both say how much is stored: give one of them",
+            field="options.budget_bytes",
         )
     if alpha is None and budget is None and before is not None:
         budget = before.budget_bytes

@@ -31,7 +31,8 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """An exported module: its files by name as `adapters` expects them, and what could not come along, and why."""
+    """An exported module: its files by name as `adapters` expects them, and what could not come along, and
+    why."""
 
     model: str
     version: int
@@ -46,8 +47,8 @@ class Exchange:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
-        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no twin),
-        Damaged."""
+        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no
+        twin), Damaged."""
         from safetensors.torch import save
 
         from hmi.model.interchange import write_adapter_config
@@ -76,9 +77,13 @@ class Exchange:
         else:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
         if artefact.lexical:
-            left_out.append("lexical features: adapters has none; a model trained with lexical=false needs none")
+            left_out.append(
+                "lexical features: adapters has none; a model trained with lexical=false needs none"
+            )
         if artefact.transitions:
-            left_out.append("which tag follows which: adapters has no such table; transitions=false makes none")
+            left_out.append(
+                "which tag follows which: adapters has no such table; transitions=false makes none"
+            )
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(
                 "the rows' tag scheme: the head's labels are BIO's, and so are answers of a model made of it"
@@ -94,9 +99,11 @@ class Exchange:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its configuration.
+        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its
+        configuration.
 
-        Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded, StorageFull.
+        Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded,
+        StorageFull.
         """
         from hmi.model.interchange import read_adapter_config
 
@@ -107,15 +114,21 @@ class Exchange:
         _check_parts(files)
         if task == "embedding" or task not in get_args(Task):
             known = ", ".join(t for t in get_args(Task) if t != "embedding")
-            raise InvalidInput(f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task")
+            raise InvalidInput(
+                f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task"
+            )
         plot = self._domains.current(branch)
         info = self._root(branch.root, PlotMeta.of(plot).root_version)
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
-        checked_files(cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked.skip_bad_rows)
+        checked_files(
+            cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked.skip_bad_rows
+        )
         spec = FineTuneSpec(model=str(wanted), domain=str(branch), task=task, mode="import", options=checked)
         inputs = {name.replace("_", "-"): file for name, file in files.items()}
-        return self._parts.runner.submit("fine_tune", spec.stored(), wanted.tenant, inputs, tenant_limit=job_limit)
+        return self._parts.runner.submit(
+            "fine_tune", spec.stored(), wanted.tenant, inputs, tenant_limit=job_limit
+        )
 
     def _root(self, name: str, version: str) -> RootInfo:
         from hmi.model.root import read_root_info
@@ -126,22 +139,28 @@ class Exchange:
 def _check_parts(files: Mapping[str, Path | bytes]) -> None:
     """Raises InvalidInput unless a head comes along whole, or rows to train one."""
     if "dev" in files and "data" not in files:
-        raise InvalidInput("dev holds rows out, but there are no rows to train on: give data, too", field="data")
+        raise InvalidInput(
+            "dev holds rows out, but there are no rows to train on: give data, too", field="data"
+        )
     if ("head" in files) != ("head_config" in files):
         raise InvalidInput("head and head_config go together: give both, or neither", field="head")
     if "head" not in files and "data" not in files:
         raise InvalidInput(
-            "the adapter came without a head: give rows (data; on the command line --rows) to train one, or save it "
+            "the adapter came without a head: give rows (data; on the command line --rows) to train "
+            "one, or save it "
             "with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
             field="data",
         )
 
 
-def _with_module(options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool) -> FineTuneOptions:
+def _with_module(
+    options: Mapping[str, Any] | None, module: dict[str, Any], *, trained: bool
+) -> FineTuneOptions:
     idle = sorted(set(options or {}) - {"max_length", "module", "start"})
     if idle and not trained:
         raise InvalidInput(
-            f"{idle[0]} is for training, and there are no rows: leave it out, or give data", field=f"options.{idle[0]}"
+            f"{idle[0]} is for training, and there are no rows: leave it out, or give data",
+            field=f"options.{idle[0]}",
         )
     if (options or {}).get("module") is not None:
         raise InvalidInput("the adapter decides the module: leave options.module out", field="options.module")

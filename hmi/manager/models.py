@@ -58,19 +58,23 @@ class Models:
         job_limit: int | None,
         publish: str,
     ) -> JobRecord:
-        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the domain's
-        current version, which may be newer than the live one's."""
+        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the
+        domain's current version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, files)
         if (options or {}).get("start") is not None:
-            raise InvalidInput("an update goes on from its own live version: leave start out", field="options.start")
+            raise InvalidInput(
+                "an update goes on from its own live version: leave start out", field="options.start"
+            )
         options = {**_choices(live), **_told(options, live)}
         self._domains.current(DomainId.parse(live.domain))
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
-        return self._submit(wanted, live.domain, live.task, "update", files, options, job_limit, cast(Publish, publish))
+        return self._submit(
+            wanted, live.domain, live.task, "update", files, options, job_limit, cast(Publish, publish)
+        )
 
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
@@ -99,9 +103,13 @@ class Models:
                 field="options.start",
             )
         module = live.module.model_dump(mode="json")
-        if options.get("module") is not None and checked_options(FineTuneOptions, options).module != live.module:
+        if (
+            options.get("module") is not None
+            and checked_options(FineTuneOptions, options).module != live.module
+        ):
             raise InvalidInput(
-                f"{sibling} has another module: leave module out to take that module over", field="options.start"
+                f"{sibling} has another module: leave module out to take that module over",
+                field="options.start",
             )
         return {**options, "module": module}
 
@@ -121,7 +129,9 @@ class Models:
         spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
         if publish is not None:
             spec = spec.model_copy(update={"publish": publish})
-        return self._parts.runner.submit("fine_tune", spec.stored(), model.tenant, files, tenant_limit=job_limit)
+        return self._parts.runner.submit(
+            "fine_tune", spec.stored(), model.tenant, files, tenant_limit=job_limit
+        )
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:
@@ -138,8 +148,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
 
 
 def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
-    """The options in which an update differs from the live version: without a module it keeps the live one, and
-    a module without a kind takes the live kind."""
+    """The options in which an update differs from the live version: without a module it keeps the live one,
+    and a module without a kind takes the live kind."""
     told = dict(options or {})
     module = told.get("module")
     if module is None:

@@ -38,7 +38,8 @@ class Parts:
     misses: MissRecorder
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
-        """Call before these models are deleted: requests in flight have pinned versions of them, and will read them.
+        """Call before these models are deleted: requests in flight have pinned versions of them, and will
+        read them.
 
         The collection frees the artefacts once an hour has passed.
         """
@@ -55,9 +56,13 @@ class Parts:
 def checked_alpha(alpha: float) -> float:
     """Raises InvalidInput unless 0 <= alpha <= 100."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise InvalidInput(f"alpha = {alpha!r} is not a number: give 0 to 100 (percent covered)", field="alpha")
+        raise InvalidInput(
+            f"alpha = {alpha!r} is not a number: give 0 to 100 (percent covered)", field="alpha"
+        )
     if not 0 <= alpha <= 100:
-        raise InvalidInput(f"alpha = {alpha} is outside 0 to 100, the percentage of n-grams covered", field="alpha")
+        raise InvalidInput(
+            f"alpha = {alpha} is outside 0 to 100, the percentage of n-grams covered", field="alpha"
+        )
     return float(alpha)
 
 

@@ -39,9 +39,13 @@ class Roots:
         check_name(name, "root")
         checked = checked_options(ImportRootOptions, options)
         if split is not None and (isinstance(split, bool) or split < 1):
-            raise InvalidInput(f"split = {split} is impossible: give the number of layers to replace", field="split")
+            raise InvalidInput(
+                f"split = {split} is impossible: give the number of layers to replace", field="split"
+            )
         found = _resolved(source)
-        spec = ImportRootSpec(name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked)
+        spec = ImportRootSpec(
+            name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked
+        )
         record = next((r for r in self._parts.registry.roots() if r.name == name), None)
         if record is not None:
             spec = spec.model_copy(update=self._repair(record, found, split, options or {}))
@@ -50,9 +54,11 @@ class Roots:
         self.drop_stray(name)
         return self._parts.runner.submit("import_root", spec.stored(), inputs=texts)
 
-    def _repair(self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises Conflict where
-        they are sound, or where the import would make another root."""
+    def _repair(
+        self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises
+        Conflict where they are sound, or where the import would make another root."""
         from hmi.model.root import verify_root  # torch: other commands need not wait for it
         from hmi.model.source import find_source, must_be_fetched
 
@@ -62,13 +68,15 @@ class Roots:
         # What must be fetched first is compared by the job.
         if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
             raise Conflict(
-                f"{known} and is damaged, but was made of {record.source.get('name')}, whose weights these are not: "
+                f"{known} and is damaged, but was made of {record.source.get('name')}, whose weights "
+                "these are not: "
                 "give its own source to repair it, or choose another name",
                 field="source",
             )
         if split not in (None, record.split) or options.get("n", record.n) != record.n:
             raise Conflict(
-                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: leave them out to "
+                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: leave "
+                "them out to "
                 "repair it, or choose another name",
                 field="split" if split not in (None, record.split) else "options.n",
             )
@@ -76,7 +84,8 @@ class Roots:
         return {"split": record.split, "options": checked, "repairs": record.version}
 
     def delete(self, name: str) -> None:
-        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it, NotFound."""
+        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it,
+        NotFound."""
         self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
@@ -94,13 +103,17 @@ class Roots:
         return False
 
 
-def export_locality(registry: Registry, layout: Layout, name: str, path: Path, source: str | None) -> tuple[str, int]:
-    """Write a root's locality weights to `path`; returns the name under which they would ship with HMI, and the bytes.
+def export_locality(
+    registry: Registry, layout: Layout, name: str, path: Path, source: str | None
+) -> tuple[str, int]:
+    """Write a root's locality weights to `path`; returns the name under which they would ship with HMI, and
+    the bytes.
 
-    `source` says where the source model lies if it is not found by its recorded name. Raises NotFound, Conflict
-    (another source), UnsupportedModel, Damaged, StorageFull.
+    `source` says where the source model lies if it is not found by its recorded name. Raises NotFound,
+    Conflict (another source), UnsupportedModel, Damaged, StorageFull.
     """
-    from hmi.model.locality import locality_name, save_difference  # torch, which other commands need not wait for
+    # Torch, which other commands need not wait for.
+    from hmi.model.locality import locality_name, save_difference
     from hmi.model.root import load_root
     from hmi.model.source import find_source
 
@@ -111,8 +124,10 @@ def export_locality(registry: Registry, layout: Layout, name: str, path: Path, s
 
 
 def _resolved(source: str) -> str:
-    """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be imported."""
-    from hmi.model.source import find_source, is_folder, must_be_fetched  # torch: other commands need not wait for it
+    """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be
+    imported."""
+    # Torch: other commands need not wait for it.
+    from hmi.model.source import find_source, is_folder, must_be_fetched
 
     folder = Path(source)
     with suppress(RuntimeError):  # there is no such user

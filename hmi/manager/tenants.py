@@ -34,7 +34,9 @@ class Tenants:
             known = ", ".join(get_args(Scope))
             raise InvalidInput(f"scopes {list(scopes)} are impossible: use some of {known}", field="scopes")
         if tenant is not None and "admin" in scopes:
-            raise InvalidInput("a tenant's key cannot have the scope admin: leave the tenant out", field="scopes")
+            raise InvalidInput(
+                "a tenant's key cannot have the scope admin: leave the tenant out", field="scopes"
+            )
         key, plain = new_key(tenant, tuple(dict.fromkeys(scopes)))
         self._parts.registry.put_key(key, limit)
         return key, plain

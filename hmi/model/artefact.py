@@ -1,4 +1,5 @@
-"""The tensors of a tenant's model by part. In a file each tensor's name stands behind its part's: `head.out.weight`.
+"""The tensors of a tenant's model by part. In a file each tensor's name stands behind its part's:
+`head.out.weight`.
 
 Does not import torch, for code that only hands the tensors on.
 """
@@ -17,7 +18,8 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Artefact:
-    """A module, a head, lexical features and transitions, each as its own class names its tensors; {} for none."""
+    """A module, a head, lexical features and transitions, each as its own class names its tensors; {} for
+    none."""
 
     module: Tensors = field(default_factory=dict)
     head: Tensors = field(default_factory=dict)
@@ -31,11 +33,15 @@ class Artefact:
 
     def joined(self) -> dict[str, Tensor]:
         """The tensors under the names that a file gives them."""
-        return {f"{part}.{name}": value for part in self._parts() for name, value in getattr(self, part).items()}
+        return {
+            f"{part}.{name}": value for part in self._parts() for name, value in getattr(self, part).items()
+        }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Artefact:
         """With each tensor changed."""
-        return Artefact(**{part: {k: change(v) for k, v in getattr(self, part).items()} for part in self._parts()})
+        return Artefact(
+            **{part: {k: change(v) for k, v in getattr(self, part).items()} for part in self._parts()}
+        )
 
     @classmethod
     def _parts(cls) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """How much of a text a tokenizer must read, so that its first tokens are those of the whole text.
 
-BERT's tokenizers clean a text character by character, split it into words at white space, punctuation and ideographs,
-and tokenise each word by itself, so later text changes no earlier word. The beginning of a text therefore gives the
-same tokens as the whole text, except at its end: a word may go on, or a special token may have begun ("[MA").
+BERT's tokenizers clean a text character by character, split it into words at white space, punctuation and
+ideographs, and tokenise each word by itself, so later text changes no earlier word. The beginning of a text
+therefore gives the same tokens as the whole text, except at its end: a word may go on, or a special token may
+have begun ("[MA").
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ CHARACTERS_A_TOKEN = 8
 """A first guess; where it was too low, GROWTH times as much is read, and so on."""
 GROWTH = 4
 PARTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
-LETTERS = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
+LETTERS = (
+    "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
+)
 LETTERS += "\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u3041-\u3096\u30a1-\u30fa\uac00-\ud7a3"
-"""Characters that are part of a word and of which cleaning leaves at least one. Not complete: those of most texts."""
+"""Characters that are part of a word and of which cleaning leaves at least one. Not complete: those of most
+texts."""
 _SPACES = re.compile("[ \t\n\r]{2,}")
 
 
@@ -34,8 +38,8 @@ class Beginnings:
     margin: int
     """This many tokens at the end of a text's beginning may differ from the whole text's."""
     endless: re.Pattern[str] | None
-    """A word of more letters than the tokenizer looks at: it is one unknown token, however long. None: it may hold a
-    special token."""
+    """A word of more letters than the tokenizer looks at: it is one unknown token, however long. None: it may
+    hold a special token."""
     spaces: bool
     """Whether white space means nothing but the end of a word."""
 

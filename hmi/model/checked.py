@@ -13,7 +13,8 @@ from pathlib import Path
 from hmi.errors import Damaged, Unavailable
 
 ROOT_CURE = (
-    "import the root again with the source, options and texts of its first import ('hmi root import'), or restore "
+    "import the root again with the source, options and texts of its first import ('hmi root "
+    "import'), or restore "
     "<data>/roots from a copy"
 )
 Identity = tuple[int, int, int, int, int]
@@ -31,8 +32,9 @@ def file_sha256(path: Path) -> str:
 def check_file(path: Path, sha256: str | None, whose: str, *, cure: str, again: bool = False) -> None:
     """Raise Damaged unless the file's content has this hash; None: none was recorded, which is damage, too.
 
-    whose, cure: for the message, which names no path, for tenants may see it. again: read it however often this process
-    has done so, for damage that the disk did by itself changes no time. Raises Unavailable (the disk refused).
+    whose, cure: for the message, which names no path, for tenants may see it. again: read it however often
+    this process has done so, for damage that the disk did by itself changes no time. Raises Unavailable (the
+    disk refused).
     """
     try:
         found = _sha256(path, again)
@@ -40,7 +42,8 @@ def check_file(path: Path, sha256: str | None, whose: str, *, cure: str, again: 
         raise Damaged(f"{path.name} of {whose} is missing: {cure}") from error
     except OSError as error:
         raise Unavailable(
-            f"{path.name} of {whose} could not be read ({error.strerror}): try again; if it stays so, check the disk"
+            f"{path.name} of {whose} could not be read ({error.strerror}): try again; if it stays so, "
+            "check the disk"
         ) from error
     if found != sha256:
         raise Damaged(f"{path.name} of {whose} fails its checksum: {cure}")

@@ -1,7 +1,7 @@
 """One transformer layer and the embeddings, written once for padded training and packed serving.
 
-The caller passes how to attend (padded with a mask, or packed per text) and how a tenant's module changes each
-linear map (`Delta`); the layer itself knows neither tenants nor batches.
+The caller passes how to attend (padded with a mask, or packed per text) and how a tenant's module changes
+each linear map (`Delta`); the layer itself knows neither tenants nor batches.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class EncoderLayer(nn.Module):
     def pack(self, *, last: bool) -> None:
         """Prepare for serving: reorder the weights if this machine is faster so, and drop the plain ones.
 
-        A `last` layer may be asked for the output of a few rows only. The layer can then be neither trained nor saved.
+        A `last` layer may be asked for the output of a few rows only. The layer can then be neither trained
+        nor saved.
         """
         qkv, o, fi, fo = self.qkv, self.o, self.fi, self.fo
         assert isinstance(qkv, nn.Linear)
@@ -66,7 +67,8 @@ class EncoderLayer(nn.Module):
         self.o, self.fi, self.fo = _packed(o), _packed(fi), _packed(fo)
 
     def project(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change; q of other rows where `xq` is given."""
+        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change; q of other rows where `xq` is
+        given."""
         d = self.dim
         if isinstance(self.qkv, PackedProjection):
             k, v = self.qkv.kv(x).split(d, dim=-1)
@@ -152,10 +154,11 @@ def heads_first(x: Tensor, heads: int) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Scaled dot-product attention [..., heads, T, head_dim]; mask: bool, true where a key is read, or an added bias.
+    """Scaled dot-product attention [..., heads, T, head_dim]; mask: bool, true where a key is read, or an
+    added bias.
 
-    The fused kernel's backward pass in bf16 is 3 to 8 times slower on CPUs than these three products; in fp32, and
-    forward, it is the faster one.
+    The fused kernel's backward pass in bf16 is 3 to 8 times slower on CPUs than these three products; in
+    fp32, and forward, it is the faster one.
     """
     if q.dtype != torch.bfloat16 or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -166,7 +169,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def attend_padded(mask: Tensor, heads: int) -> Attend:
-    """Attention over padded texts; mask [B, T] is true at tokens. The queries are all rows, or the first ones."""
+    """Attention over padded texts; mask [B, T] is true at tokens. The queries are all rows, or the first
+    ones."""
     allowed = mask[:, None, None, :]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
@@ -198,7 +202,8 @@ class Encoder(nn.Module):
         upto: int | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after layer `upto` (all by default)."""
+        """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after layer `upto` (all by
+        default)."""
         x = self.embeddings(ids, torch.arange(ids.shape[1])[None].expand_as(ids), types)
         x = _drop(x, dropout)
         attend = attend_padded(mask, self.shape.heads)

@@ -61,8 +61,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise Damaged(f"{path.name} cannot be read ({error}): restore it or make it again") from error
 
 
-def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
-    """Write a job's checkpoint with a checksum, since its tensors end in published artefacts. Raises StorageFull."""
+def write_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None
+) -> None:
+    """Write a job's checkpoint with a checksum, since its tensors end in published artefacts. Raises
+    StorageFull."""
     plain = {k: tensors[k].detach().contiguous() for k in sorted(tensors)}
     said = json.dumps(about or {}, sort_keys=True)
     write_tensors(path, plain, {"about": json.dumps({"about": said, "check": _check_of(plain, said)})})

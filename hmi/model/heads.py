@@ -1,12 +1,12 @@
 """Heads: one linear map to the labels, from what the task reads of the upper layers.
 
-Classification reads the last layer's [CLS] row and the mean of the rows that enter the last layer: all of them are
-computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what a text is about.
-Where the label hangs on a few rows (two marked words, one adjective), a mean drowns them: queries of the head's own
-attend to the same rows, each to its own few.
-Pairs read [CLS] and a comparison (|u - v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three
-upper layers to compare through [CLS] alone. Tagging reads every row; a word's answer is its first piece's.
-Measured in docs/design/0003-tenant-module.md. Several labels and values read what one label reads. An embedding has no
+Classification reads the last layer's [CLS] row and the mean of the rows that enter the last layer: all of
+them are computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what
+a text is about. Where the label hangs on a few rows (two marked words, one adjective), a mean drowns them:
+queries of the head's own attend to the same rows, each to its own few. Pairs read [CLS] and a comparison (|u
+- v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three upper layers to compare
+through [CLS] alone. Tagging reads every row; a word's answer is its first piece's. Measured in
+docs/design/0003-tenant-module.md. Several labels and values read what one label reads. An embedding has no
 head: it is what the root's authors make of the last layer's rows.
 """
 
@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from hmi.core import Task
 
 Reads = Literal["cls", "compare", "rows", "mean", "first"]
-"""cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a vector."""
+"""cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a
+vector."""
 
 
 QUERIES, MOST_OUTPUTS = 4, 32
-"""The only number that was tried (docs/design/0003-tenant-module.md). Each query needs as many weights a label as
-[CLS], so a head with many labels has none."""
+"""The only number that was tried (docs/design/0003-tenant-module.md). Each query needs as many weights a
+label as [CLS], so a head with many labels has none."""
 
 
 class Head(nn.Module):
@@ -45,10 +46,11 @@ class Head(nn.Module):
         return logits
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-        """The head's input with the queries' result added: what they find among the rows that enter the last layer.
+        """The head's input with the queries' result added: what they find among the rows that enter the last
+        layer.
 
-        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read` itself without
-        queries.
+        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read`
+        itself without queries.
         """
         if self.query is None:
             return read
@@ -89,9 +91,9 @@ def head_input(
 def read_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
     """What a head reads of the last layer's rows [B, T, dim] ([B, 1, dim] if only [CLS] was computed).
 
-    `before` [B, T, dim] are the rows that entered the last layer, types [B, T] 0 in the first text and 1 in the
-    second, mask [B, T] true at tokens. Returns [B, 2·dim] for "cls", [B, 3·dim] for "compare", `last` for "rows",
-    [B, dim] for "mean" and "first".
+    `before` [B, T, dim] are the rows that entered the last layer, types [B, T] 0 in the first text and 1 in
+    the second, mask [B, T] true at tokens. Returns [B, 2·dim] for "cls", [B, 3·dim] for "compare", `last` for
+    "rows", [B, dim] for "mean" and "first".
     """
     if reads == "cls":
         return torch.cat([last[:, 0], _mean(before, mask)], dim=-1)
@@ -127,8 +129,8 @@ def head_tensors(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
 
 
 def head_from(state: Mapping[str, Tensor]) -> Head:
-    """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels], and where it has them query
-    [queries, dim]."""
+    """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels], and where it has them
+    query [queries, dim]."""
     weight, query = state["out.weight"], state.get("query")
     queries, dim = (0, 0) if query is None else query.shape
     head = Head(weight.shape[1] - queries * dim, weight.shape[0], queries=queries, dim=dim)
@@ -137,6 +139,7 @@ def head_from(state: Mapping[str, Tensor]) -> Head:
 
 
 def widened(weight: Tensor, size: int) -> Tensor:
-    """A head's weight [labels, less] for one that reads more [labels, size]: nothing of what is new counts yet."""
+    """A head's weight [labels, less] for one that reads more [labels, size]: nothing of what is new counts
+    yet."""
     assert weight.shape[1] <= size
     return F.pad(weight, (0, size - weight.shape[1]))

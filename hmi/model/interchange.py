@@ -1,8 +1,10 @@
-"""Tenant modules in the format of the `adapters` library (adapter-hub; written by its 1.3.0): `adapter_config.json`.
+"""Tenant modules in the format of the `adapters` library (adapter-hub; written by its 1.3.0):
+`adapter_config.json`.
 
-What `adapters` calls LoRA, parallel, sequential (SeqBn) and double sequential (DoubleSeqBn) adapters are our kinds
-lora, parallel, sequential and houlsby, as long as they leave out the lower layers, which are a PLOT here. Every other
-setting that would change the answer is refused by its name. The tensors are `hmi.model.interchange_tensors`'s part.
+What `adapters` calls LoRA, parallel, sequential (SeqBn) and double sequential (DoubleSeqBn) adapters are our
+kinds lora, parallel, sequential and houlsby, as long as they leave out the lower layers, which are a PLOT
+here. Every other setting that would change the answer is refused by its name. The tensors are
+`hmi.model.interchange_tensors`'s part.
 """
 
 from __future__ import annotations
@@ -20,28 +22,54 @@ from hmi.modulespec import Site
 FORMAT = "adapters.1.3.0"
 SMALLEST_FACTOR = 0.01
 FIXED_LORA_SCALE = (1, 1)
-"""Before this version `adapters` stored alpha / r but applied 1, so 1 is the scale that the module was trained with."""
+"""Before this version `adapters` stored alpha / r but applied 1, so 1 is the scale that the module was
+trained with."""
 
 _IRRELEVANT = {
-    "architecture", "init_weights", "init_weights_seed", "dropout", "dtype", "leave_out", "stochastic_depth",
-    "adapter_residual_before_ln", "inv_adapter_reduction_factor", "phm_dim", "factorized_phm_W", "shared_W_phm",
-    "shared_phm_rule", "factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm", "phm_rank", "phm_bias",
+    "architecture",
+    "init_weights",
+    "init_weights_seed",
+    "dropout",
+    "dtype",
+    "leave_out",
+    "stochastic_depth",
+    "adapter_residual_before_ln",
+    "inv_adapter_reduction_factor",
+    "phm_dim",
+    "factorized_phm_W",
+    "shared_W_phm",
+    "shared_phm_rule",
+    "factorized_phm_rule",
+    "phm_c_init",
+    "phm_init_range",
+    "learn_phm",
+    "phm_rank",
+    "phm_bias",
     "hypercomplex_nonlinearity",
-}  # fmt: skip
+}
 """Fields that change training only, or belong to a feature that is refused where it is on."""
 _LORA_NEEDS: dict[str, Any] = {
-    "composition_mode": "add", "use_gating": False, "use_dora": False, "vera_d": None, "vera_b": None,
-}  # fmt: skip
+    "composition_mode": "add",
+    "use_gating": False,
+    "use_dora": False,
+    "vera_d": None,
+    "vera_b": None,
+}
 _BOTTLENECK_NEEDS: dict[str, Any] = {
-    "ln_before": False, "ln_after": False, "use_gating": False, "phm_layer": False, "inv_adapter": None,
-    "cross_adapter": False, "original_ln_after": True,
-}  # fmt: skip
+    "ln_before": False,
+    "ln_after": False,
+    "use_gating": False,
+    "phm_layer": False,
+    "inv_adapter": None,
+    "cross_adapter": False,
+    "original_ln_after": True,
+}
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What an adapter of `adapters` is here. `scale` is what its library multiplies the change by, `left_out` the
-    upper layers (0 is the first upper one) that it leaves as they are."""
+    """What an adapter of `adapters` is here. `scale` is what its library multiplies the change by, `left_out`
+    the upper layers (0 is the first upper one) that it leaves as they are."""
 
     name: str
     spec: ModuleSpec
@@ -70,7 +98,8 @@ def read_adapter_config(raw: bytes, shape: EncoderShape, split: int) -> Twin:
 
 
 def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split: int) -> dict[str, Any]:
-    """What `adapters` must read to compute as a module of `spec` does; raises InvalidInput where it has no twin."""
+    """What `adapters` must read to compute as a module of `spec` does; raises InvalidInput where it has no
+    twin."""
     check_kind(shape)
     wanted = spec.all_sites
     leave_out = list(range(split))
@@ -91,9 +120,13 @@ def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split
 def about(name: str, shape: EncoderShape) -> dict[str, Any]:
     """The fields beside `config`, of an adapter and of a head alike."""
     return {
-        "name": name, "model_type": shape.kind, "model_name": "", "model_class": "BertModel",
-        "hidden_size": shape.dim, "version": FORMAT,
-    }  # fmt: skip
+        "name": name,
+        "model_type": shape.kind,
+        "model_name": "",
+        "model_class": "BertModel",
+        "hidden_size": shape.dim,
+        "version": FORMAT,
+    }
 
 
 def read_json(raw: bytes, file: str) -> dict[str, Any]:
@@ -116,7 +149,9 @@ def check_base(full: Mapping[str, Any], shape: EncoderShape) -> str:
         if full.get(field) != wanted:
             raise refused(field, full.get(field), f"{wanted!r}, the root's")
     if not str(full.get("version", "")).startswith("adapters."):
-        raise refused("version", full.get("version"), f"{FORMAT!r} or older: load it with adapters and save it again")
+        raise refused(
+            "version", full.get("version"), f"{FORMAT!r} or older: load it with adapters and save it again"
+        )
     name = full.get("name")
     if not isinstance(name, str) or not name or "." in name:
         raise refused("name", name, "a name without dots")
@@ -142,7 +177,9 @@ def _lora(config: Mapping[str, Any], version: tuple[int, ...]) -> tuple[ModuleSp
     if config.get("selfattn_lora", True):
         sites = (*_attention_sites(config.get("attn_matrices", ["q", "v"])), *sites)
     if not sites:
-        raise refused("selfattn_lora", False, "true, or intermediate_lora or output_lora: the adapter changes nothing")
+        raise refused(
+            "selfattn_lora", False, "true, or intermediate_lora or output_lora: the adapter changes nothing"
+        )
     scale = alpha / rank if version >= FIXED_LORA_SCALE else 1.0
     return ModuleSpec(kind="lora", rank=rank, sites=sites), scale
 
@@ -156,21 +193,38 @@ def _attention_sites(value: Any) -> list[Site]:
 def _lora_config(sites: tuple[Site, ...], rank: int, leave_out: list[int]) -> dict[str, Any]:
     if "o" in sites:
         raise InvalidInput(
-            "LoRA at site 'o' (attention's output) has no counterpart in the adapters library: train with the option "
+            "LoRA at site 'o' (attention's output) has no counterpart in the adapters library: train "
+            "with the option "
             "module.sites=q,k,v,fi,fo",
             field="module.sites",
         )
     attention = [s for s in sites if s in ("q", "k", "v")]
     return {
-        "architecture": "lora", "r": rank, "alpha": 2 * rank, "attn_matrices": attention, **_LORA_NEEDS,
-        "selfattn_lora": bool(attention), "intermediate_lora": "fi" in sites, "output_lora": "fo" in sites,
-        "leave_out": leave_out, "dropout": 0.0, "init_weights": "lora",
-    }  # fmt: skip
+        "architecture": "lora",
+        "r": rank,
+        "alpha": 2 * rank,
+        "attn_matrices": attention,
+        **_LORA_NEEDS,
+        "selfattn_lora": bool(attention),
+        "intermediate_lora": "fi" in sites,
+        "output_lora": "fo" in sites,
+        "leave_out": leave_out,
+        "dropout": 0.0,
+        "init_weights": "lora",
+    }
 
 
 def _bottleneck(config: Mapping[str, Any], shape: EncoderShape, split: int) -> tuple[ModuleSpec, float]:
-    used = {"mh_adapter", "output_adapter", "reduction_factor", "non_linearity", "is_parallel", "scaling",
-            "original_ln_before", "residual_before_ln"}  # fmt: skip
+    used = {
+        "mh_adapter",
+        "output_adapter",
+        "reduction_factor",
+        "non_linearity",
+        "is_parallel",
+        "scaling",
+        "original_ln_before",
+        "residual_before_ln",
+    }
     _check(config, _BOTTLENECK_NEEDS, used)
     scale = config.get("scaling", 1.0)
     if not _is_number(scale):
@@ -198,17 +252,26 @@ def _bottleneck(config: Mapping[str, Any], shape: EncoderShape, split: int) -> t
 def _bottleneck_config(spec: ModuleSpec, dim: int, leave_out: list[int]) -> dict[str, Any]:
     sites = spec.all_sites
     return {
-        **_BOTTLENECK_NEEDS, "mh_adapter": bool({"attn", "after_attn"} & {*sites}),
+        **_BOTTLENECK_NEEDS,
+        "mh_adapter": bool({"attn", "after_attn"} & {*sites}),
         "output_adapter": bool({"ffn", "after_ffn", "after_norm"} & {*sites}),
-        "is_parallel": spec.kind == "parallel", "original_ln_before": spec.kind == "sequential",
-        "residual_before_ln": True, "adapter_residual_before_ln": False, "scaling": 1.0, "dropout": 0.0,
-        "non_linearity": "swish" if spec.kind == "houlsby" else "relu", "leave_out": leave_out,
-        "reduction_factor": _factor(dim, spec.rank), "init_weights": "mam_adapter", "stochastic_depth": 0.0,
-    }  # fmt: skip
+        "is_parallel": spec.kind == "parallel",
+        "original_ln_before": spec.kind == "sequential",
+        "residual_before_ln": True,
+        "adapter_residual_before_ln": False,
+        "scaling": 1.0,
+        "dropout": 0.0,
+        "non_linearity": "swish" if spec.kind == "houlsby" else "relu",
+        "leave_out": leave_out,
+        "reduction_factor": _factor(dim, spec.rank),
+        "init_weights": "mam_adapter",
+        "stochastic_depth": 0.0,
+    }
 
 
 def _factor(dim: int, rank: int) -> float:
-    """A reduction factor that `dim // factor` brings back to `rank`: away from where rounding could take one off."""
+    """A reduction factor that `dim // factor` brings back to `rank`: away from where rounding could take one
+    off."""
     return dim / rank if dim % rank == 0 else dim / (rank + 0.5)
 
 
@@ -241,7 +304,9 @@ def _left_out(value: Any, layers: int, split: int) -> frozenset[int]:
     if not isinstance(value, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in value):
         raise refused("leave_out", value, "a list of layers")
     if not set(range(split)) <= set(value):
-        raise refused("leave_out", value, f"to name layers 0 to {split - 1} at least: those are looked up, not run")
+        raise refused(
+            "leave_out", value, f"to name layers 0 to {split - 1} at least: those are looked up, not run"
+        )
     return frozenset(i - split for i in value if split <= i < layers)
 
 
@@ -269,4 +334,6 @@ def _is_number(value: Any) -> bool:
 
 
 def refused(field: str, value: Any, wanted: str) -> InvalidInput:
-    return InvalidInput(f"{field} = {str(value)[:80]!r} cannot be taken over: it must be {wanted}", field=field)
+    return InvalidInput(
+        f"{field} = {str(value)[:80]!r} cannot be taken over: it must be {wanted}", field=field
+    )

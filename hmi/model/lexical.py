@@ -1,14 +1,15 @@
 """Lexical features: features of words and tokens alone, hashed into a small table per tenant.
 
-They make up for three limits. Frozen layers cannot learn new words. A tokenizer that lower-cases and splits words loses
-the capitals and shapes by which names of genes, chemicals and products are recognised. Lower layers that see three
-tokens at a time cannot match two texts word by word. A linear model of such features is cheap, is trained with the
-module, and adds its scores to the head's. Source: feature-based taggers; hashing by Weinberger et al. (2009).
+They make up for three limits. Frozen layers cannot learn new words. A tokenizer that lower-cases and splits
+words loses the capitals and shapes by which names of genes, chemicals and products are recognised. Lower
+layers that see three tokens at a time cannot match two texts word by word. A linear model of such features is
+cheap, is trained with the module, and adds its scores to the head's. Source: feature-based taggers; hashing
+by Weinberger et al. (2009).
 
-A word to be tagged has as features: itself in lower case, its shape (Aa0-), prefix, suffixes, character trigrams and
-fourgrams; the first six of these of its direct neighbours, two of the next ones; its pair with the word before. A text
-has its tokens and pairs of neighbouring tokens. A pair of texts has the tokens in one or both, the token pairs in one,
-the tokens that follow the same token in both, and the number of each.
+A word to be tagged has as features: itself in lower case, its shape (Aa0-), prefix, suffixes, character
+trigrams and fourgrams; the first six of these of its direct neighbours, two of the next ones; its pair with
+the word before. A text has its tokens and pairs of neighbouring tokens. A pair of texts has the tokens in one
+or both, the token pairs in one, the tokens that follow the same token in both, and the number of each.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ Codes = NDArray[np.uint64]
 class Bags:
     """Features of one window, as buckets of a table.
 
-    Bag w is ids[offsets[w]:offsets[w + 1]], ids int64 [F], offsets int64 [bags + 1]; its scores are added to the
-    head's output at rows[w]: a word's first piece, or 0 where a text has one output.
+    Bag w is ids[offsets[w]:offsets[w + 1]], ids int64 [F], offsets int64 [bags + 1]; its scores are added to
+    the head's output at rows[w]: a word's first piece, or 0 where a text has one output.
     """
 
     ids: Tensor
@@ -59,8 +60,8 @@ class Bags:
 
 
 class Lexical(nn.Module):
-    """Scores from features: a table [buckets, min(labels, WIDTH)], zero at first, and where there are more labels a
-    map [labels, WIDTH]."""
+    """Scores from features: a table [buckets, min(labels, WIDTH)], zero at first, and where there are more
+    labels a map [labels, WIDTH]."""
 
     def __init__(self, buckets: int, labels: int) -> None:
         super().__init__()
@@ -72,22 +73,27 @@ class Lexical(nn.Module):
         return len(self.table)
 
     def scores(self, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """Windows' features -> scores of all their bags [bags, labels]. `dropout` leaves features out, and does not
-        scale the others up: a word must be known by any part of its features."""
+        """Windows' features -> scores of all their bags [bags, labels]. `dropout` leaves features out, and
+        does not scale the others up: a word must be known by any part of its features."""
         ids = torch.cat([bag.ids for bag in bags])
         sizes = torch.cat([bag.offsets.diff() for bag in bags])
         weights = None if not dropout else (torch.rand(len(ids)) >= dropout).to(self.table.dtype)
-        found = F.embedding_bag(ids, self.table, sizes.cumsum(0) - sizes, mode="sum", per_sample_weights=weights)
+        found = F.embedding_bag(
+            ids, self.table, sizes.cumsum(0) - sizes, mode="sum", per_sample_weights=weights
+        )
         return found if self.out is None else F.linear(found, self.out)
 
     def forward(self, logits: Tensor, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """Adds the scores of B windows' bags to the head's outputs [B, labels], for tagging [B, T, labels]."""
+        """Adds the scores of B windows' bags to the head's outputs [B, labels], for tagging [B, T,
+        labels]."""
         if logits.dim() == 2:
             return logits + self.scores(bags, dropout)
         size, length = logits.shape[:2]
         return self.add_packed(logits.flatten(0, 1), bags, [length] * size, dropout).view_as(logits)
 
-    def add_packed(self, logits: Tensor, bags: Sequence[Bags], lengths: Sequence[int], dropout: float = 0.0) -> Tensor:
+    def add_packed(
+        self, logits: Tensor, bags: Sequence[Bags], lengths: Sequence[int], dropout: float = 0.0
+    ) -> Tensor:
         """Adds the scores of windows' bags to the outputs [outputs, labels] of a head, of which window i has
         lengths[i]."""
         starts = [0, *accumulate(lengths)]
@@ -96,7 +102,8 @@ class Lexical(nn.Module):
 
 
 def lexical_buckets(task: Task, wanted: bool | None) -> int:
-    """Rows of the table for a task, 0 for none; None: as the task does by default. An embedding has no outputs."""
+    """Rows of the table for a task, 0 for none; None: as the task does by default. An embedding has no
+    outputs."""
     if task == "embedding":
         return 0
     return BUCKETS if (task in BY_DEFAULT if wanted is None else wanted) else 0
@@ -111,12 +118,14 @@ def lexical_from(state: dict[str, Tensor]) -> Lexical:
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
-    """One window's features, whose scores are added to the head's: of each word of a split text, else of its tokens."""
+    """One window's features, whose scores are added to the head's: of each word of a split text, else of its
+    tokens."""
     return word_bags(text, window, buckets) if isinstance(text, list) else text_bag(window, buckets)
 
 
 def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
-    """Of each word of a text that begins in this window of it. Neighbours are those in the text, not in the window.
+    """Of each word of a text that begins in this window of it. Neighbours are those in the text, not in the
+    window.
 
     Words beyond them are not looked at: a text may be far longer than what is read of it.
     """
@@ -141,11 +150,18 @@ def text_bag(window: Encoded, buckets: int) -> Bags:
 
 @lru_cache(maxsize=1 << 16)
 def codes_of(word: str) -> Codes:
-    """The features of a word of at most LONGEST characters as 64-bit codes, the ones that tell most first. Kept, since
-    words come again."""
+    """The features of a word of at most LONGEST characters as 64-bit codes, the ones that tell most first.
+    Kept, since words come again."""
     lower = word.lower()
     padded = f"<{lower}>"
-    parts = [f"w{lower}", f"s{shape_of(word)}", f"p{lower[:3]}", f"3{lower[-3:]}", f"2{lower[-2:]}", f"4{lower[-4:]}"]
+    parts = [
+        f"w{lower}",
+        f"s{shape_of(word)}",
+        f"p{lower[:3]}",
+        f"3{lower[-3:]}",
+        f"2{lower[-2:]}",
+        f"4{lower[-4:]}",
+    ]
     parts += [f"c{padded[i : i + size]}" for size in (3, 4) for i in range(len(padded) - size + 1)]
     codes = np.array([xxhash.xxh3_64_intdigest(part.encode()) for part in parts], np.uint64)
     codes.flags.writeable = False
@@ -153,7 +169,8 @@ def codes_of(word: str) -> Codes:
 
 
 def shape_of(word: str) -> str:
-    """`IL-2Ra` -> `A-0Aa`: runs of upper case, lower case and digits become one sign each, other signs stay."""
+    """`IL-2Ra` -> `A-0Aa`: runs of upper case, lower case and digits become one sign each, other signs
+    stay."""
     out = ""
     for sign in word:
         kind = "A" if sign.isupper() else "a" if sign.islower() else "0" if sign.isdigit() else sign
@@ -171,7 +188,9 @@ def _pair_codes(first: list[int], second: list[int]) -> Codes:
     one, other = set(first), set(second)
     pairs, others = set(_neighbours(first)), set(_neighbours(second))
     follows = dict(_neighbours([0, *first]))
-    features = [(2, t, 0) for t in one - other] + [(3, t, 0) for t in other - one] + [(4, t, 0) for t in one & other]
+    features = (
+        [(2, t, 0) for t in one - other] + [(3, t, 0) for t in other - one] + [(4, t, 0) for t in one & other]
+    )
     features += [(5, a, b) for a, b in pairs - others] + [(6, a, b) for a, b in others - pairs]
     features += [(7, follows[a], b) for a, b in _neighbours([0, *second]) if a in follows and follows[a] != b]
     left, right = (min(MOST, len(x)) for x in (one - other, other - one))

@@ -1,7 +1,9 @@
-"""Locality weights small enough to ship: what training changed in a source model, as int8 deltas, zstd-compressed.
+"""Locality weights small enough to ship: what training changed in a source model, as int8 deltas,
+zstd-compressed.
 
-A root is its source plus this file. Matrices are stored as a per-row scaled int8 difference from the source (or from
-the untrained start, for parameters that the source lacks), vectors as fp32. The word table is never trained.
+A root is its source plus this file. Matrices are stored as a per-row scaled int8 difference from the source
+(or from the untrained start, for parameters that the source lacks), vectors as fp32. The word table is never
+trained.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def save_locality(
 
 
 def save_difference(path: Path, root: Root, source: Source) -> int:
-    """Write the weights of a `root` loaded with its lower layers as a difference from its `source`; returns the bytes.
+    """Write the weights of a `root` loaded with its lower layers as a difference from its `source`; returns
+    the bytes.
 
     Raises Conflict where the source is no longer the one that the root was imported from, StorageFull.
     """

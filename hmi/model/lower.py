@@ -1,13 +1,14 @@
 """The lower layers made local: what a PLOT stores, computed.
 
-A window of n tokens passes the lower layers alone, at fixed positions, with two constant key/value slots a layer (the
-mean key and value of [CLS] and [SEP] over full texts, where lower heads park their attention). One matrix a role, W_r,
-is folded into the rows, so that aggregation over the overlapping windows is a sum, for trigrams:
+A window of n tokens passes the lower layers alone, at fixed positions, with two constant key/value slots a
+layer (the mean key and value of [CLS] and [SEP] over full texts, where lower heads park their attention). One
+matrix a role, W_r, is folded into the rows, so that aggregation over the overlapping windows is a sum, for
+trigrams:
 
     h_i = W_1 H_i[1] + W_2 H_{i-1}[2] + W_0 H_{i+1}[0]   (+ position and type bias, `InputBias`)
 
-Relative attention (MPNet) is exact between the tokens of a window. A slot stands for a token that is near for some
-tokens and far for others: its bias is the mean of what full texts give.
+Relative attention (MPNet) is exact between the tokens of a window. A slot stands for a token that is near for
+some tokens and far for others: its bias is the mean of what full texts give.
 
 Source: HMI section 4, SkipBERT, and this project's docs/design/0001-first-shape.md. No LayerNorm follows: the
 matrices are fitted by ridge regression to the true hidden states, which a normalised mean approximates worse.
@@ -39,8 +40,9 @@ def centre(n: int) -> int:
 
 @dataclass(frozen=True)
 class Cover:
-    """Which n-grams are stored, by order: bool [B, T] each. For the longest order, an element stands for the window
-    around its token; for the other orders, for the n-gram that begins at its token. Unigrams are always stored."""
+    """Which n-grams are stored, by order: bool [B, T] each. For the longest order, an element stands for the
+    window around its token; for the other orders, for the n-gram that begins at its token. Unigrams are
+    always stored."""
 
     at_hand: Mapping[int, Tensor]
 
@@ -69,8 +71,8 @@ class LocalLower(nn.Module):
     def hidden(self, windows: Tensor, first_role: int = 0) -> Tensor:
         """windows [m, w] int64, 0 = no neighbour -> hidden states after the lower layers [m, w, dim].
 
-        The first column stands at `first_role`: a shorter n-gram may come without its empty roles, which attention
-        would only mask away.
+        The first column stands at `first_role`: a shorter n-gram may come without its empty roles, which
+        attention would only mask away.
         """
         present = windows > 0
         roles = torch.arange(first_role, first_role + windows.shape[1])
@@ -89,16 +91,18 @@ class LocalLower(nn.Module):
         return torch.einsum("mrd,rde->mre", self.hidden(windows, first_role), fold)
 
     def ngram_entries(self, ngrams: Tensor) -> Tensor:
-        """ngrams [m, k], k ≤ n -> [m, k·(n - k + 1), dim]: all rows of each, one for each of its tokens at each of its
-        places in the window, as a PLOT stores them. Of (x, y) where n = 3: x left and y centre in (x, y, ·), x centre
-        and y right in (·, x, y)."""
-        return torch.cat([self.entries(ngrams, place) for place in range(self.n - ngrams.shape[1] + 1)], dim=1)
+        """ngrams [m, k], k ≤ n -> [m, k·(n - k + 1), dim]: all rows of each, one for each of its tokens at
+        each of its places in the window, as a PLOT stores them. Of (x, y) where n = 3: x left and y centre in
+        (x, y, ·), x centre and y right in (·, x, y)."""
+        return torch.cat(
+            [self.entries(ngrams, place) for place in range(self.n - ngrams.shape[1] + 1)], dim=1
+        )
 
     def forward(self, ids: Tensor, cover: Cover | None = None) -> Tensor:
         """ids [B, T] int64 padded with 0 -> aggregated rows [B, T, dim], every n-gram computed here.
 
-        Without `cover` every window is at hand. With it, the rest is filled as the store fills it: the slow obvious
-        form of back-off, and what training sees when neighbours are dropped.
+        Without `cover` every window is at hand. With it, the rest is filled as the store fills it: the slow
+        obvious form of back-off, and what training sees when neighbours are dropped.
         """
         windows = ngram_windows(ids, self.n).reshape(-1, self.n)
         rows = self._unique_entries(windows) if cover is None else self._filled(windows, cover)
@@ -106,7 +110,8 @@ class LocalLower(nn.Module):
         return aggregate(rows.view(*ids.shape, self.n, -1) * (ids > 0)[..., None, None])
 
     def _filled(self, windows: Tensor, cover: Cover) -> Tensor:
-        """windows [m, n] -> rows [m, n, dim]: of the longest n-grams at hand; of several at a role, the mean."""
+        """windows [m, n] -> rows [m, n, dim]: of the longest n-grams at hand; of several at a role, the
+        mean."""
         parts, weights, at = _parts_of(windows, cover, self.n)
         rows = self._unique_entries(parts) * weights[..., None]
         return rows.new_zeros(*windows.shape, rows.shape[-1]).index_add_(0, at, rows)
@@ -154,7 +159,8 @@ def shifted(x: Tensor, by: int) -> Tensor:
 
 
 def unique_rows(windows: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """windows [m, w] of ids below `vocab` -> which distinct one each is [m], and where one of each is [distinct]."""
+    """windows [m, w] of ids below `vocab` -> which distinct one each is [m], and where one of each is
+    [distinct]."""
     keys, bound = windows[:, 0], vocab
     for column in windows.unbind(1)[1:]:
         if bound * vocab > LARGEST_KEY:  # number the distinct ones so far, or a key of five ids would not fit
@@ -166,14 +172,17 @@ def unique_rows(windows: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts_of(windows: Tensor, cover: Cover, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n-grams that fill the windows [m, n]: parts [p, n] (0 outside the part's n-gram), the weight of each of its
-    roles [p, n], and the window that each belongs to [p]."""
+    """The n-grams that fill the windows [m, n]: parts [p, n] (0 outside the part's n-gram), the weight of
+    each of its roles [p, n], and the window that each belongs to [p]."""
     inside = windows > 0
     filled = torch.zeros_like(inside)
     parts, weights, at = [], [], []
     for order in range(n, 0, -1):
         masks = [_role_mask(place, order, n) for place in range(n - order + 1)]
-        used = [_usable(place, order, n, inside, cover) & ~filled[:, mask].all(1) for place, mask in enumerate(masks)]
+        used = [
+            _usable(place, order, n, inside, cover) & ~filled[:, mask].all(1)
+            for place, mask in enumerate(masks)
+        ]
         covered = torch.stack([use[:, None] & mask for use, mask in zip(used, masks, strict=True)]).sum(0)
         share = torch.where(filled, 0.0, 1.0 / covered.clamp(min=1))
         for use, mask in zip(used, masks, strict=True):
@@ -199,8 +208,8 @@ def _usable(place: int, order: int, n: int, inside: Tensor, cover: Cover) -> Ten
 
 
 class InputBias(nn.Module):
-    """The part of a state that depends on a token's position and not on its n-gram: pos2[i] + type2[type], added after
-    look-up.
+    """The part of a state that depends on a token's position and not on its n-gram: pos2[i] + type2[type],
+    added after look-up.
 
     For a source without token types, type2 learns here to mark the second text.
     """

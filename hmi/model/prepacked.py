@@ -1,7 +1,7 @@
 """Linear maps of the serving path on weights reordered by oneDNN, if this machine is faster with them.
 
-On a core with AVX-512, torch's own product runs at some 100 GFLOP/s and oneDNN's on reordered weights at 220; on AVX2
-torch's is the faster. So each process measures both once for each shape and keeps the faster.
+On a core with AVX-512, torch's own product runs at some 100 GFLOP/s and oneDNN's on reordered weights at 220;
+on AVX2 torch's is the faster. So each process measures both once for each shape and keeps the faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _lock = threading.Lock()
 
 
 class PackedLinear(nn.Module):
-    """A linear map on reordered weights; x [rows, in] -> [rows, out]. A row's result does not depend on the others."""
+    """A linear map on reordered weights; x [rows, in] -> [rows, out]. A row's result does not depend on the
+    others."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -50,13 +51,15 @@ class PackedProjection(nn.Module):
 
 
 def padded(rows: int) -> int:
-    """The number of rows to compute for so many: oneDNN keeps code of .6 MB for each number that it has met."""
+    """The number of rows to compute for so many: oneDNN keeps code of .6 MB for each number that it has
+    met."""
     step = next((step for most, step in _STEPS if rows <= most), _LAST_STEP)
     return -(-rows // step) * step
 
 
 def speedup(out_size: int, in_size: int) -> float:
-    """The speed-up of the reordered product on this machine, measured once in a process; 0 if it is not available."""
+    """The speed-up of the reordered product on this machine, measured once in a process; 0 if it is not
+    available."""
     with _lock:
         if (out_size, in_size) not in _speedups:
             _speedups[out_size, in_size] = _measured(out_size, in_size)

@@ -1,7 +1,8 @@
-"""MPNet's relative attention: a number for each head and bucket of distance, added to the scores before the softmax.
+"""MPNet's relative attention: a number for each head and bucket of distance, added to the scores before the
+softmax.
 
-The source shares one table between its layers; here each layer holds its own copy (a few hundred numbers), so that
-lower layers, upper layers and a fine-tuned copy can be split and stored like any other.
+The source shares one table between its layers; here each layer holds its own copy (a few hundred numbers), so
+that lower layers, upper layers and a fine-tuned copy can be split and stored like any other.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ MAX_DISTANCE = 128
 
 
 def relative_bias(table: Tensor, keys: int, queries: int | None = None) -> Tensor:
-    """table [buckets, heads] -> what is added to the scores of the first `queries` rows (all by default) of a text of
-    `keys` tokens: [heads, queries, keys]."""
+    """table [buckets, heads] -> what is added to the scores of the first `queries` rows (all by default) of a
+    text of `keys` tokens: [heads, queries, keys]."""
     by_distance = table[_buckets_around(keys, len(table))].t()
-    rows = by_distance.unfold(1, keys, 1)  # row r: distances r - (keys - 1) and on, as the query keys - 1 - r sees them
+    # Row r: distances r - (keys - 1) and on, as the query keys - 1 - r sees them.
+    rows = by_distance.unfold(1, keys, 1)
     return rows[:, keys - (keys if queries is None else queries) :].flip(1)
 
 

@@ -24,8 +24,8 @@ from hmi.model.source import Pooling
 from hmi.model.tokenizer import Tokenizer
 
 FORMAT = 3
-"""2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures than
-BERT's, and fidelity by kind of text."""
+"""2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures
+than BERT's, and fidelity by kind of text."""
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that serving reads; building reads lower.safetensors, too."""
 FILES = (*SERVED, "lower.safetensors")
@@ -37,7 +37,8 @@ class NewerRoot(Damaged):
 
 @dataclass(frozen=True)
 class RootInfo:
-    """The content of `root.json`. `fidelity`: measured errors against the source model (`hmi.training.fidelity`)."""
+    """The content of `root.json`. `fidelity`: measured errors against the source model
+    (`hmi.training.fidelity`)."""
 
     name: str
     version: str
@@ -76,16 +77,19 @@ class Root:
         return self.info.shape.positions
 
     def add_bias(self, rows: Tensor, texts: Sequence[Encoded]) -> Tensor:
-        """What the upper layers receive: the rows of texts [tokens, dim], packed, as a PLOT or the lower layers give
-        them, plus the bias of each token's position and type. In place; returns them."""
+        """What the upper layers receive: the rows of texts [tokens, dim], packed, as a PLOT or the lower
+        layers give them, plus the bias of each token's position and type. In place; returns them."""
         positions = torch.cat([torch.arange(len(text)) for text in texts])
         types = torch.tensor([t for text in texts for t in text.types])
         rows += self.bias(positions, types)
         return rows
 
 
-def split_encoder(encoder: Encoder, split: int, cls_id: int, n: int = 3) -> tuple[LocalLower, nn.ModuleList, InputBias]:
-    """Copy an encoder's first `split` layers into a LocalLower over n-grams and the rest into the upper layers."""
+def split_encoder(
+    encoder: Encoder, split: int, cls_id: int, n: int = 3
+) -> tuple[LocalLower, nn.ModuleList, InputBias]:
+    """Copy an encoder's first `split` layers into a LocalLower over n-grams and the rest into the upper
+    layers."""
     assert 0 < split < encoder.shape.layers
     lower = LocalLower(encoder.shape, split, cls_id, n)
     lower.embeddings.load_state_dict(encoder.embeddings.state_dict())
@@ -121,7 +125,9 @@ def read_root_info(folder: Path) -> RootInfo:
     try:
         raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
         if raw["format"] > FORMAT:
-            raise NewerRoot(f"root {folder.parent.name} was written by a newer version of HMI: upgrade hmi-server")
+            raise NewerRoot(
+                f"root {folder.parent.name} was written by a newer version of HMI: upgrade hmi-server"
+            )
         check = raw.pop("check", None)
         if check != (_check_of(raw) if raw["format"] > 2 or check is not None else None):
             raise Damaged(f"{whose} fails its checksum: {ROOT_CURE}")
@@ -130,7 +136,9 @@ def read_root_info(folder: Path) -> RootInfo:
     except FileNotFoundError as error:
         raise Damaged(f"{whose} is missing: {ROOT_CURE}") from error
     except OSError as error:
-        raise Unavailable(f"{whose} could not be read ({error.strerror}): try again, or check the disk") from error
+        raise Unavailable(
+            f"{whose} could not be read ({error.strerror}): try again, or check the disk"
+        ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{whose} cannot be read ({error}): {ROOT_CURE}") from error
 

@@ -21,8 +21,8 @@ MPNET_FIRST_POSITION = 2
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """Sizes of an encoder of post-LayerNorm layers with GELU, a vector for each position, and in MPNet relative
-    attention besides."""
+    """Sizes of an encoder of post-LayerNorm layers with GELU, a vector for each position, and in MPNet
+    relative attention besides."""
 
     vocab: int
     dim: int
@@ -45,7 +45,9 @@ def read_shape(folder: Path) -> EncoderShape:
     """Read `folder/config.json`; raises UnsupportedModel, naming the field that does not fit."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UnsupportedModel(f"no config.json in {folder}: give a Hugging Face model folder", field="source")
+        raise UnsupportedModel(
+            f"no config.json in {folder}: give a Hugging Face model folder", field="source"
+        )
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""Pretrained models as they are published: a folder, a package or several packages that carry one, or a hub id."""
+"""Pretrained models as they are published: a folder, a package or several packages that carry one, or a hub
+id."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ class Source:
 
 
 def find_source(source: str) -> Source:
-    """Resolve a local folder, a package name (also of a model that several packages carry in pieces) or a hub id
-    (`owner/name`).
+    """Resolve a local folder, a package name (also of a model that several packages carry in pieces) or a hub
+    id (`owner/name`).
 
-    Raises UnsupportedModel naming what was tried. A hub id needs `huggingface_hub` and the network, a model in pieces
-    needs the network at its first use, unless its packages are installed.
+    Raises UnsupportedModel naming what was tried. A hub id needs `huggingface_hub` and the network, a model
+    in pieces needs the network at its first use, unless its packages are installed.
     """
     folder = Path(source)
     if is_folder(folder):
@@ -53,7 +54,8 @@ def find_source(source: str) -> Source:
     if _is_hub_id(source):
         return _checked(_hub_folder(source), source, "hub")
     raise UnsupportedModel(
-        f"{source!r} is neither a folder, an installed package that carries a model, nor a hub id (owner/name)",
+        f"{source!r} is neither a folder, an installed package that carries a model, nor a hub id "
+        "(owner/name)",
         field="source",
     )
 
@@ -95,8 +97,8 @@ def load_encoder(folder: Path) -> Encoder:
 def read_pooling(folder: Path) -> tuple[Pooling, bool]:
     """How the source makes embeddings: mean or [CLS], and whether they are scaled to length 1.
 
-    Read from the folder's sentence-transformers files if it has them; else mean and True, which are usual. Raises
-    UnsupportedModel for another pooling.
+    Read from the folder's sentence-transformers files if it has them; else mean and True, which are usual.
+    Raises UnsupportedModel for another pooling.
     """
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
@@ -108,7 +110,9 @@ def read_pooling(folder: Path) -> tuple[Pooling, bool]:
     modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
     known: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     if len(modes) != 1 or modes[0] not in known:
-        raise UnsupportedModel(f"1_Pooling asks for {modes}: give a source with mean or [CLS] pooling", field="source")
+        raise UnsupportedModel(
+            f"1_Pooling asks for {modes}: give a source with mean or [CLS] pooling", field="source"
+        )
     return known[modes[0]], any(str(module.get("type", "")).endswith("Normalize") for module in modules)
 
 
@@ -122,9 +126,13 @@ def _checked(folder: Path, name: str, kind: str) -> Source:
                 "convert it to model.safetensors first",
                 field="source",
             )
-        raise UnsupportedModel(f"no model.safetensors in {folder}: give a folder with weights", field="source")
+        raise UnsupportedModel(
+            f"no model.safetensors in {folder}: give a folder with weights", field="source"
+        )
     if not (folder / "tokenizer.json").is_file():
-        raise UnsupportedModel(f"no tokenizer.json in {folder}: save the fast tokenizer there", field="source")
+        raise UnsupportedModel(
+            f"no tokenizer.json in {folder}: save the fast tokenizer there", field="source"
+        )
     read_shape(folder)
     return Source(folder, name, kind, file_sha256(weights))
 

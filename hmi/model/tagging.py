@@ -1,8 +1,8 @@
-"""From tag scores to tags: the best path through a text under the scheme's rules and the learnt transitions, the
-probability of each tag on the path, and the scheme that a set of rows follows.
+"""From tag scores to tags: the best path through a text under the scheme's rules and the learnt transitions,
+the probability of each tag on the path, and the scheme that a set of rows follows.
 
-Choosing each word's tag independently can give I-Disease after O, which is no entity, or two types within one entity.
-The best path avoids that and costs next to nothing.
+Choosing each word's tag independently can give I-Disease after O, which is no entity, or two types within one
+entity. The best path avoids that and costs next to nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 Scheme = Literal["bio", "iob1", "io", "free"]
 """bio: B-x begins an entity and I-x continues it.
 
-iob1: I-x also begins one, and B-x only begins an entity directly after another of its type. io: I-x alone. free: any
-tag may follow any (one tag a word, any other scheme). Models of IOB1 and IO rows have BIO's labels, which say where an
-entity begins, and answer in the rows' scheme.
+iob1: I-x also begins one, and B-x only begins an entity directly after another of its type. io: I-x alone.
+free: any tag may follow any (one tag a word, any other scheme). Models of IOB1 and IO rows have BIO's labels,
+which say where an entity begins, and answer in the rows' scheme.
 """
 Floats = NDArray[np.float32]
 
 FORBIDDEN = -1e9
 LEAST = -80.0
-"""A tag is never less likely than this in itself, beside the best one of its word: some legal path is always left."""
+"""A tag is never less likely than this in itself, beside the best one of its word: some legal path is always
+left."""
 
 MAY_BREAK = 0.01
 """One entity in a hundred may begin with I-, by a slip, and the rows still count as BIO."""
@@ -86,7 +87,8 @@ def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]
 
 @lru_cache(maxsize=256)
 def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
-    """[labels + 1, labels]: 0 where a tag may follow another (the last row: at the beginning), FORBIDDEN elsewhere.
+    """[labels + 1, labels]: 0 where a tag may follow another (the last row: at the beginning), FORBIDDEN
+    elsewhere.
 
     None where everything is allowed. Labels are BIO's for IOB1 and IO, too.
     """
@@ -99,8 +101,8 @@ def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
 def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
     """The path of the greatest sum (Viterbi), label ids int64 [words].
 
-    scores [words, labels]: log-probabilities, or any scores that are added; moves [labels + 1, labels]: what a tag
-    gets after another, the last row at the beginning.
+    scores [words, labels]: log-probabilities, or any scores that are added; moves [labels + 1, labels]: what
+    a tag gets after another, the last row at the beginning.
     """
     if moves is None or len(scores) == 0:
         return np.asarray(scores.argmax(-1), np.int64)
@@ -110,8 +112,8 @@ def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
 
 
 def marginals(scores: Floats, moves: Floats) -> Floats:
-    """The probability of each tag at each word over all paths [words, labels], at least one word: the forward-backward
-    algorithm."""
+    """The probability of each tag at each word over all paths [words, labels], at least one word: the
+    forward-backward algorithm."""
     words = np.exp(np.maximum(scores - scores.max(-1, keepdims=True), LEAST), dtype=np.float64)
     weights, out = np.exp(moves, dtype=np.float64), np.empty(words.shape)
     forward_backward(words, weights[-1], weights[:-1], out)

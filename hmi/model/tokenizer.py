@@ -22,15 +22,17 @@ SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
 class Tokenizer:
     """Wraps a `tokenizer.json`; thread-safe.
 
-    Padding is id 0 in HMI, which a PLOT keeps for 'no neighbour'. A source whose padding has another id, `pad_id`,
-    gives that id to the token that it numbers 0.
+    Padding is id 0 in HMI, which a PLOT keeps for 'no neighbour'. A source whose padding has another id,
+    `pad_id`, gives that id to the token that it numbers 0.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._fast = FastTokenizer.from_file(str(path))
         except Exception as error:  # the Rust side raises a bare Exception
-            raise UnsupportedModel(f"{path.name} is not a readable tokenizer: {error}", field="source") from error
+            raise UnsupportedModel(
+                f"{path.name} is not a readable tokenizer: {error}", field="source"
+            ) from error
         self._fast.no_padding()
         self._fast.no_truncation()
         self._beginnings = beginnings_of(self._fast)
@@ -38,7 +40,8 @@ class Tokenizer:
         if len(empty) != 2 or empty[0] not in SPECIALS:
             known = " or ".join(SPECIALS)
             raise UnsupportedModel(
-                f"{path.name} begins and ends a text with {empty}: it must begin with {known} and end with one token",
+                f"{path.name} begins and ends a text with {empty}: it must begin with {known} and end "
+                "with one token",
                 field="source",
             )
         mask, pad = SPECIALS[empty[0]]
@@ -65,7 +68,9 @@ class Tokenizer:
         words = [i for i, t in enumerate(short) if isinstance(t, list)]
         out: dict[int, Encoded] = {}
         for at, pretokenised in ((singles, False), (words, True)):
-            batch = self._fast.encode_batch([short[i] for i in at], is_pretokenized=pretokenised) if at else []
+            batch = (
+                self._fast.encode_batch([short[i] for i in at], is_pretokenized=pretokenised) if at else []
+            )
             for i, e in zip(at, batch, strict=True):
                 if not self._enough(e, short[i], whole[i], max_length):
                     e = self._longer(whole[i], max_length)
@@ -73,7 +78,8 @@ class Tokenizer:
         return [out[i] for i in range(len(short))]
 
     def _longer(self, text: Text, max_length: int) -> Encoding:
-        """For a text with few tokens for its length: tokenises longer and longer beginnings until there are enough."""
+        """For a text with few tokens for its length: tokenises longer and longer beginnings until there are
+        enough."""
         known = self._beginnings
         assert known is not None
         if isinstance(text, str):
@@ -90,7 +96,8 @@ class Tokenizer:
             characters *= GROWTH
 
     def _enough(self, e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
-        """Whether the tokens of a text's beginning show the first `max_length` of the whole, and that there are more.
+        """Whether the tokens of a text's beginning show the first `max_length` of the whole, and that there
+        are more.
 
         Of a pair the longer text loses its end, so that of each that was cut there must be as many.
         """
@@ -102,13 +109,22 @@ class Tokenizer:
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
     def whole_words(self) -> dict[int, str]:
-        """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the ids."""
-        tokens = sorted((self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha())
+        """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the
+        ids."""
+        tokens = sorted(
+            (self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha()
+        )
         alone = self.encode([[token] for _, token in tokens], 4)
-        return {i: token for (i, token), encoded in zip(tokens, alone, strict=True) if encoded.ids[1:-1] == [i]}
+        return {
+            i: token for (i, token), encoded in zip(tokens, alone, strict=True) if encoded.ids[1:-1] == [i]
+        }
 
     def _cut(self, e: Encoding, limit: int) -> Encoded:
-        ids, words, sides = [self._ours(i) for i in e.ids] if self.pad_id else e.ids, e.word_ids, e.sequence_ids
+        ids, words, sides = (
+            [self._ours(i) for i in e.ids] if self.pad_id else e.ids,
+            e.word_ids,
+            e.sequence_ids,
+        )
         types = e.type_ids if 1 in e.type_ids else _types(sides)
         if len(ids) <= limit:
             return Encoded(ids, types, words)
@@ -149,7 +165,8 @@ def _types(sides: list[int | None]) -> list[int]:
 
 
 def _pair_cut(sides: list[int | None], limit: int) -> list[int]:
-    """Indices kept of a pair: its longer side loses its end until the pair fits, special tokens (None) stay."""
+    """Indices kept of a pair: its longer side loses its end until the pair fits, special tokens (None)
+    stay."""
     a, b = ([i for i, side in enumerate(sides) if side == which] for which in (0, 1))
     room = limit - sides.count(None)
     keep_a, keep_b = len(a), len(b)

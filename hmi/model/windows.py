@@ -1,9 +1,9 @@
 """Long texts: read in overlapping windows instead of cut.
 
-A text of more than `max_length` tokens becomes at most MOST windows of `max_length` tokens, [CLS] and [SEP] included.
-Windows are evenly spread, begin at a word and overlap the next by at least a quarter. Text beyond MOST windows is cut.
-Each window is trained with its text's answer, or with its own words' tags. A text's output is the mean of its windows'
-outputs; a word's is that of the window in which it is most central.
+A text of more than `max_length` tokens becomes at most MOST windows of `max_length` tokens, [CLS] and [SEP]
+included. Windows are evenly spread, begin at a word and overlap the next by at least a quarter. Text beyond
+MOST windows is cut. Each window is trained with its text's answer, or with its own words' tags. A text's
+output is the mean of its windows' outputs; a word's is that of the window in which it is most central.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ OVERLAP = 4
 """The overlap: one in this many tokens of a window is also in the next."""
 
 
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool) -> list[list[Encoded]]:
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool
+) -> list[list[Encoded]]:
     """The windows of each text: one, cut at `max_length` tokens, unless `windows` is asked for."""
     if not windows:
         return [[text] for text in tokenizer.encode(texts, max_length)]
@@ -55,7 +57,8 @@ def first_pieces(words: Sequence[int | None]) -> dict[int, int]:
 
 
 def central_pieces(windows: Sequence[Encoded]) -> dict[int, tuple[int, int]]:
-    """Word -> (window, position of its first piece there), of the window where that is farthest from either end."""
+    """Word -> (window, position of its first piece there), of the window where that is farthest from either
+    end."""
     found: dict[int, tuple[int, int, int]] = {}
     for i, window in enumerate(windows):
         for word, position in first_pieces(window.words).items():
@@ -80,4 +83,6 @@ def _at_word(words: Sequence[int | None], start: int, room: int) -> int:
 def _window(text: Encoded, start: int, end: int, *, last: bool) -> Encoded:
     keep = [0, *range(start, end), len(text) - 1]
     ids, types, words = text.ids, text.types, text.words
-    return Encoded([ids[i] for i in keep], [types[i] for i in keep], [words[i] for i in keep], last and text.truncated)
+    return Encoded(
+        [ids[i] for i in keep], [types[i] for i in keep], [words[i] for i in keep], last and text.truncated
+    )

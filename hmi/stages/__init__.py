@@ -1,7 +1,7 @@
 """Execution stages: ways to spend less on a batch, plugged in between its layers, under one planner.
 
-`base` has what a stage is, `planner` who chooses the next batch and its settings. docs/design/0007-rooms.md shows how
-to write a stage.
+`base` has what a stage is, `planner` who chooses the next batch and its settings. docs/design/0007-rooms.md
+shows how to write a stage.
 """
 
 from __future__ import annotations
@@ -10,5 +10,15 @@ from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Stage
 from hmi.stages.planner import Candidate, Measured, Plan, Planner, RoundRobin
 
 __all__ = [
-    "OFF", "Batch", "Candidate", "Effect", "Measured", "Plan", "Planner", "RoundRobin", "Setting", "Shape", "Stage",
-]  # fmt: skip
+    "OFF",
+    "Batch",
+    "Candidate",
+    "Effect",
+    "Measured",
+    "Plan",
+    "Planner",
+    "RoundRobin",
+    "Setting",
+    "Shape",
+    "Stage",
+]

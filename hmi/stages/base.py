@@ -13,7 +13,8 @@ from hmi.execution.batch import BatchKey
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run a stage; a stage adds fields in a class of its own. Provenance and metrics say the name."""
+    """One way to run a stage; a stage adds fields in a class of its own. Provenance and metrics say the
+    name."""
 
     name: str
 

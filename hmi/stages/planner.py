@@ -1,4 +1,5 @@
-"""The planner: of the queue's candidates it picks the next to run, with its settings. Then the queue cuts the batch."""
+"""The planner: of the queue's candidates it picks the next to run, with its settings. Then the queue cuts the
+batch."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class Planner(Protocol):
 
 
 class RoundRobin:
-    """The tenant that was given least goes first, of its texts those that wait longest; every stage is off."""
+    """The tenant that was given least goes first, of its texts those that wait longest; every stage is
+    off."""
 
     stages: Sequence[Stage] = ()
 

@@ -26,10 +26,12 @@ class _Slot(Generic[T]):
 
 
 class AdapterPool(Generic[T]):
-    """Least recently used goes first; what is held never goes. Each name is loaded once however many ask at once.
+    """Least recently used goes first; what is held never goes. Each name is loaded once however many ask at
+    once.
 
-    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load, and who
-    comes next tries again. Held objects may exceed the budget; the excess goes as soon as they are given back.
+    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load,
+    and who comes next tries again. Held objects may exceed the budget; the excess goes as soon as they are
+    given back.
     """
 
     def __init__(self, budget_bytes: int, load: Callable[[str], tuple[T, int]]) -> None:
@@ -48,7 +50,11 @@ class AdapterPool(Generic[T]):
         """The objects of `names`, where all are in memory: they stay there until `give_back`. Never waits."""
         unique = list(dict.fromkeys(names))
         with self._changed:
-            found = {name: slot.value for name in unique if (slot := self._slots.get(name)) and slot.value is not None}
+            found = {
+                name: slot.value
+                for name in unique
+                if (slot := self._slots.get(name)) and slot.value is not None
+            }
             if len(found) < len(unique):
                 return None
             for name in unique:
@@ -58,8 +64,8 @@ class AdapterPool(Generic[T]):
             return found
 
     def load(self, names: Iterable[str]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """The objects of `names` that could be loaded, and why others could not; those that can be stay in memory until
-        all of `names` are given back."""
+        """The objects of `names` that could be loaded, and why others could not; those that can be stay in
+        memory until all of `names` are given back."""
         unique = list(dict.fromkeys(names))
         mine = self._pin(unique)
         try:

@@ -1,4 +1,5 @@
-"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower layers."""
+"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower
+layers."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ from hmi.stores.layout import wait_lock
 if TYPE_CHECKING:
     from torch import Tensor
 
-# torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it is used.
+# torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it
+# is used.
 SUFFIX = ".safetensors"
-MODEL_CURE = "roll the model back, or update it, which then begins afresh; or restore <data>/adapters from a copy"
+MODEL_CURE = (
+    "roll the model back, or update it, which then begins afresh; or restore <data>/adapters from a copy"
+)
 LOWER_CURE = "restore <data>/lowers from a copy, or import an export of the domain"
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedArtefact(Damaged):
-    """The message names the artefact by its hash, for logs. Whoever knows what it belongs to says that to others."""
+    """The message names the artefact by its hash, for logs. Whoever knows what it belongs to says that to
+    others."""
 
     def __init__(self, name: str, what: str, cure: str) -> None:
         super().__init__(f"artefact {name} {what}: {cure}")
@@ -51,7 +56,8 @@ class AdapterStore:
             raise full_or(error, folder) from error
 
     def put(self, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> tuple[str, int]:
-        """Store tensors durably; returns (name, bytes). The same content is stored once. Raises StorageFull."""
+        """Store tensors durably; returns (name, bytes). The same content is stored once. Raises
+        StorageFull."""
         from safetensors.torch import save
 
         plain = {k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)}
@@ -62,9 +68,12 @@ class AdapterStore:
         return name, len(data)
 
     def take_over(self, name: str, data: bytes) -> None:
-        """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says), StorageFull."""
+        """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says),
+        StorageFull."""
         if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"artefact {name[:64]!r} does not match the hash in its name: copy it again from its origin")
+            raise Damaged(
+                f"artefact {name[:64]!r} does not match the hash in its name: copy it again from its origin"
+            )
         self._write(name, data)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -77,7 +86,8 @@ class AdapterStore:
                 write_bytes(path, data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Load tensors to the CPU after checking their hash. Raises DamagedArtefact, Unavailable (the disk refused)."""
+        """Load tensors to the CPU after checking their hash. Raises DamagedArtefact, Unavailable (the disk
+        refused)."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -87,7 +97,8 @@ class AdapterStore:
             raise DamagedArtefact(name, "is missing", self._cure) from error
         except OSError as error:
             raise Unavailable(
-                f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, check the disk"
+                f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, "
+                "check the disk"
             ) from error
         if hashlib.sha256(data).hexdigest() != name:
             raise DamagedArtefact(name, "fails its checksum", self._cure)
@@ -104,7 +115,8 @@ class AdapterStore:
             with safe_open(self._path(name), "np") as file:
                 return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
         except (OSError, ValueError, SafetensorError) as error:
-            why = type(error).__name__ if isinstance(error, OSError) else error  # an OSError's words name a path
+            # An OSError's words name a path.
+            why = type(error).__name__ if isinstance(error, OSError) else error
             raise DamagedArtefact(name, f"cannot be read ({why})", self._cure) from error
 
     def check(self, name: str, whose: str, cure: str) -> None:
@@ -130,7 +142,8 @@ class AdapterStore:
         return total
 
     def spare(self, names: Collection[str]) -> None:
-        """Count the age of these from now: whoever has just found one may still read it. Missing ones are left out."""
+        """Count the age of these from now: whoever has just found one may still read it. Missing ones are
+        left out."""
         with self._lock(shared=True):
             for name in names:
                 with suppress(FileNotFoundError):
@@ -139,7 +152,8 @@ class AdapterStore:
     def gc(self, keep: Collection[str], min_age_s: float = 3600) -> tuple[list[str], int]:
         """Remove what is not in `keep` and was last stored or spared `min_age_s` ago or before.
 
-        Returns (names, bytes). A job stores first and publishes later: `min_age_s` must outlast the time between.
+        Returns (names, bytes). A job stores first and publishes later: `min_age_s` must outlast the time
+        between.
         """
         removed, size = [], 0
         with self._lock(shared=False):
@@ -158,7 +172,9 @@ class AdapterStore:
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise Damaged(f"{name[:80]!r} is not the name of an artefact: the record that names it is damaged")
+            raise Damaged(
+                f"{name[:80]!r} is not the name of an artefact: the record that names it is damaged"
+            )
         return self._folder / f"{name}{SUFFIX}"
 
     @staticmethod

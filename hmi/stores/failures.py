@@ -1,5 +1,5 @@
-"""What goes wrong in the background, as the log is told of it: one line for what users may meet, too, and for what
-nobody foresaw where in the code it was.
+"""What goes wrong in the background, as the log is told of it: one line for what users may meet, too, and for
+what nobody foresaw where in the code it was.
 """
 
 from __future__ import annotations

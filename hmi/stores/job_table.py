@@ -120,7 +120,8 @@ def page_of_jobs(
 def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
     """Put a new job.
 
-    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as `check_quota`.
+    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as
+    `check_quota`.
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
@@ -129,7 +130,9 @@ def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None)
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
-            raise Conflict(f"job {other.job} {_doing(other)} {target}: wait for its end, or cancel it", job=other.job)
+            raise Conflict(
+                f"job {other.job} {_doing(other)} {target}: wait for its end, or cancel it", job=other.job
+            )
     put_job(table, txn, record)
 
 
@@ -140,12 +143,14 @@ def _doing(job: JobRecord) -> str:
 
 
 def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
-    """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones included."""
+    """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones
+    included."""
     if limit is None:
         return
     if sum(job.tenant == tenant for job in live_jobs(table, txn, tolerant=True)) >= limit:
         raise QuotaExceeded(
-            f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one", limit=limit
+            f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one",
+            limit=limit,
         )
     yesterday = job_id_at(time.time() - DAY_S)
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
@@ -158,7 +163,8 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
 
 
 def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
-    """Queued and running jobs, the oldest first. Raises Damaged; a tolerant call leaves out what is damaged or lost."""
+    """Queued and running jobs, the oldest first. Raises Damaged; a tolerant call leaves out what is damaged
+    or lost."""
     found = []
     for job in txn.keys(LIVE, tolerant=tolerant):
         try:
@@ -209,7 +215,9 @@ def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
 
 def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
     """Jobs that ended before `month`, or before `day` with `keep` others that ended later."""
-    ended = sorted(((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True)
+    ended = sorted(
+        ((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True
+    )
     return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
 
 

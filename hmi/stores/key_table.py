@@ -1,4 +1,5 @@
-"""Access keys in the registry, found by hash (requests) and by tenant (lists). The key itself is never stored."""
+"""Access keys in the registry, found by hash (requests) and by tenant (lists). The key itself is never
+stored."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def keys_of(table: Table, txn: Txn, tenant: str | None) -> list[KeyRecord]:
 def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
     """Raises QuotaExceeded where a tenant has `limit` keys."""
     if limit is not None and len(txn.keys(_of(tenant))) >= limit:
-        raise QuotaExceeded(f"tenant {tenant} has {limit} keys: revoke one that is not used any more", limit=limit)
+        raise QuotaExceeded(
+            f"tenant {tenant} has {limit} keys: revoke one that is not used any more", limit=limit
+        )
 
 
 def revoke_key(table: Table, txn: Txn, key_id: str) -> KeyRecord:

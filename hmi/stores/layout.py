@@ -93,7 +93,8 @@ def without_paths(text: str, data: Path) -> str:
 
 
 def open_layout(data: Path) -> Layout:
-    """Create or check a data folder. Raises Damaged (newer format), InvalidInput (not usable), StorageFull."""
+    """Create or check a data folder. Raises Damaged (newer format), InvalidInput (not usable),
+    StorageFull."""
     layout = Layout(data)
     try:
         for folder in (data, layout.registry, layout.roots, layout.lowers, layout.adapters, layout.jobs):
@@ -101,7 +102,8 @@ def open_layout(data: Path) -> Layout:
         _check_format(layout.format)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise InvalidInput(
-            f"{data} cannot be a data folder ({error.strerror}): choose a folder that you may write to", field="data"
+            f"{data} cannot be a data folder ({error.strerror}): choose a folder that you may write to",
+            field="data",
         ) from error
     except OSError as error:
         raise full_or(error, data) from error
@@ -109,19 +111,23 @@ def open_layout(data: Path) -> Layout:
 
 
 def refuse_bereft(registry: Path) -> None:
-    """Raises Damaged for a data folder that has contents but no registry: a new registry would name none of them, know
-    no keys, and so let everybody in.
+    """Raises Damaged for a data folder that has contents but no registry: a new registry would name none of
+    them, know no keys, and so let everybody in.
 
-    The registry is looked for again at the end, since a process that makes a data folder makes the registry first.
+    The registry is looked for again at the end, since a process that makes a data folder makes the registry
+    first.
     """
     data, layout = registry / "data.mdb", Layout(registry.parent)
     if data.exists() and data.stat().st_size:
         return
     folders = (layout.roots, layout.adapters, layout.jobs)
-    held = any(not path.name.startswith(".") for folder in folders if folder.is_dir() for path in folder.iterdir())
+    held = any(
+        not path.name.startswith(".") for folder in folders if folder.is_dir() for path in folder.iterdir()
+    )
     if held and not (data.exists() and data.stat().st_size):
         raise Damaged(
-            "the registry is missing or empty beside roots, adapters or jobs: restore <data>/registry from a backup"
+            "the registry is missing or empty beside roots, adapters or jobs: restore <data>/registry "
+            "from a backup"
         )
 
 
@@ -131,7 +137,9 @@ def _check_format(path: Path) -> None:
         write_bytes(path, f"{FORMAT}\n".encode())
     text = path.read_text(errors="replace").strip()
     if not text.isdecimal():
-        raise Damaged(f"{path} should hold the number of the data folder's format, not {text[:40]!r}: restore it")
+        raise Damaged(
+            f"{path} should hold the number of the data folder's format, not {text[:40]!r}: restore it"
+        )
     if int(text) > FORMAT:
         raise Damaged(
             f"the data folder {path.parent} has format {int(text)}, and this release reads up to {FORMAT}: "
@@ -171,7 +179,8 @@ def wait_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
-    """Remove what killed writers left in `folder` and in its subfolders: `.*.tmp`. Returns the names removed."""
+    """Remove what killed writers left in `folder` and in its subfolders: `.*.tmp`. Returns the names
+    removed."""
     removed = []
     before = time.time() - older_than_s
     for path in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
@@ -197,7 +206,8 @@ def folder_bytes(folder: Path) -> int:
 
 
 def read_json(path: Path) -> object | None:
-    """The JSON value of a file; None where there is no file or no JSON (it is being replaced, or was damaged)."""
+    """The JSON value of a file; None where there is no file or no JSON (it is being replaced, or was
+    damaged)."""
     try:
         value: object = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):

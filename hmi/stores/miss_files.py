@@ -1,10 +1,11 @@
-"""Recorded misses on disk, and the switch for each domain. Any process may use them; nothing is kept in memory.
+"""Recorded misses on disk, and the switch for each domain. Any process may use them; nothing is kept in
+memory.
 
-    misses/<root.branch>/epoch                           a random word; this folder is there where recording is on
-    misses/<root.branch>/<version>.<epoch>.safetensors   the sketch of one PLOT version's misses
+    misses/<root.branch>/epoch                           a random word; this folder is there where recording
+    is on misses/<root.branch>/<version>.<epoch>.safetensors   the sketch of one PLOT version's misses
 
-Forgetting begins a new epoch: sketches of older epochs, even those that a recorder writes late, are ignored and
-removed. Switching off removes the folder, and a late recorder does not make it again.
+Forgetting begins a new epoch: sketches of older epochs, even those that a recorder writes late, are ignored
+and removed. Switching off removes the folder, and a late recorder does not make it again.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class MissFiles:
         return _read_if_there(self._path(domain, version, epoch))
 
     def all(self, domain: str) -> MissSketch | None:
-        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged, Unavailable."""
+        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged,
+        Unavailable."""
         epoch = self.epoch(domain)
         if epoch is None:
             return None
@@ -104,7 +106,8 @@ class MissFiles:
         return whole
 
     def prune(self, exists: Callable[[str], bool]) -> None:
-        """Remove what belongs to domains and versions that no longer exist, to earlier epochs and to killed writers."""
+        """Remove what belongs to domains and versions that no longer exist, to earlier epochs and to killed
+        writers."""
         clear_leftovers(self.folder, HOUR_S)
         for domain in self.epochs():
             if not exists(domain):
@@ -142,9 +145,11 @@ def read_sketch(path: Path) -> MissSketch:
     try:
         data = path.read_bytes()
     except OSError as error:
-        # Not damage: a recorder begins anew on what is damaged, and would lose what the next try can still read.
+        # Not damage: a recorder begins anew on what is damaged, and would lose what the next try can still
+        # read.
         raise Unavailable(
-            f"the recorded misses {path.name} could not be read ({error.strerror}): try again; if it stays so, check "
+            f"the recorded misses {path.name} could not be read ({error.strerror}): try again; if it "
+            "stays so, check "
             "the disk"
         ) from error
     try:

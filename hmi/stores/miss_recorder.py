@@ -1,8 +1,8 @@
-"""Recording misses while a server answers: sketches of new misses lie in memory, and one thread adds them to the files
-every few seconds. A look-up never waits for the disk.
+"""Recording misses while a server answers: sketches of new misses lie in memory, and one thread adds them to
+the files every few seconds. A look-up never waits for the disk.
 
-One of the processes on a data folder records: it holds a lock that the kernel frees when it dies. A death loses the
-misses that were not yet written, at most `FLUSH_S` seconds of them. An orderly stop loses none.
+One of the processes on a data folder records: it holds a lock that the kernel frees when it dies. A death
+loses the misses that were not yet written, at most `FLUSH_S` seconds of them. An orderly stop loses none.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class MissRecorder:
                 self._epochs = {}
                 self._parts.clear()
 
-    def record(self, version: VersionInfo, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits) -> None:
-        """Take note of a look-up in `version`; next to no cost where its domain is off. Never raises for the disk."""
+    def record(
+        self, version: VersionInfo, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits
+    ) -> None:
+        """Take note of a look-up in `version`; next to no cost where its domain is off. Never raises for the
+        disk."""
         epoch = self._epochs.get(version.ref)
         if epoch is not None:
             key = (version.ref, version.id, epoch)
@@ -114,12 +117,15 @@ class MissRecorder:
                 del self._parts[key]
 
     def flush(self) -> None:
-        """Write out what is new. Nothing where another process records. Raises StorageFull, Unavailable, OSError."""
+        """Write out what is new. Nothing where another process records. Raises StorageFull, Unavailable,
+        OSError."""
         if self._held is not None:
             self.refresh()
             self._write_out()
 
-    def _add(self, key: _Key, n: int, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits) -> bool:
+    def _add(
+        self, key: _Key, n: int, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits
+    ) -> bool:
         with self._lock:
             part = self._parts.get(key)
             if part is None:
@@ -144,7 +150,8 @@ class MissRecorder:
                 tell(log, "recorded misses could not be written; recording goes on", error)
 
     def _write_out(self) -> None:
-        """Add what is in memory to the files. What could not be written stays in memory, and holds up no other."""
+        """Add what is in memory to the files. What could not be written stays in memory, and holds up no
+        other."""
         failed: Exception | None = None
         with self._writing:
             with self._lock:

@@ -1,4 +1,5 @@
-"""Tenants' models in the registry: publishing once for each job, version numbers, and the version that answers."""
+"""Tenants' models in the registry: publishing once for each job, version numbers, and the version that
+answers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def get_tenant(table: Table, txn: Txn, tenant: str) -> TenantRecord:
 
 
 def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
-    """Add a version and let it answer, unless it is held back. The same job's second publication changes nothing."""
+    """Add a version and let it answer, unless it is held back. The same job's second publication changes
+    nothing."""
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()
     if old is not None and any(v.job == version.job for v in versions):
@@ -40,7 +42,9 @@ def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion)
     taken = {v.version for v in versions}
     number = version.version or max(taken, default=0) + 1
     if number in taken:
-        raise Conflict(f"model {model} has a version {number} already: publish with version 0 to get the next number")
+        raise Conflict(
+            f"model {model} has a version {number} already: publish with version 0 to get the next number"
+        )
     added = (*versions, version.model_copy(update={"version": number}))
     current = number if old is None or version.held_back is None else old.current
     # The one that answers stays, however many were held back since.
@@ -56,7 +60,8 @@ def set_current(table: Table, txn: Txn, model: ModelId, version: int) -> ModelRe
     have = [v.version for v in old.versions]
     if version not in have:
         raise NotFound(
-            f"model {model} has no version {version}: choose one of {', '.join(map(str, have))}", field="version"
+            f"model {model} has no version {version}: choose one of {', '.join(map(str, have))}",
+            field="version",
         )
     record = old.model_copy(update={"current": version})
     table.put(txn, model_key(model), record)

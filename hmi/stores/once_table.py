@@ -1,4 +1,5 @@
-"""Answers for repeated requests (Idempotency-Key) in the registry: kept for a day, dropped some time later."""
+"""Answers for repeated requests (Idempotency-Key) in the registry: kept for a day, dropped some time
+later."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from hmi import errors
 from hmi.config import Settings
 from plot_store import Limits, PlotStoreError, Store
 
-# The first that fits counts. A disk that refuses once, or for want of memory, says nothing of the bytes: try again.
+# The first that fits counts. A disk that refuses once, or for want of memory, says nothing of the bytes: try
+# again.
 _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
     (plot_store.NotFound, errors.NotFound),
     (plot_store.Conflict, errors.Conflict),

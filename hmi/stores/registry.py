@@ -107,14 +107,17 @@ class Registry:
         def body(txn: Txn) -> None:
             name = TENANT + check_name(record.tenant, "tenant")
             if txn.get(name) is not None:
-                raise Conflict(f"tenant {record.tenant!r} exists already: choose another name", field="tenant")
+                raise Conflict(
+                    f"tenant {record.tenant!r} exists already: choose another name", field="tenant"
+                )
             self._table.put(txn, name, record)
             key_table.put_key(self._table, txn, key)
 
         self._database.write(body)
 
     def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
-        """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises NotFound."""
+        """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises
+        NotFound."""
 
         def body(txn: Txn) -> tuple[list[ModelRecord], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
@@ -152,7 +155,8 @@ class Registry:
     def find_key(self, sha256: str) -> KeyRecord | None:
         """The key with this hash (64 hexadecimal digits), None if there is none."""
         found = self._database.read(lambda t: key_table.find_key(self._table, t, sha256))
-        # The tree's search is over hashes of what was sent, which nobody can steer; the last word is constant in time.
+        # The tree's search is over hashes of what was sent, which nobody can steer; the last word is constant
+        # in time.
         return found if found is not None and hmac.compare_digest(found.sha256, sha256) else None
 
     def any_keys(self) -> bool:
@@ -168,12 +172,14 @@ class Registry:
         *,
         tolerant: bool = False,
     ) -> list[ModelRecord]:
-        """Models by ascending `tenant.name`, those past `after` only. Raises Damaged where one of them is damaged or
-        lost; a tolerant call leaves it out."""
+        """Models by ascending `tenant.name`, those past `after` only. Raises Damaged where one of them is
+        damaged or lost; a tolerant call leaves it out."""
         below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
         start = None if after is None else str(after)
         return self._database.read(
-            lambda t: self._table.all(t, MODEL, ModelRecord, below=below, after=start, limit=limit, tolerant=tolerant)
+            lambda t: self._table.all(
+                t, MODEL, ModelRecord, below=below, after=start, limit=limit, tolerant=tolerant
+            )
         )
 
     def model(self, model: ModelId) -> ModelRecord:
@@ -181,12 +187,12 @@ class Registry:
         return self._database.read(lambda t: model_table.get_model(self._table, t, model))
 
     def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
-        """Add a version (0 = the next number) and let it answer unless it is held back; once for a job, however often
-        it is called.
+        """Add a version (0 = the next number) and let it answer unless it is held back; once for a job,
+        however often it is called.
 
-        The artefact must be durable before. Keeps the newest 8 versions, with the one that answers. Raises NotFound
-        (no such tenant), Conflict (the number is taken), JobCancelled (the job, model or tenant is not wanted any
-        more).
+        The artefact must be durable before. Keeps the newest 8 versions, with the one that answers. Raises
+        NotFound (no such tenant), Conflict (the number is taken), JobCancelled (the job, model or tenant is
+        not wanted any more).
         """
         return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
 
@@ -203,9 +209,9 @@ class Registry:
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
         """Jobs, the oldest first.
 
-        A list of queued or running jobs is cheap however many have ended. If not all jobs are asked for, damaged
-        records are left out: their tenant and state cannot be told, and one must not stop the others. Raises Damaged
-        else.
+        A list of queued or running jobs is cheap however many have ended. If not all jobs are asked for,
+        damaged records are left out: their tenant and state cannot be told, and one must not stop the others.
+        Raises Damaged else.
         """
         read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
         tolerant = (tenant, state) != (None, None)
@@ -215,16 +221,20 @@ class Registry:
     def page_of_jobs(
         self, tenant: str | None, state: JobState | None, kind: JobKind | None, after: str | None, limit: int
     ) -> tuple[list[JobRecord], str | None]:
-        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is bounded, so
-        a page may be short, even empty, and not the last."""
-        return self._database.read(lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit))
+        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is
+        bounded, so a page may be short, even empty, and not the last."""
+        return self._database.read(
+            lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit)
+        )
 
     def count_jobs(self) -> dict[str, int]:
-        """How many jobs there are in each state, without reading them; a count that is damaged is left out."""
+        """How many jobs there are in each state, without reading them; a count that is damaged is left
+        out."""
         return self._database.read(job_table.count_jobs)
 
     def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
-        """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves it out."""
+        """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves
+        it out."""
         return self._database.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
 
     def job(self, job: str) -> JobRecord:
@@ -235,8 +245,9 @@ class Registry:
         self._database.write(lambda t: job_table.put_job(self._table, t, record))
 
     def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
-        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound (tenant);
-        QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a day."""
+        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound
+        (tenant); QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a
+        day."""
 
         def body(txn: Txn) -> None:
             if record.tenant is not None:
@@ -257,7 +268,8 @@ class Registry:
         return self._database.read(lambda t: t.get(JOB + job) is not None)
 
     def drop_ended_jobs(self, keep: int = KEPT_JOBS) -> list[str]:
-        """Forget jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago; returns them.
+        """Forget jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago;
+        returns them.
 
         Not sooner: clients follow their jobs, and a repeated request answers with its job for a day.
         """

@@ -37,7 +37,8 @@ class RegistryDatabase:
 
     @classmethod
     def open(cls, folder: Path, first_map: int = FIRST_MAP) -> RegistryDatabase:
-        """Open or share the database at `folder`, which exists. Raises Damaged, StorageFull, Unavailable (the disk)."""
+        """Open or share the database at `folder`, which exists. Raises Damaged, StorageFull, Unavailable (the
+        disk)."""
         try:
             return cls._shared.acquire(folder, lambda real: cls(real, first_map))
         except PlotStoreError as error:
@@ -71,8 +72,9 @@ class RegistryDatabase:
     def write(self, body: Callable[[Txn], T]) -> T:
         """Run `body` alone among all processes and commit durably; an exception undoes it.
 
-        `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use this database
-        only through its Txn. Raises Unavailable if another process holds the registry for a minute.
+        `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use
+        this database only through its Txn. Raises Unavailable if another process holds the registry for a
+        minute.
         """
         try:
             return self._database.write(lambda raw: body(Txn(raw)))
@@ -95,5 +97,7 @@ def _warn(problem: str) -> None:
 def _as_ours(error: PlotStoreError) -> HmiError:
     """The database's error as ours."""
     if isinstance(error, Closed):
-        return Unavailable("the registry has been closed: the process is stopping, try again after its restart")
+        return Unavailable(
+            "the registry has been closed: the process is stopping, try again after its restart"
+        )
     return as_hmi(error)

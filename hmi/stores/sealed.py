@@ -1,9 +1,9 @@
 """Records in which damage and loss are noticed.
 
-A value is the xxh3-64 of key and body, then the body. Every record has a mark: a second record under "=" and the key
-with the high bit of each byte set, written and deleted in the same transaction. If a look-up finds a mark without its
-record, the record was lost. Marks lie in another part of the tree than their records, in the same order, so that one
-bad page rarely takes both.
+A value is the xxh3-64 of key and body, then the body. Every record has a mark: a second record under "=" and
+the key with the high bit of each byte set, written and deleted in the same transaction. If a look-up finds a
+mark without its record, the record was lost. Marks lie in another part of the tree than their records, in the
+same order, so that one bad page rarely takes both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Txn:
         marked = bool(self._raw.delete(mark_of(key.encode())))
         return bool(self._raw.delete(key.encode())) or marked
 
-    def items(self, prefix: str, after: str | None = None, *, tolerant: bool = False) -> Iterator[tuple[str, bytes]]:
+    def items(
+        self, prefix: str, after: str | None = None, *, tolerant: bool = False
+    ) -> Iterator[tuple[str, bytes]]:
         """Records whose key has the prefix, ascending; keys come without the prefix. Starts behind `after`.
 
         Raises Damaged where one is damaged or missing; a tolerant call leaves it out instead.
@@ -73,8 +75,8 @@ class Txn:
             raise lost(mark)
 
     def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
-        """Keys with the prefix, descending and without it; only those below `before` (also without it). Leaves out keys
-        of damaged records, and does not notice lost ones."""
+        """Keys with the prefix, descending and without it; only those below `before` (also without it).
+        Leaves out keys of damaged records, and does not notice lost ones."""
         head = prefix.encode()
         # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
         end = head + (b"\xff" if before is None else before.encode())
@@ -134,16 +136,21 @@ def problems(raw: Any) -> list[str]:
                     continue
             marked.add(_marked(name)) if name.startswith(MARK) else held.add(name)
     found += [lost(name).message for name in sorted(marked - held)]
-    return found + [f"the registry has lost the mark of its record {_shown(n)}: {CURE}" for n in sorted(held - marked)]
+    return found + [
+        f"the registry has lost the mark of its record {_shown(n)}: {CURE}" for n in sorted(held - marked)
+    ]
 
 
 def is_sealed(raw: Any) -> bool:
-    """Whether the table is of this format; False for one of format 1, and for an empty one. Raises Damaged."""
+    """Whether the table is of this format; False for one of format 1, and for an empty one. Raises
+    Damaged."""
     value = raw.get(FORMAT_KEY)
     if value is not None:
         found = unsealed(FORMAT_KEY, value)
         if found != FORMAT:
-            raise Damaged(f"the registry has format {_shown(found)}, this release reads 2: upgrade hmi-server")
+            raise Damaged(
+                f"the registry has format {_shown(found)}, this release reads 2: upgrade hmi-server"
+            )
         return True
     if next(_scan(raw, MARK, MARK), None) is not None:
         raise lost(FORMAT_KEY)

@@ -1,4 +1,5 @@
-"""Pydantic records of the registry: the key of each kind, and a cache so that an unchanged value is parsed once."""
+"""Pydantic records of the registry: the key of each kind, and a cache so that an unchanged value is parsed
+once."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class Table:
             record = kind.model_validate_json(raw)
         except ValidationError as error:
             raise Damaged(
-                f"the registry's record {key!r} cannot be read ({error.error_count()} problems): it was written by a "
+                f"the registry's record {key!r} cannot be read ({error.error_count()} problems): it was "
+                "written by a "
                 "newer release, or is damaged; upgrade, or restore <data>/registry from a backup"
             ) from error
         if len(self._cache) >= CACHED:

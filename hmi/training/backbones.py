@@ -1,5 +1,6 @@
-"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers, or an
-alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder).
+"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers,
+or an alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen
+encoder).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
 
 Features = Callable[[Sequence[int]], list[Tensor]]
-"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an encoder."""
+"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an
+encoder."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss takes."""
+    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss
+    takes."""
 
     lengths: list[int]
     types: list[list[int]]
@@ -39,8 +42,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before` [B, T, dim] the rows
-    that entered the last layer, types int64 [B, T], mask bool [B, T]."""
+    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before` [B, T, dim]
+    the rows that entered the last layer, types int64 [B, T], mask bool [B, T]."""
 
     last: Tensor
     before: Tensor
@@ -54,7 +57,9 @@ class Backbone(Protocol):
     @property
     def trained(self) -> nn.Module | None: ...
 
-    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden: ...
+    def __call__(
+        self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float
+    ) -> Hidden: ...
 
 
 class ModuleBackbone:
@@ -89,14 +94,18 @@ class EncoderBackbone:
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
         lengths = torch.tensor([examples.lengths[i] for i in rows])
-        ids, types = pad_ids([x.tolist() for x in examples.features(rows)]), pad_ids([examples.types[i] for i in rows])
+        ids, types = (
+            pad_ids([x.tolist() for x in examples.features(rows)]),
+            pad_ids([examples.types[i] for i in rows]),
+        )
         mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
         last = self.trained(ids, mask, types, dropout=dropout)
         return Hidden(last, last, types, mask)
 
 
 class FrozenBackbone:
-    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the head."""
+    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the
+    head."""
 
     trained = None
 

@@ -24,10 +24,14 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     return list(root.add_bias(torch.from_numpy(rows), texts).split([len(t) for t in texts]))
 
 
-def examples_of(root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int) -> Examples:
+def examples_of(
+    root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int
+) -> Examples:
     """The windows of a split with what is learnt of each; `buckets` of lexical features."""
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
-    return Examples(lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets))
+    return Examples(
+        lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets)
+    )
 
 
 def dev_examples(root: Root, reader: Reader, split: Split, buckets: int) -> Examples:

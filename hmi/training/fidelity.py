@@ -58,13 +58,18 @@ def measure_fidelity(
 
 
 def fidelity_report(
-    parts: tuple[LocalLower, nn.ModuleList, InputBias], teacher: Encoder, texts: Mapping[str, Sequence[Encoded]]
+    parts: tuple[LocalLower, nn.ModuleList, InputBias],
+    teacher: Encoder,
+    texts: Mapping[str, Sequence[Encoded]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The measures over all texts together, and for each kind. `short` is added: the beginnings of all of them."""
+    """The measures over all texts together, and for each kind. `short` is added: the beginnings of all of
+    them."""
     lower, upper, bias = parts
     every = [text for some in texts.values() for text in some]
     kinds = {**texts, "short": [_beginning(text) for text in every]}
-    by_kind = {kind: measure_fidelity(lower, bias, upper, teacher, _batches(some)) for kind, some in kinds.items()}
+    by_kind = {
+        kind: measure_fidelity(lower, bias, upper, teacher, _batches(some)) for kind, some in kinds.items()
+    }
     if len(texts) == 1:
         return by_kind[next(iter(texts))], by_kind
     return measure_fidelity(lower, bias, upper, teacher, _batches(every)), by_kind
@@ -78,7 +83,9 @@ def _beginning(text: Encoded) -> Encoded:
     """The first tokens of a text (of a pair: its first text's), closed by its last one."""
     most = text.types.index(1) if 1 in text.types else len(text)
     keep = [*range(min(SHORT, most) - 1), len(text) - 1]
-    return Encoded([text.ids[i] for i in keep], [0] * len(keep), [text.words[i] for i in keep], len(keep) < len(text))
+    return Encoded(
+        [text.ids[i] for i in keep], [0] * len(keep), [text.words[i] for i in keep], len(keep) < len(text)
+    )
 
 
 def _mean(rows: Tensor, mask: Tensor) -> Tensor:

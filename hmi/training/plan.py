@@ -44,7 +44,9 @@ class TrainPlan:
     """Epochs without a better dev score after which training ends."""
 
 
-def plan_training(recipe: Recipe, task: TaskKind, rows: int, *, weights: tuple[float, ...] | None = None) -> TrainPlan:
+def plan_training(
+    recipe: Recipe, task: TaskKind, rows: int, *, weights: tuple[float, ...] | None = None
+) -> TrainPlan:
     """The plan for this many rows. weights: the classes' weights in the loss.
 
     Raises InvalidInput where the recipe asks for transitions that cannot be trained.

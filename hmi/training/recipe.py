@@ -1,7 +1,8 @@
 """The recipe of a training: what decides it before its rows are known.
 
-Jobs make one of a user's options; the benchmark and the demo make theirs of the same defaults. `hmi.training.plan`
-settles a recipe for a task and its rows. Does not import torch, for the calls that only check options.
+Jobs make one of a user's options; the benchmark and the demo make theirs of the same defaults.
+`hmi.training.plan` settles a recipe for a task and its rows. Does not import torch, for the calls that only
+check options.
 """
 
 from __future__ import annotations
@@ -71,7 +72,14 @@ class Recipe:
     def plain(self, lr: float) -> Recipe:
         """The recipe at this rate and for the default epochs, without what the service adds to a module."""
         return replace(
-            self, module=None, lr=lr, epochs=None, lexical=False, transitions=False, queries=False, average=False
+            self,
+            module=None,
+            lr=lr,
+            epochs=None,
+            lexical=False,
+            transitions=False,
+            queries=False,
+            average=False,
         )
 
 

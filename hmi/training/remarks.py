@@ -21,8 +21,14 @@ def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
     broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)]))
     if not broken:
         return []
-    shown = "; ".join(f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5])
-    read = "are read as slips" if task.rules.scheme == "bio" else "are kept as they are, so answers may begin so, too"
+    shown = "; ".join(
+        f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5]
+    )
+    read = (
+        "are read as slips"
+        if task.rules.scheme == "bio"
+        else "are kept as they are, so answers may begin so, too"
+    )
     return [f"{len(broken)} entities begin with I- instead of B- ({shown}): they {read}"]
 
 
@@ -31,7 +37,10 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
     unknown = [labels for labels in (objective_of(task).unknown(row.label) for row in dev) if labels]
     if unknown:
         names = ", ".join(sorted(set().union(*unknown))[:5])
-        out.append(f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count as errors")
+        out.append(
+            f"{len(unknown)} held-out rows have labels that no training row has ({names}): they "
+            "count as errors"
+        )
     skewed = imbalance(train)
     if skewed is not None and skewed[0] >= IMBALANCE:
         times, common, rare = skewed

@@ -31,10 +31,10 @@ STAMP = _stamp()
 
 def _jit(function: F, **options: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-    # numba compares the date of the function's own file only: a helper in another file, compiled into it, could change
-    # and the old machine code be run. And it writes an index before the code under a name that older code may have, so
-    # of two processes that start after an upgrade one could run that. Hence files of their own for each state of the
-    # sources. There is no public way to say so.
+    # numba compares the date of the function's own file only: a helper in another file, compiled into it,
+    # could change and the old machine code be run. And it writes an index before the code under a name that
+    # older code may have, so of two processes that start after an upgrade one could run that. Hence files of
+    # their own for each state of the sources. There is no public way to say so.
     cache = dispatcher._cache
     base = f"{cache._impl.filename_base}.{STAMP[:16]}"
     cache._cache_file = type(cache._cache_file)(cache._cache_path, base, STAMP)
@@ -164,7 +164,9 @@ def _sum_block(typingctx: Any, out: Any, vectors: Any, scales: Any) -> Any:
             lone = builder.insert_element(
                 ir.Constant(floats, ir.Undefined), builder.extract_value(args[2], term), ir.IntType(32)(0)
             )
-            scale = builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), wide), [0] * wide))
+            scale = builder.shuffle_vector(
+                lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), wide), [0] * wide)
+            )
             product = builder.fmul(builder.sitofp(builder.load(at, align=1), floats), scale)
             halved = vectors.count == 4 and term < 2
             return builder.fmul(product, ir.Constant(floats, [0.5] * wide)) if halved else product
@@ -194,21 +196,22 @@ store_i64: Any = _store(types.int64, ir.IntType(64))
 store_i16: Any = _store(types.int16, ir.IntType(16))
 store_i8: Any = _store(types.int8, ir.IntType(8))
 store_u8: Any = _store(types.uint8, ir.IntType(8))
-# the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it is free
+# the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it
+# is free
 match8: Any = intrinsic(_match8)
 sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i = word i has all these bits
 folded: Any = intrinsic(_folded)  # the high half of a product of two words xor the low one
 lowest_bit: Any = intrinsic(_lowest_bit)  # the place of the lowest bit set, 64 for none
-# (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left to right;
-# of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop would be compiled
-# with a test for overlap in front of it.
+# (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left
+# to right; of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop
+# would be compiled with a test for overlap in front of it.
 sum_block: Any = intrinsic(_sum_block)
 
 
 @inlined
 def get(record: Any, field: Any) -> Any:
-    """A field of a record: int64 words at an address. Records are plain memory, since numba counts its arrays'
-    references atomically whenever they are handed on."""
+    """A field of a record: int64 words at an address. Records are plain memory, since numba counts its
+    arrays' references atomically whenever they are handed on."""
     return load_i64(record + 8 * field)
 
 

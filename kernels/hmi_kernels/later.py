@@ -1,4 +1,5 @@
-"""Importing modules at their first use: importing numba takes a tenth of a second, and most commands never need it."""
+"""Importing modules at their first use: importing numba takes a tenth of a second, and most commands never
+need it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 
 class Later:
-    """Stands in for the module `hmi_kernels.<name>`. An attribute that was asked for once is kept, and then costs
-    what a module's own does."""
+    """Stands in for the module `hmi_kernels.<name>`. An attribute that was asked for once is kept, and then
+    costs what a module's own does."""
 
     def __init__(self, name: str) -> None:
         self._name = name

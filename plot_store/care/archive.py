@@ -1,4 +1,5 @@
-"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or nothing."""
+"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or
+nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ _TOUCH_EVERY_S: Final = 60.0
 
 
 def export(
-    environment: Environment, ref_or_id: str, path: Path, attached: Mapping[str, Path], progress: Progress | None = None
+    environment: Environment,
+    ref_or_id: str,
+    path: Path,
+    attached: Mapping[str, Path],
+    progress: Progress | None = None,
 ) -> None:
     """See `Store.export`. Raises NotFound, Invalid, Damaged (a segment is), StoreFull, StoreIO."""
     with open_reader(environment, ref_or_id) as reader:
@@ -115,14 +120,17 @@ def import_archive(
             for version in versions:
                 damages = check.check_version(environment, version, {}, lease.watch)
                 if damages:
-                    raise Damaged(f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}")
+                    raise Damaged(
+                        f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}"
+                    )
             return environment.catalogue.write(lambda txn: _publish(txn, versions, lease))
         finally:
             lease.end()
 
 
 def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
-    """The first version under another ref. Its id is again its content's, so importing it twice gives one version."""
+    """The first version under another ref. Its id is again its content's, so importing it twice gives one
+    version."""
     tip = versions[0]
     if tip.ref == ref:
         return tip
@@ -141,7 +149,8 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
 
 
 def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
-    """The version if its ref has it. Raises Conflict when the ref holds something that this does not follow."""
+    """The version if its ref has it. Raises Conflict when the ref holds something that this does not
+    follow."""
     record = version_tree.get_ref(txn, tip.ref)
     if record is None:
         return None
@@ -211,11 +220,13 @@ class _Lease:
         return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
 
     def _share(self, txn: Txn, info: SegmentInfo) -> bool:
-        """Use a file that is there: no sweep can take it once this transaction names it. It is verified at the end."""
+        """Use a file that is there: no sweep can take it once this transaction names it. It is verified at
+        the end."""
         if not self._environment.holds(info):
             return False
         builds.still_ours(txn, self.build, self._record)
-        files.sync_folder(self._environment.folder)  # it may be an orphan whose renaming was never made durable
+        # It may be an orphan whose renaming was never made durable.
+        files.sync_folder(self._environment.folder)
         version_tree.put_build(txn, self.build, self._with(info))
         return True
 
@@ -248,7 +259,8 @@ class _Lease:
             promote.discard([draft])
 
     def watch(self, segment: str, read: int) -> None:
-        """While a segment is written and while all are verified, let nobody take the import for one that died."""
+        """While a segment is written and while all are verified, let nobody take the import for one that
+        died."""
         if time.time() - self._record.touched > _TOUCH_EVERY_S:
             self._record = replace(self._record, touched=time.time())
             self._environment.catalogue.write(self._touch)
@@ -258,7 +270,8 @@ class _Lease:
         version_tree.put_build(txn, self.build, self._record)
 
     def end_in(self, txn: Txn) -> None:
-        """The transaction's versions hold the segments from now on. Raises Conflict when a collection took them."""
+        """The transaction's versions hold the segments from now on. Raises Conflict when a collection took
+        them."""
         builds.still_ours(txn, self.build, self._record)
         txn.delete(version_tree.BUILD + self.build)
 

@@ -1,6 +1,7 @@
 """The bytes of an export; written down in docs/plot-format.md.
 
-    magic "PLOTARC\\0", u16 format, 6 zero bytes, u64 length and u64 xxh3-64 of the manifest, the manifest (JSON)
+    magic "PLOTARC\\0", u16 format, 6 zero bytes, u64 length and u64 xxh3-64 of the manifest, then the
+        manifest (JSON)
     then each attachment and then each segment the manifest lists, in its order, as chunks of at most 1 MiB:
         u32 compressed length, u32 raw length, u64 xxh3-64 of the raw bytes, one zstd frame
     then the SHA-256 of everything before, and nothing after it.
@@ -36,7 +37,8 @@ CURE: Final = "export it again, or copy it again from where it came from"
 
 
 def segments_of(versions: list[VersionInfo]) -> list[tuple[SegmentInfo, VersionInfo]]:
-    """Each distinct segment once, with the first version that lists it, in the order in which an archive holds them."""
+    """Each distinct segment once, with the first version that lists it, in the order in which an archive
+    holds them."""
     found: dict[str, tuple[SegmentInfo, VersionInfo]] = {}
     for version in versions:
         for info in version.segments:
@@ -71,7 +73,8 @@ class Packer:
 
 
 class Unpacker:
-    """Reads an archive in order. Every method raises Damaged for anything that `Packer` would not have written."""
+    """Reads an archive in order. Every method raises Damaged for anything that `Packer` would not have
+    written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -129,7 +132,8 @@ class Unpacker:
         raise Damaged(f"a chunk of {name} has another size than it says: {CURE}")
 
     def _read(self, size: int) -> bytes:
-        """Read this many bytes. The allocation is bounded by the bytes that are there, not by those claimed."""
+        """Read this many bytes. The allocation is bounded by the bytes that are there, not by those
+        claimed."""
         parts: list[bytes] = []
         while size:
             parts.append(self._file.read(min(MAX_PACKED, size)))

@@ -1,4 +1,5 @@
-"""Attachments: files that an export carries along. The store does not read them, but a version's users need them."""
+"""Attachments: files that an export carries along. The store does not read them, but a version's users need
+them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
     found = []
     for name, path in sorted(files.items()):
         if not _NAME.fullmatch(name):
-            raise Invalid(f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'")
+            raise Invalid(
+                f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'"
+            )
         with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
             size = file.seek(0, 2)
             if size > _MOST:
@@ -73,7 +76,8 @@ def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Pa
 
 
 def read(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each attachment of an export with its content, compared with its hash. Raises NotFound, Damaged, StoreIO."""
+    """Each attachment of an export with its content, compared with its hash. Raises NotFound, Damaged,
+    StoreIO."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
     with guarded(f"reading the export {path}"), open(path, "rb") as file:

@@ -1,4 +1,5 @@
-"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its row."""
+"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its
+row."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
     """See `Store.verify`. `watch` sees the reading go on, and may take its time."""
     damages: list[Damage] = []
     if ref is None:
-        damages += [Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)]
+        damages += [
+            Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)
+        ]
     versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
     for version in versions:
         environment.hold(version.id)
@@ -79,7 +82,8 @@ def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionI
 def check_version(
     environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo], watch: Watch | None = None
 ) -> list[Damage]:
-    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second look."""
+    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second
+    look."""
     damages: list[Damage] = []
     opened: dict[str, Segment] = {}
     fresh = {info.name for info in version.segments if info.name not in seen}
@@ -118,7 +122,8 @@ def _nobody(segment: str, read: int) -> None:
 
 
 def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nobody) -> None:
-    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a signal."""
+    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a
+    signal."""
     whole = xxhash.xxh3_128()
     sums: list[int] = []
     watch(info.name, 0)
@@ -167,7 +172,8 @@ def _check_rows(segment: Segment, schema: Schema) -> None:
 
 
 def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
-    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in it."""
+    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in
+    it."""
     run = index_run(opened, info, version, 0)
     pieces = np.array_split(run.slots, -(-run.slots.nbytes // fmt.BLOCK))
     used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
@@ -190,4 +196,6 @@ def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: Version
 
 def _few(numbers: Iterable[int]) -> str:
     listed = list(numbers)
-    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+    return ", ".join(map(str, listed[:_SHOWN])) + (
+        f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    )

@@ -1,10 +1,11 @@
-"""Compaction: many small segments of a version become few large ones, published as a new version of the same content.
+"""Compaction: many small segments of a version become few large ones, published as a new version of the same
+content.
 
-Large segments stay as they are, and so do older indexes that cover hardly any small segment, so the cost depends on the
-small segments only. Only rows that no newer row replaces are copied, so their order does not matter. Readers go on. A
-publication that comes first wins, however late it began, and the compaction then leaves nothing. It is not retried
-here: that would repeat all the copying for a ref that is still being written, and only the caller knows when that ends.
-The next compaction finds the same segments, and more.
+Large segments stay as they are, and so do older indexes that cover hardly any small segment, so the cost
+depends on the small segments only. Only rows that no newer row replaces are copied, so their order does not
+matter. Readers go on. A publication that comes first wins, however late it began, and the compaction then
+leaves nothing. It is not retried here: that would repeat all the copying for a ref that is still being
+written, and only the caller knows when that ends. The next compaction finds the same segments, and more.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def compact(
 
 
 def _open_build(environment: Environment, version: VersionInfo) -> Opened:
-    """Open an empty build for this compaction, and drop what one that died left in it. From now on the build keeps the
-    version from collection."""
+    """Open an empty build for this compaction, and drop what one that died left in it. From now on the build
+    keeps the version from collection."""
     _end_overtaken(environment, version)
     build = f"{_BUILD}{version.id}"
     opened = builds.open_build(environment, version.ref, build, version.schema, None, True)
@@ -78,26 +79,32 @@ def _open_build(environment: Environment, version: VersionInfo) -> Opened:
 
 
 def _end_overtaken(environment: Environment, version: VersionInfo) -> None:
-    """Abandon compactions of this ref's other versions: they died, or will learn that a publication came first."""
+    """Abandon compactions of this ref's other versions: they died, or will learn that a publication came
+    first."""
 
     def body(txn: Txn) -> list[str]:
         found = [_BUILD + rest for rest in txn.keys(version_tree.BUILD + _BUILD)]
         records = {build: version_tree.get_build(txn, build) for build in found}
-        return [b for b, r in records.items() if r is not None and r.ref == version.ref and r.base != version.id]
+        return [
+            b for b, r in records.items() if r is not None and r.ref == version.ref and r.base != version.id
+        ]
 
     for build in environment.catalogue.read(body):
         builds.abandon(environment, build)
 
 
 def _merge_of(entries: Entries, order: int, small: set[str], max_segments: int) -> _Merge | None:
-    """The newest indexes, from the oldest one that mostly small segments lie under; None if that is not worth it."""
+    """The newest indexes, from the oldest one that mostly small segments lie under; None if that is not worth
+    it."""
     indexes = entries.indexes(order)
     first = next(
-        (i for i, index in enumerate(indexes) if _mostly_small(entries, index, small, max_segments)), len(indexes)
+        (i for i, index in enumerate(indexes) if _mostly_small(entries, index, small, max_segments)),
+        len(indexes),
     )
     taken, left = indexes[first:], {name for index in indexes[:first] for name in index.covers}
     covered = list(dict.fromkeys(name for index in reversed(taken) for name in reversed(index.covers)))[::-1]
-    mine = [name for name in covered if name not in left]  # one name may lie under several indexes: its newest counts
+    # One name may lie under several indexes: its newest counts.
+    mine = [name for name in covered if name not in left]
     merged = tuple(name for name in mine if name in small)
     if len(merged) <= max_segments:
         return None
@@ -120,7 +127,9 @@ def _carry_out(
     progress: Progress | None,
 ) -> VersionInfo:
     """Copy the small segments' rows into a build over the large ones, and publish it."""
-    gone = {index.info.name for merge in merges for index in merge.indexes} | {n for m in merges for n in m.small}
+    gone = {index.info.name for merge in merges for index in merge.indexes} | {
+        n for m in merges for n in m.small
+    }
     rest = replace(entries.version, segments=tuple(s for s in entries.version.segments if s.name not in gone))
     large = tuple(info for merge in merges for info in merge.large)
     opened = builds.restart(environment, replace(opened, base=rest), large)

@@ -1,10 +1,10 @@
 """Garbage collection by reachability, which reads small records only.
 
-It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased, held by
-readers of this process, extended by builds in progress or named by the caller, and all their ancestors. It deletes the
-records first, in one synced transaction, then the files: a crash between the two leaves orphaned files, never a record
-without its file. Readers of other processes keep their files mapped, so unlinking does not hurt them. To keep a version
-itself for another process, pin or lease it.
+It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased,
+held by readers of this process, extended by builds in progress or named by the caller, and all their
+ancestors. It deletes the records first, in one synced transaction, then the files: a crash between the two
+leaves orphaned files, never a record without its file. Readers of other processes keep their files mapped, so
+unlinking does not hurt them. To keep a version itself for another process, pin or lease it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
 
     dead = environment.catalogue.read(find) if dry_run else environment.write_freeing(drop)
     oldest = now - policy.orphan_age_s
-    sizes = {**_orphans(environment, dead, oldest), **{name: info.bytes for name, info in dead.segments.items()}}
+    sizes = {
+        **_orphans(environment, dead, oldest),
+        **{name: info.bytes for name, info in dead.segments.items()},
+    }
     unfinished = creation.unfinished(environment.path, oldest)
     gone = sorted({**sizes, **unfinished})
     if not dry_run:
@@ -162,7 +165,10 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
                 why.append(f"current of {ref}")
             if place < policy.keep_versions:
                 why.append(f"one of the newest {policy.keep_versions} of {ref}")
-            if policy.keep_days and version_tree.get_node(txn, version_id).at > now - policy.keep_days * DAY_S:
+            if (
+                policy.keep_days
+                and version_tree.get_node(txn, version_id).at > now - policy.keep_days * DAY_S
+            ):
                 why.append(f"younger than {policy.keep_days:g} days")
             if why:
                 reasons[version_id] += why
@@ -176,14 +182,16 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
 def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
     """Adds the versions that builds in progress extend.
 
-    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned as soon as
-    its files would count as orphans.
+    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned
+    as soon as its files would count as orphans.
     """
     found = _Builds()
     for build in txn.keys(BUILD):
         record = version_tree.get_build(txn, build)
         assert record is not None
-        age_s = min(policy.build_age_s, policy.orphan_age_s) if builds.is_passing(build) else policy.build_age_s
+        age_s = (
+            min(policy.build_age_s, policy.orphan_age_s) if builds.is_passing(build) else policy.build_age_s
+        )
         if record.touched < now - age_s:
             found.dead.append(build)
             found.segments.update({s.name: s for s in (*record.segments, *(record.sealed or ()))})
@@ -196,7 +204,8 @@ def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
 
 
 def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, int]:
-    """Old files of ours that no record names, with their sizes. Files of other names are not ours to touch."""
+    """Old files of ours that no record names, with their sizes. Files of other names are not ours to
+    touch."""
     named = environment.catalogue.read(version_tree.named_segments)
     found: dict[str, int] = {}
     with os.scandir(environment.folder) as entries:

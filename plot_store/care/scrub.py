@@ -1,7 +1,8 @@
 """Verification in child processes, so that a damaged file or disk can kill only the child.
 
-`probe` checks the catalogue alone and takes milliseconds: call it before you open a store. `scrub` reads every byte, at
-a bounded rate if wanted. Neither opens a file of the store in this process, so LMDB's locks stay as they are.
+`probe` checks the catalogue alone and takes milliseconds: call it before you open a store. `scrub` reads
+every byte, at a bounded rate if wanted. Neither opens a file of the store in this process, so LMDB's locks
+stay as they are.
 """
 
 from __future__ import annotations
@@ -49,15 +50,19 @@ class ScrubProgress:
 def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
     """Check the catalogue of a store without opening it here: structure, free list, every record's checksum.
 
-    Says nothing of segments (`scrub` does). A store that does not exist yet is sound. Safe beside live processes.
-    Raises Damaged, StoreIO (unreadable, or no answer in time).
+    Says nothing of segments (`scrub` does). A store that does not exist yet is sound. Safe beside live
+    processes. Raises Damaged, StoreIO (unreadable, or no answer in time).
     """
     path = check_path("path", path)
     command = [sys.executable, "-P", "-c", _BARE, str(PACKAGE), str(path)]
     try:
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+        ran = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise StoreIO(f"checking the catalogue of {path} took over {timeout_s:.0f} s: check the disk") from error
+        raise StoreIO(
+            f"checking the catalogue of {path} took over {timeout_s:.0f} s: check the disk"
+        ) from error
     _check_end("checking the catalogue", path, ran.returncode)
     if ran.returncode < 0:
         raise Damaged(f"the catalogue of {path} kills its reader ({_signal(ran.returncode)}): {CURE}")
@@ -65,12 +70,15 @@ def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
         answer = json.loads(ran.stdout)
     except ValueError:
         raise StoreIO(
-            f"checking the catalogue of {path} failed ({_last_line(ran.stderr)}): check memory and the installation"
+            f"checking the catalogue of {path} failed ({_last_line(ran.stderr)}): check memory and the "
+            "installation"
         ) from None
     if "damaged" in answer:
         raise Damaged(f"the catalogue of {path} is damaged ({answer['damaged']}): {CURE}")
     if "failed" in answer:
-        raise StoreIO(f"the catalogue of {path} cannot be read ({answer['failed']}): check the disk and permissions")
+        raise StoreIO(
+            f"the catalogue of {path} cannot be read ({answer['failed']}): check the disk and permissions"
+        )
 
 
 def scrub(
@@ -83,13 +91,16 @@ def scrub(
 ) -> VerifyReport:
     """Like `Store.verify`, in a child process.
 
-    If what it reads kills the child, the segment is reported as damaged. ref: only a ref's retained versions and their
-    ancestors. bytes_per_second bounds the reading. silence_s: a child that reports nothing for this long is killed, and
-    StoreIO is raised. Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
+    If what it reads kills the child, the segment is reported as damaged. ref: only a ref's retained versions
+    and their ancestors. bytes_per_second bounds the reading. silence_s: a child that reports nothing for this
+    long is killed, and StoreIO is raised. Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew,
+    StoreIO.
     """
     path = check_path("path", path)
     if bytes_per_second is not None:
-        check_number("bytes_per_second", bytes_per_second, "pass a rate above 0, or None for no bound", least=1)
+        check_number(
+            "bytes_per_second", bytes_per_second, "pass a rate above 0, or None for no bound", least=1
+        )
     if ref is not None:
         names.check_ref(ref)
     probe(path)
@@ -98,7 +109,12 @@ def scrub(
     command += ["--rate", str(bytes_per_second)] if bytes_per_second is not None else []
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=_environment(),
         )
         try:
             return _follow(path, child, said, progress, silence_s)
@@ -140,7 +156,9 @@ def _follow(
     return VerifyReport(0, 0, at.done, (Damage(at.segment, what),))
 
 
-def _messages(child: subprocess.Popen[str], silence_s: float, silent: threading.Event) -> Iterator[dict[str, Any]]:
+def _messages(
+    child: subprocess.Popen[str], silence_s: float, silent: threading.Event
+) -> Iterator[dict[str, Any]]:
     """The child's lines as they come; it is killed, and `silent` set, when none comes for `silence_s`."""
     assert child.stdout is not None
 

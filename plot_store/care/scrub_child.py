@@ -1,4 +1,5 @@
-"""`python -m plot_store.care.scrub_child <store>`: the child of `plot_store.care.scrub.scrub`. Prints lines of JSON."""
+"""`python -m plot_store.care.scrub_child <store>`: the child of `plot_store.care.scrub.scrub`. Prints lines
+of JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The catalogue: short transactions over checksummed JSON records.
 
-Keys: see docs/plot-format.md. LMDB's lock serialises writers across processes. Under the same lock the store renames
-and registers files, and checks and unlinks them, so that the two exclude each other.
+Keys: see docs/plot-format.md. LMDB's lock serialises writers across processes. Under the same lock the store
+renames and registers files, and checks and unlinks them, so that the two exclude each other.
 """
 
 from __future__ import annotations
@@ -81,11 +81,14 @@ def _open_value(key: bytes, value: bytes) -> Any:
 
 
 class Catalogue:
-    """The database of one store in this process, with the record of its format. Raises Forked after a fork."""
+    """The database of one store in this process, with the record of its format. Raises Forked after a
+    fork."""
 
     def __init__(self, folder: Path, *, create: bool, read_only: bool, first_map: int = FIRST_MAP) -> None:
         if not create and not (folder / "data.mdb").exists():
-            raise NotFound(f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path")
+            raise NotFound(
+                f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path"
+            )
         label = Label("the catalogue", f"the store at {folder.parent}", CURE)
         self._database = Database(folder, label, create=create, read_only=read_only, first_map=first_map)
         try:
@@ -103,7 +106,8 @@ class Catalogue:
             raise Damaged(f"the catalogue has no format record: {CURE}")
         if found["format"] > FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the release"
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: "
+                "upgrade the release"
             )
 
     def read(self, body: Callable[[Txn], T]) -> T:
@@ -134,7 +138,8 @@ class Catalogue:
 
 
 def _stamp(txn: Txn) -> dict[str, Any]:
-    """Record this release's format: what is written from now on, an older release must refuse, not misread."""
+    """Record this release's format: what is written from now on, an older release must refuse, not
+    misread."""
     found = txn.get("format") or {"format": 0, "created": time.time()}
     if found["format"] < FORMAT:
         found = {**found, "format": FORMAT}

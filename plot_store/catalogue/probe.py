@@ -1,11 +1,11 @@
 """A quick check of a store's catalogue, in a process of its own; see `plot_store.care.scrub.probe`.
 
-It walks every page of a copy in memory and compares each record's checksum. Then LMDB reads and writes a copy in a
-temporary folder, so that the live locks stay untouched. Prints one line of JSON: {"sound": true, "records": …},
-{"damaged": "what"} or {"failed": "why"}.
+It walks every page of a copy in memory and compares each record's checksum. Then LMDB reads and writes a copy
+in a temporary folder, so that the live locks stay untouched. Prints one line of JSON: {"sound": true,
+"records": …}, {"damaged": "what"} or {"failed": "why"}.
 
-Of the package it imports only LMDB's file and its checks, so that it starts in a twentieth of a second. Never call it
-in a process that has the store open: closing a file drops the locks that LMDB holds on it.
+Of the package it imports only LMDB's file and its checks, so that it starts in a twentieth of a second. Never
+call it in a process that has the store open: closing a file drops the locks that LMDB holds on it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def probe(store: Path) -> int:
     path = store / "catalogue" / "data.mdb"
     raw = read_settled(path) if path.exists() and path.stat().st_size else b""
     records = walk(raw) if raw else 0
-    if records == 0 and has_segments(store):  # opening would make a new catalogue, and gc would take the segments
+    if records == 0 and has_segments(
+        store
+    ):  # opening would make a new catalogue, and gc would take the segments
         raise BadFile("data.mdb is missing or empty beside segments")
     if not raw:
         return 0

@@ -39,7 +39,9 @@ class BuildRecord:
     owner: str  # token of the writer that holds it; a later one takes over
     segments: tuple[SegmentInfo, ...]
     touched: float  # Unix seconds
-    sealed: tuple[SegmentInfo, ...] | None = None  # all segments of the version to come, once they are durable
+    sealed: tuple[SegmentInfo, ...] | None = (
+        None  # all segments of the version to come, once they are durable
+    )
 
     @property
     def names(self) -> set[str]:
@@ -79,11 +81,14 @@ def dump(value: Any) -> bytes:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"this is not JSON ({error}): use only strings, finite numbers, lists, objects") from error
+        raise Invalid(
+            f"this is not JSON ({error}): use only strings, finite numbers, lists, objects"
+        ) from error
 
 
 def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB and 64 levels."""
+    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB and 64
+    levels."""
     if not isinstance(meta, dict):
         raise Invalid("meta must be a JSON object: pass a dict")
     try:
@@ -136,7 +141,8 @@ def version_fields(version: VersionInfo) -> dict[str, Any]:
 
 
 def parse_version(raw: Any) -> VersionInfo:
-    """A manifest from JSON values. Raises Damaged unless every field is well formed and the id is its hash."""
+    """A manifest from JSON values. Raises Damaged unless every field is well formed and the id is its
+    hash."""
     try:
         fields = dict(raw)
         schema = _schema(fields.pop("schema"))
@@ -156,7 +162,11 @@ def _check_fields(version: VersionInfo) -> None:
     for name in (version.parent, version.previous):
         if name is not None and not names.is_id(name):
             raise ValueError(f"{name!r} is not a version id")
-    if not isinstance(version.created, str) or not isinstance(version.build, str) or len(version.created) > 40:
+    if (
+        not isinstance(version.created, str)
+        or not isinstance(version.build, str)
+        or len(version.created) > 40
+    ):
         raise ValueError("created and build must be short strings")
     if not isinstance(version.meta, dict) or len(dump(version.meta)) > MAX_META:
         raise ValueError("meta must be a JSON object of at most 1 MiB")
@@ -174,7 +184,11 @@ def _schema(raw: Any) -> Schema:
 def parse_segment(raw: Any) -> SegmentInfo:
     """A segment's registration from JSON values. Raises ValueError or TypeError when malformed."""
     info = SegmentInfo(**raw)
-    if not isinstance(info.name, str) or not names.is_segment(info.name) or not info.name.endswith("." + info.kind):
+    if (
+        not isinstance(info.name, str)
+        or not names.is_segment(info.name)
+        or not info.name.endswith("." + info.kind)
+    ):
         raise ValueError(f"{info.name!r} is not a segment's name")
     numbers = (info.order, info.count, info.bytes)
     if not all(type(x) is int for x in numbers) or not 1 <= info.order <= MAX_N:
@@ -203,7 +217,9 @@ def parse_build(raw: Any) -> BuildRecord:
         final = None if sealed is None else tuple(parse_segment(s) for s in sealed)
         return BuildRecord(schema=schema, segments=segments, sealed=final, **fields)
     except (TypeError, ValueError, KeyError, PlotStoreError) as error:
-        raise Damaged(f"a build's record is malformed ({error}): abandon the build and start it again") from error
+        raise Damaged(
+            f"a build's record is malformed ({error}): abandon the build and start it again"
+        ) from error
 
 
 def parse_node(raw: Any) -> Node:
@@ -235,4 +251,6 @@ def _plain(kind: type[P], raw: Any, what: str) -> P:
     try:
         return kind(**raw)
     except TypeError as error:
-        raise Damaged(f"the record of {what} is malformed ({error}): restore the store from an export") from error
+        raise Damaged(
+            f"the record of {what} is malformed ({error}): restore the store from an export"
+        ) from error

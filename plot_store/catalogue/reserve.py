@@ -1,7 +1,8 @@
-"""The reserve: a file that is deleted when the catalogue has no room for its own pages, so that `gc` works on a full
-disk.
+"""The reserve: a file that is deleted when the catalogue has no room for its own pages, so that `gc` works on
+a full disk.
 
-`gc` deletes records before files, and LMDB writes each changed page anew, which takes at most the size of its file.
+`gc` deletes records before files, and LMDB writes each changed page anew, which takes at most the size of its
+file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ T = TypeVar("T")
 
 
 def keep(folder: Path) -> None:
-    """Let a catalogue's folder have its reserve, as large as is needed by now. Where the disk has no room: nothing."""
+    """Let a catalogue's folder have its reserve, as large as is needed by now. Where the disk has no room:
+    nothing."""
     path = folder / "reserve"
     with contextlib.suppress(OSError):
         wanted = min(MOST, max(LEAST, (folder / "data.mdb").stat().st_size))

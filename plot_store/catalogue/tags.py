@@ -13,7 +13,8 @@ from plot_store.ground.errors import Conflict, Invalid
 
 
 def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
-    """Name a version of the ref, its current one by default; the version's id. Again, for the same version: nothing.
+    """Name a version of the ref, its current one by default; the version's id. Again, for the same version:
+    nothing.
 
     Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version).
     """
@@ -25,7 +26,9 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
         raise Invalid(f"version {version_id} is of {owner}, not of {ref}: take one from the history of {ref}")
     found = get_tag(txn, ref, tag)
     if found is not None and found.version != version_id:
-        raise Conflict(f"{ref}@{tag} already names version {found.version}: untag it first, or choose another name")
+        raise Conflict(
+            f"{ref}@{tag} already names version {found.version}: untag it first, or choose another name"
+        )
     if found is None:
         txn.put(key, asdict(TagRecord(version_id, time.time())))
     return version_id

@@ -1,7 +1,7 @@
 """Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability.
 
-Besides its manifest each version has two small records: its place in the tree, and the names of its segments. Walking
-and collecting read those. A store written by format 1 has none, so there they read the manifests.
+Besides its manifest each version has two small records: its place in the tree, and the names of its segments.
+Walking and collecting read those. A store written by format 1 has none, so there they read the manifests.
 """
 
 from __future__ import annotations
@@ -52,10 +52,14 @@ def get_version(txn: Txn, version_id: str) -> VersionInfo:
     if raw is not None:
         version = records.parse_version(raw)
         if version.id != version_id:
-            raise Damaged(f"version {version_id} is recorded under another's id: restore the store from an export")
+            raise Damaged(
+                f"version {version_id} is recorded under another's id: restore the store from an export"
+            )
         return version
     if txn.has(COLLECTED + version_id):
-        raise Collected(f"version {version_id} was removed by gc: open the ref's current version, or keep more of them")
+        raise Collected(
+            f"version {version_id} was removed by gc: open the ref's current version, or keep more of them"
+        )
     raise NotFound(f"there is no version {version_id}: look at the history of its ref")
 
 
@@ -101,7 +105,9 @@ def get_build(txn: Txn, build: str) -> BuildRecord | None:
         raw = txn.get(BUILD + build)
         return None if raw is None else records.parse_build(raw)
     except Damaged as error:
-        raise Damaged(f"{error}; or end build {build!r} with abandon({build!r}) and start it again") from error
+        raise Damaged(
+            f"{error}; or end build {build!r} with abandon({build!r}) and start it again"
+        ) from error
 
 
 def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
@@ -114,7 +120,8 @@ def get_tag(txn: Txn, ref: str, tag: str) -> TagRecord | None:
 
 
 def resolve_id(txn: Txn, text: str) -> str:
-    """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound, Invalid."""
+    """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound,
+    Invalid."""
     if names.is_id(text):
         return text
     tagged = names.split_tag(text)
@@ -164,9 +171,11 @@ def descendants(txn: Txn, ref: str) -> list[str]:
 
 
 def grounds(txn: Txn, ref: str) -> set[str]:
-    """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound, Damaged.
+    """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound,
+    Damaged.
 
-    The ref itself is among them when rollbacks or imports have made refs fall back on each other's older versions.
+    The ref itself is among them when rollbacks or imports have made refs fall back on each other's older
+    versions.
     """
     found: set[str] = set()
     waiting = [ref]
@@ -180,7 +189,8 @@ def grounds(txn: Txn, ref: str) -> set[str]:
 
 
 def forgettable(txn: Txn, oldest: float) -> list[str]:
-    """The keys of records of versions that were collected before this time, or of which nothing can be read."""
+    """The keys of records of versions that were collected before this time, or of which nothing can be
+    read."""
 
     def is_due(key: str) -> bool:
         try:

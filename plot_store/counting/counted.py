@@ -1,8 +1,9 @@
 """The n-gram counts of a corpus, on disk, and the selection of the n-grams that a PLOT stores.
 
-Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each order and each
-k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams of each count lies in
-memory: a few thousand numbers decide a selection, and one pass over the files concerned yields it.
+Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each
+order and each k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams
+of each count lies in memory: a few thousand numbers decide a selection, and one pass over the files concerned
+yields it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Table:
 
     order: int
     histogram: dict[int, int]  # occurrences -> how many n-grams have as many
-    files: dict[int, str]  # k -> the file of the n-grams with 2**k occurrences or more, and less than twice that
+    # K -> the file of the n-grams with 2**k occurrences or more, and less than twice that.
+    files: dict[int, str]
 
     @property
     def total(self) -> int:
@@ -56,7 +58,8 @@ class Table:
 
 @dataclass(frozen=True)
 class _Cut:
-    """All n-grams that occur more often than `count`, and the first `quota` by key of those that occur as often."""
+    """All n-grams that occur more often than `count`, and the first `quota` by key of those that occur as
+    often."""
 
     count: int
     quota: int
@@ -71,7 +74,8 @@ class CountedNgrams:
 
     @classmethod
     def open(cls, folder: str | Path) -> CountedNgrams | None:
-        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises StoreIO."""
+        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises
+        StoreIO."""
         folder = check_path("folder", folder)
         with guarded(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
@@ -81,7 +85,9 @@ class CountedNgrams:
         told = json.loads(body)
         if told["format"] != FORMAT:
             return None
-        tables = {t["order"]: Table(t["order"], _ints(t["histogram"]), _ints(t["files"])) for t in told["tables"]}
+        tables = {
+            t["order"]: Table(t["order"], _ints(t["histogram"]), _ints(t["files"])) for t in told["tables"]
+        }
         there = all((folder / name).exists() for table in tables.values() for name in table.files.values())
         return cls(folder, told["n"], tables) if there else None
 
@@ -97,13 +103,16 @@ class CountedNgrams:
 
     @staticmethod
     def clear(folder: Path) -> None:
-        """Make the folder, without anything of an earlier count. Raises Invalid where it holds other files, StoreIO."""
+        """Make the folder, without anything of an earlier count. Raises Invalid where it holds other files,
+        StoreIO."""
         with guarded(f"preparing {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(folder.iterdir())
         for path in left:
             if not _OURS.fullmatch(path.name):
-                raise Invalid(f"{folder} holds {path.name}, which no count wrote: give a folder for counts alone")
+                raise Invalid(
+                    f"{folder} holds {path.name}, which no count wrote: give a folder for counts alone"
+                )
         for path in left:
             remove(path)
 
@@ -121,21 +130,25 @@ class CountedNgrams:
         cut = _cut(table, alpha)
         if cut is None:
             return 0
-        above = sum(ngrams for count, ngrams in table.histogram.items() if count > cut.count and count >= min_count)
+        above = sum(
+            ngrams for count, ngrams in table.histogram.items() if count > cut.count and count >= min_count
+        )
         return above + (cut.quota if cut.count >= min_count else 0)
 
     def covering(self, order: int, alpha: float, min_count: int = 1) -> Iterator[NDArray[np.uint32]]:
         """The fewest n-grams whose occurrences reach `alpha` percent, less those rarer than `min_count`.
 
-        Chunks uint32 [m, order]. Frequent ones first: by falling power of two of their occurrences, and ascending
-        within a power, so that rows which are used together lie together and in an order that is always the same.
-        Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid, Damaged, StoreIO.
+        Chunks uint32 [m, order]. Frequent ones first: by falling power of two of their occurrences, and
+        ascending within a power, so that rows which are used together lie together and in an order that is
+        always the same. Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid,
+        Damaged, StoreIO.
         """
         table = self._table(order)
         yield from self._above(table, _cut(table, alpha), min_count, None)
 
     def histogram(self, order: int, among: Among | None = None) -> dict[int, int]:
-        """{occurrences: how many n-grams have as many}, of those that `among` takes; one pass over the files for it.
+        """{occurrences: how many n-grams have as many}, of those that `among` takes; one pass over the files
+        for it.
 
         among: uint32 [m, order] -> bool [m]. Raises Invalid, and with `among` Damaged, StoreIO.
         """

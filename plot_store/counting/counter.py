@@ -1,7 +1,7 @@
 """Counting n-grams of a corpus larger than memory.
 
-Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next one fills.
-At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
+Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next
+one fills. At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ AT_ONCE: Final = 1 << 18  # tokens cut at once
 class NgramCounter:
     """Counts n-grams of several orders.
 
-    Files lie in `folder`; memory stays below about `memory_bytes`. For order n it counts every window centred on a
-    token, with 0 outside the text; for lower orders, runs of tokens inside a text. A token of id 0 is no centre and in
-    no n-gram of a lower order. Not thread-safe. Close it, or use it as a context; `finish` closes it.
+    Files lie in `folder`; memory stays below about `memory_bytes`. For order n it counts every window centred
+    on a token, with 0 outside the text; for lower orders, runs of tokens inside a text. A token of id 0 is no
+    centre and in no n-gram of a lower order. Not thread-safe. Close it, or use it as a context; `finish`
+    closes it.
     """
 
-    def __init__(self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
         """Takes over `folder` and deletes what an earlier count left there.
 
         Raises Invalid (also for a folder that holds anything else), StoreIO.
@@ -54,15 +57,17 @@ class NgramCounter:
         self._block = min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ngram-runs")
         room = _room(memory_bytes // 2, [words(order) for order in self.orders])
-        self._piles = {order: _Pile(order, room, self._block, self.folder, self._pool) for order in self.orders}
+        self._piles = {
+            order: _Pile(order, room, self._block, self.folder, self._pool) for order in self.orders
+        }
         self._open = True
         self._failure: BaseException | None = None
 
     def add(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         """Count the texts t = tokens[offsets[t]:offsets[t + 1]].
 
-        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before). After any but Invalid the counts
-        are incomplete: every later call raises it again.
+        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before). After any but Invalid
+        the counts are incomplete: every later call raises it again.
         """
         self._check_open()
         check_texts(tokens, offsets)
@@ -147,7 +152,8 @@ class NgramCounter:
 
 
 class _Pile:
-    """One order's keys: a buffer that fills, one that is sorted in the background, and runs on disk by level."""
+    """One order's keys: a buffer that fills, one that is sorted in the background, and runs on disk by
+    level."""
 
     def __init__(self, order: int, room: int, block: int, folder: Path, pool: ThreadPoolExecutor) -> None:
         self._order, self._words, self._room, self._block = order, words(order), room, block
@@ -225,9 +231,8 @@ def _checked(n: int, orders: Iterable[int]) -> tuple[int, ...]:
 
 def _room(budget: int, key_words: list[int]) -> int:
     """Keys in a buffer: each order has two of them, and one is counted at a time."""
-    counting = (
-        25 if max(key_words) == 1 else 65
-    )  # a mask, where keys begin, the distinct ones and their counts; an order
+    # A mask, where keys begin, the distinct ones and their counts; an order.
+    counting = 25 if max(key_words) == 1 else 65
     return max(1024, budget // (16 * sum(key_words) + counting))
 
 

@@ -63,7 +63,10 @@ def up_to(keys: Keys, bound: tuple[int, ...]) -> int:
     begin, end = 0, len(keys)
     for word, limit in enumerate(bound):
         column, value = keys[begin:end, word], np.uint64(limit)
-        begin, end = begin + int(column.searchsorted(value, "left")), begin + int(column.searchsorted(value, "right"))
+        begin, end = (
+            begin + int(column.searchsorted(value, "left")),
+            begin + int(column.searchsorted(value, "right")),
+        )
     return end
 
 

@@ -1,8 +1,8 @@
 """A sketch of bounded size of the n-grams that look-ups miss most.
 
-The algorithm is Misra and Gries in the mergeable form of Agarwal et al. A batch's counts are added to the counters. If
-there are then more than `capacity` counters, the (capacity + 1)-th largest count is subtracted from all. A counter is
-at most `error` too low and never too high, and error ≤ seen / (capacity + 1).
+The algorithm is Misra and Gries in the mergeable form of Agarwal et al. A batch's counts are added to the
+counters. If there are then more than `capacity` counters, the (capacity + 1)-th largest count is subtracted
+from all. A counter is at most `error` too low and never too high, and error ≤ seen / (capacity + 1).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Arrays = dict[str, NDArray[np.generic]]
 class MissSketch:
     """The most frequent windows of `n` tokens whose own n-gram was not stored. Thread-safe.
 
-    Memory: (8 × words + 8) bytes for each of `capacity` n-grams, 6 for each of WAITING tokens, and about ten times
-    that for the moment in which they are sorted.
+    Memory: (8 × words + 8) bytes for each of `capacity` n-grams, 6 for each of WAITING tokens, and about ten
+    times that for the moment in which they are sorted.
     """
 
     def __init__(self, n: int, capacity: int = CAPACITY) -> None:
@@ -47,7 +47,8 @@ class MissSketch:
         self._lock = threading.Lock()
 
     def add(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits) -> None:
-        """Take note of a look-up: its batch, as `Reader.lookup` took it, and its hits. Copies; a few microseconds."""
+        """Take note of a look-up: its batch, as `Reader.lookup` took it, and its hits. Copies; a few
+        microseconds."""
         with self._lock:
             if tokens.size > WAITING:
                 self._absorb(tokens, hits.order < self.n, starts_of(offsets))
@@ -67,11 +68,14 @@ class MissSketch:
             self._settle()
             return self._seen
 
-    def top(self, k: int | None = None, min_count: int = 1) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
+    def top(
+        self, k: int | None = None, min_count: int = 1
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """The k n-grams missed most (None: all that are kept), the most frequent first, ties ascending.
 
-        (n-grams uint32 [m, n], counts int64 [m], error): an n-gram was missed at least count and at most count +
-        error times; min_count applies to the lower bound, and any n-gram missed more than `error` times is here.
+        (n-grams uint32 [m, n], counts int64 [m], error): an n-gram was missed at least count and at most
+        count + error times; min_count applies to the lower bound, and any n-gram missed more than `error`
+        times is here.
         """
         with self._lock:
             self._settle()
@@ -82,7 +86,9 @@ class MissSketch:
     def merge(self, other: MissSketch) -> None:
         """Take over another sketch's counts: the bounds add up. Raises Invalid for another n."""
         if other.n != self.n:
-            raise Invalid(f"a sketch of {other.n}-grams cannot be merged into one of {self.n}-grams: keep them apart")
+            raise Invalid(
+                f"a sketch of {other.n}-grams cannot be merged into one of {self.n}-grams: keep them apart"
+            )
         with other._lock:
             other._settle()
             kept, error, seen = other._kept, other._error, other._seen
@@ -97,7 +103,11 @@ class MissSketch:
         with self._lock:
             self._settle()
             figures = np.array([self.n, self.capacity, self._error, self._seen], np.int64)
-            return {"ngrams": unpack(self._kept.keys, self.n), "counts": self._kept.counts.copy(), "figures": figures}
+            return {
+                "ngrams": unpack(self._kept.keys, self.n),
+                "counts": self._kept.counts.copy(),
+                "figures": figures,
+            }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> MissSketch:
@@ -107,10 +117,14 @@ class MissSketch:
             n, capacity, error, seen = map(int, figures)
             sketch = cls(n, capacity)
         except (KeyError, ValueError, TypeError, Invalid) as wrong:
-            raise Damaged("these arrays are not a sketch of misses: delete them, recording begins anew") from wrong
+            raise Damaged(
+                "these arrays are not a sketch of misses: delete them, recording begins anew"
+            ) from wrong
         shapes = (ngrams.shape, ngrams.dtype, counts.shape, counts.dtype)
         if shapes != ((counts.size, n), np.dtype(np.uint32), (counts.size,), np.dtype(np.int64)):
-            raise Damaged("a sketch of misses has arrays of another shape: delete them, recording begins anew")
+            raise Damaged(
+                "a sketch of misses has arrays of another shape: delete them, recording begins anew"
+            )
         # Sorted again rather than believed.
         order = np.lexsort(ngrams.T[::-1])
         sketch._kept = KeyCounts(pack(ngrams[order].astype(np.uint32)), counts[order].astype(np.int64))
@@ -124,7 +138,9 @@ class MissSketch:
             self._absorb(self._tokens[:used], self._missed[:used], self._starts[:used])
             self._starts[: used + 1] = False
 
-    def _absorb(self, tokens: NDArray[np.int32], missed: NDArray[np.bool_], starts: NDArray[np.bool_]) -> None:
+    def _absorb(
+        self, tokens: NDArray[np.int32], missed: NDArray[np.bool_], starts: NDArray[np.bool_]
+    ) -> None:
         fresh = count_keys(Strip(tokens, starts, self.n).windows(self.n, missed))
         self._seen += int(fresh.counts.sum())
         self._keep(fresh)

@@ -1,8 +1,10 @@
-"""Runs: temporary files of ascending n-gram keys with their counts, and merging many of them in little memory.
+"""Runs: temporary files of ascending n-gram keys with their counts, and merging many of them in little
+memory.
 
-A file is magic, u16 format, u16 words, then blocks: u32 entries, u32 packed bytes, u64 xxh3-64 of those bytes, and one
-zstd frame of the block's keys (each less its predecessor) and counts as planes: all lowest bytes, then all second
-lowest, …, since most of the upper ones are zero. An empty block ends the file, so a lost tail is noticed.
+A file is magic, u16 format, u16 words, then blocks: u32 entries, u32 packed bytes, u64 xxh3-64 of those
+bytes, and one zstd frame of the block's keys (each less its predecessor) and counts as planes: all lowest
+bytes, then all second lowest, …, since most of the upper ones are zero. An empty block ends the file, so a
+lost tail is noticed.
 """
 
 from __future__ import annotations
@@ -62,7 +64,11 @@ class RunWriter:
         return self.path
 
     def _drain(self, *, whole: bool) -> None:
-        keys = np.concatenate([part.keys for part in self._waiting]) if self._waiting else empty(self._words).keys
+        keys = (
+            np.concatenate([part.keys for part in self._waiting])
+            if self._waiting
+            else empty(self._words).keys
+        )
         counts = np.concatenate([part.counts for part in self._waiting]) if self._waiting else empty(1).counts
         end = len(keys) if whole else len(keys) - len(keys) % self._block
         for at in range(0, end, self._block):
@@ -107,7 +113,8 @@ def read_run(path: Path, words: int) -> Iterator[KeyCounts]:
 
 
 def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) -> Iterator[KeyCounts]:
-    """The sum of several runs, ascending, in chunks; holds about one block of each. Raises Damaged, StoreIO."""
+    """The sum of several runs, ascending, in chunks; holds about one block of each. Raises Damaged,
+    StoreIO."""
     sources = [_Source(read_run(path, words)) for path in paths]
     while sources := [source for source in sources if source.fill()]:
         # Whatever is at most the smallest last key cannot turn up in a later block of anybody.
@@ -167,4 +174,6 @@ def _as_bytes(table: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 
 def _damaged(path: Path) -> Damaged:
-    return Damaged(f"the file of counts {path.name} is damaged: check the disk, remove its folder and count again")
+    return Damaged(
+        f"the file of counts {path.name} is damaged: check the disk, remove its folder and count again"
+    )

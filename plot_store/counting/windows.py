@@ -1,7 +1,7 @@
 """Cutting n-grams out of ragged texts, as keys that sort like the n-grams.
 
-A key is one or two u64 words, the most significant first; a word holds up to three ids in fields of 21 bits. (The rows
-on disk store the same words in reverse order, and a tag.)
+A key is one or two u64 words, the most significant first; a word holds up to three ids in fields of 21 bits.
+(The rows on disk store the same words in reverse order, and a tag.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def check_texts(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         raise Invalid("give tokens and offsets as numpy arrays, int32 [total] and int64 [texts + 1]")
     if tokens.ndim != 1 or tokens.dtype != np.int32 or offsets.ndim != 1 or offsets.dtype != np.int64:
         raise Invalid("give tokens as int32 [total] and offsets as int64 [texts + 1]")
-    if not offsets.size or offsets[0] != 0 or offsets[-1] != tokens.size or bool((np.diff(offsets) < 0).any()):
+    if (
+        not offsets.size
+        or offsets[0] != 0
+        or offsets[-1] != tokens.size
+        or bool((np.diff(offsets) < 0).any())
+    ):
         raise Invalid(f"offsets must rise from 0 to the number of tokens ({tokens.size})")
     if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= ID_LIMIT):
         raise Invalid(f"a token id is outside 0..{ID_LIMIT - 1}: use the tokenizer that the schema names")
@@ -37,7 +42,8 @@ class Strip:
     """A batch of texts end to end, from which n-grams are cut that never join two of them."""
 
     def __init__(self, tokens: NDArray[np.int32], starts: NDArray[np.bool_], n: int) -> None:
-        """tokens int32 [m]; starts bool [m] marks each text's first token (so the first); n: the widest window."""
+        """tokens int32 [m]; starts bool [m] marks each text's first token (so the first); n: the widest
+        window."""
         self._margin, size = n - 1, tokens.size
         self._ids: Ids = np.zeros(size + 2 * self._margin, np.uint64)
         self._ids[self._margin : self._margin + size] = tokens
@@ -53,7 +59,12 @@ class Strip:
         keys = np.zeros((at.size, words(n)), np.uint64)
         for column in range(n):
             there = at + (column - centre)
-            _append(keys, n, column, centres if column == centre else self._ids[there] * (self._text[there] == text))
+            _append(
+                keys,
+                n,
+                column,
+                centres if column == centre else self._ids[there] * (self._text[there] == text),
+            )
         return keys
 
     def grams(self, order: int) -> Keys:

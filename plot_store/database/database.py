@@ -1,4 +1,5 @@
-"""One LMDB environment: checked before it is opened, growing as needed, one writer among all processes, safe at forks.
+"""One LMDB environment: checked before it is opened, growing as needed, one writer among all processes, safe
+at forks.
 
 LMDB must never be opened twice in a process: `plot_store.database.shared` gives each path one owner.
 """
@@ -22,7 +23,9 @@ from plot_store.ground.errors import Closed, Forked, ReadOnly, StoreIO
 from plot_store.ground.files import io_error
 from plot_store.ground.host import check_host
 
-READERS: Final = 4096  # places in the table of transactions that read; a process keeps one, and more for threads
+READERS: Final = (
+    4096  # places in the table of transactions that read; a process keeps one, and more for threads
+)
 _LONGEST_PAUSE_S: Final = 30.0
 T = TypeVar("T")
 
@@ -42,8 +45,8 @@ class Database:
     ) -> None:
         """Open it. first_map: bytes, the least size of the map.
 
-        With `misplaced` every page is checked first, and `misplaced` is told of leaves whose keys are not in order;
-        without it, only the file's length is checked. Raises Damaged, StoreFull, StoreIO.
+        With `misplaced` every page is checked first, and `misplaced` is told of leaves whose keys are not in
+        order; without it, only the file's length is checked. Raises Damaged, StoreFull, StoreIO.
         """
         self.fork_refused: str | None = None  # why children forked from here may not open it
         self._pid = os.getpid()
@@ -95,13 +98,17 @@ class Database:
     def write(self, body: Callable[[Any], T]) -> T:
         """Run `body` in the one write transaction and commit durably; an exception aborts it.
 
-        `body` may run again after the map has grown, so its effects elsewhere must be idempotent. Raises StoreIO if
-        another process holds the write lock for a minute.
+        `body` may run again after the map has grown, so its effects elsewhere must be idempotent. Raises
+        StoreIO if another process holds the write lock for a minute.
         """
         if self._read_only:
-            raise ReadOnly(f"{self._label.owner} was opened read-only: open it with read_only=False to change it")
+            raise ReadOnly(
+                f"{self._label.owner} was opened read-only: open it with read_only=False to change it"
+            )
         self._check_process()
-        with self._writer.held():  # before `_enter`, so that who waits for another process holds up nothing in this
+        with (
+            self._writer.held()
+        ):  # before `_enter`, so that who waits for another process holds up nothing in this
             return self._run(body, write=True)
 
     def generation(self) -> int:
@@ -182,12 +189,14 @@ class Database:
     def pause(self) -> None:
         """Wait until no transaction of this process runs and let none begin; `resume` ends it.
 
-        Raises StoreIO when one goes on for too long (it may wait for another process); nothing is paused then.
+        Raises StoreIO when one goes on for too long (it may wait for another process); nothing is paused
+        then.
         """
         with self._gate:
             if not self._gate.wait_for(lambda: not self._active and not self._resizing, _LONGEST_PAUSE_S):
                 raise StoreIO(
-                    f"a transaction of {self._label.owner} ran for more than {_LONGEST_PAUSE_S:g} s while this process "
+                    f"a transaction of {self._label.owner} ran for more than {_LONGEST_PAUSE_S:g} s while "
+                    "this process "
                     "forked: use it only in processes that were spawned, or fork when it is idle"
                 )
             self._resizing = True
@@ -198,8 +207,8 @@ class Database:
             self._gate.notify_all()
 
     def abandon(self) -> None:
-        """In a child process: drop the parent's environment, so that the child may open one of its own. Raises Forked
-        where the child may not."""
+        """In a child process: drop the parent's environment, so that the child may open one of its own.
+        Raises Forked where the child may not."""
         assert os.getpid() != self._pid
         if self.fork_refused is not None:  # not even closed: that would undo the parent's transaction
             raise Forked(self.fork_refused)
@@ -249,4 +258,6 @@ def _after_fork_in_child() -> None:
     _LIVE_LOCK = threading.Lock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

@@ -33,7 +33,8 @@ def damaged(error: BadFile, label: Label) -> Damaged:
 def too_many(label: Label) -> StoreIO:
     """The store's error for LMDB's table of readers without a free slot."""
     return StoreIO(
-        f"all places for transactions of {label.owner} are taken: run fewer processes at once; where many were killed, "
+        f"all places for transactions of {label.owner} are taken: run fewer processes at once; where many "
+        "were killed, "
         "any change by one that has it open frees their places"
     )
 
@@ -41,8 +42,8 @@ def too_many(label: Label) -> StoreIO:
 def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
     """The store's error for LMDB's; `doing`: "using" or "opening".
 
-    On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free room is
-    looked at first.
+    On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free
+    room is looked at first.
     """
     text, doing = str(error), f"{doing} {label.name}"
     if "No space left" in text or "quota" in text.lower() or _is_full(folder):
@@ -51,15 +52,19 @@ def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotSt
         return Damaged(f"{label.name} is damaged ({text}): {label.cure}")
     if "Permission denied" in text:
         return StoreIO(
-            f"this user may not open {label.name} in {folder} ({text}): whoever opens it, also to read, enters itself "
-            "in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read the others, or "
+            f"this user may not open {label.name} in {folder} ({text}): whoever opens it, also to read, "
+            "enters itself "
+            "in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read "
+            "the others, or "
             "hand over an export"
         )
     if isinstance(error, lmdb.PanicError):
         return StoreIO(
             f"LMDB gave up while {doing} ({text}): check the disk, then close {label.owner} and open it again"
         )
-    return StoreIO(f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits, then try again")
+    return StoreIO(
+        f"LMDB says {text!r} while {doing}: check the disk, its permissions and limits, then try again"
+    )
 
 
 def _is_full(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """Checks of LMDB's file before LMDB opens it.
 
-LMDB follows page numbers unchecked, so that a damaged file can crash the process, or make it destroy more. Never call
-these in a process that has the file open: closing a file drops the locks that LMDB holds on it. Imports nothing of the
-package but `lmdb_pages`.
+LMDB follows page numbers unchecked, so that a damaged file can crash the process, or make it destroy more.
+Never call these in a process that has the file open: closing a file drops the locks that LMDB holds on it.
+Imports nothing of the package but `lmdb_pages`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HEAD: Final = 1 << 17  # two of the largest pages
 
 
 def read_settled(path: Path) -> bytes:
-    """Read the whole file without a commit in between: an open write transaction then touches only free pages.
+    """Read the whole file without a commit in between: an open write transaction then touches only free
+    pages.
 
     Raises BadFile, TimeoutError (a writer never paused).
     """
@@ -43,9 +44,9 @@ def read_settled(path: Path) -> bytes:
 def check_length(data: Path) -> None:
     """Raises BadFile for a file that ends before a page in use, or begins with no meta pages.
 
-    LMDB maps the file without looking, and a page beyond its end kills the process. No more than the meta pages is read
-    unless the file ends before its last page. Nothing is said of an empty or missing one, which LMDB makes anew, nor of
-    one that another process writes all the time, which has opened it. Raises OSError.
+    LMDB maps the file without looking, and a page beyond its end kills the process. No more than the meta
+    pages is read unless the file ends before its last page. Nothing is said of an empty or missing one, which
+    LMDB makes anew, nor of one that another process writes all the time, which has opened it. Raises OSError.
     """
     try:
         with open(data, "rb") as file:
@@ -56,7 +57,9 @@ def check_length(data: Path) -> None:
                 if not head or metas(head) == metas(again):
                     break
                 head = again
-            size = os.fstat(file.fileno()).st_size  # after the meta pages: a writer makes the file longer first
+            size = os.fstat(
+                file.fileno()
+            ).st_size  # after the meta pages: a writer makes the file longer first
     except FileNotFoundError:
         return
     meta = newest(head) if head else None
@@ -66,10 +69,12 @@ def check_length(data: Path) -> None:
 
 
 def check_pages(data: Path, misplaced: Callable[[str], None]) -> None:
-    """Raises BadFile for a file with a page that is not what it should be. What LMDB may open is safe to read then.
+    """Raises BadFile for a file with a page that is not what it should be. What LMDB may open is safe to read
+    then.
 
-    misplaced: told of what harms no process, a leaf whose keys are not in order. Nothing is said of what the records
-    hold, nor of a file that is missing, empty, or written all the time by a process that has opened it. Raises OSError.
+    misplaced: told of what harms no process, a leaf whose keys are not in order. Nothing is said of what the
+    records hold, nor of a file that is missing, empty, or written all the time by a process that has opened
+    it. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError, TimeoutError):
         raw = read_settled(data)

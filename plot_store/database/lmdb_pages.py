@@ -1,7 +1,9 @@
-"""LMDB's file read in plain Python, trusting no byte of it: both trees, and the free list against the pages in use.
+"""LMDB's file read in plain Python, trusting no byte of it: both trees, and the free list against the pages
+in use.
 
-LMDB itself follows page numbers and offsets without checks. A damaged data.mdb can therefore crash the process that
-opens it, and a damaged free list lets a later write destroy live records. Imports nothing of this package.
+LMDB itself follows page numbers and offsets without checks. A damaged data.mdb can therefore crash the
+process that opens it, and a damaged free list lets a later write destroy live records. Imports nothing of
+this package.
 """
 
 from __future__ import annotations
@@ -90,16 +92,18 @@ def _tree(told: tuple[int, ...]) -> Tree:
 
 
 def reaches(meta: Meta, size: int) -> bool:
-    """Whether a file of `size` bytes holds all pages. A page that was taken and given back in one transaction is never
-    written, so a sound file may end before its last ones: only `Walk` tells it from a file that was cut off."""
+    """Whether a file of `size` bytes holds all pages. A page that was taken and given back in one transaction
+    is never written, so a sound file may end before its last ones: only `Walk` tells it from a file that was
+    cut off."""
     return (meta.last + 1) * meta.page_size <= size
 
 
 class Walk:
-    """Walks both trees of a file; every page may be reached once, and those behind its end are free. Raises BadFile.
+    """Walks both trees of a file; every page may be reached once, and those behind its end are free. Raises
+    BadFile.
 
-    misplaced: told of a leaf whose keys are not in order, which is no BadFile then: look-ups miss some of its records,
-    and LMDB comes to no harm.
+    misplaced: told of a leaf whose keys are not in order, which is no BadFile then: look-ups miss some of its
+    records, and LMDB comes to no harm.
     """
 
     def __init__(self, raw: bytes, meta: Meta, misplaced: Callable[[str], None] | None = None) -> None:
@@ -128,7 +132,9 @@ class Walk:
         elif tree.depth:
             raise BadFile("a tree has levels and no root")
         if tuple(tree.counted) != tree.told:
-            raise BadFile(f"a tree holds {tree.counted} pages and entries, its meta page says {list(tree.told)}")
+            raise BadFile(
+                f"a tree holds {tree.counted} pages and entries, its meta page says {list(tree.told)}"
+            )
 
     def _page(
         self, tree: Tree, number: int, level: int, low: bytes | None, high: bytes | None
@@ -189,7 +195,9 @@ class Walk:
             return self._raw[at + 16 : at + 16 + size]
         return self._raw[start : start + size]
 
-    def _check_order(self, number: int, keys: list[bytes], low: bytes | None, high: bytes | None, flags: int) -> None:
+    def _check_order(
+        self, number: int, keys: list[bytes], low: bytes | None, high: bytes | None, flags: int
+    ) -> None:
         ranks = [_rank(key, flags) for key in keys]
         first = [] if low is None else [_rank(low, flags)]
         inside = not ranks or not first or first[0] <= ranks[0]

@@ -43,8 +43,11 @@ class Shared(Generic[T]):
             after_in_child=self._renew,
         )
 
-    def acquire(self, path: Path, open_one: Callable[[Path], T], accept: Callable[[T], None] = lambda _: None) -> T:
-        """The owner at this path, made by `open_one` if there is none, and counted once `accept` raises nothing.
+    def acquire(
+        self, path: Path, open_one: Callable[[Path], T], accept: Callable[[T], None] = lambda _: None
+    ) -> T:
+        """The owner at this path, made by `open_one` if there is none, and counted once `accept` raises
+        nothing.
 
         Raises Forked, and what `open_one` and `accept` raise.
         """

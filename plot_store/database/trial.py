@@ -15,7 +15,8 @@ TRIAL: Final = b"\xff probe"  # the key of a record that is written and deleted 
 
 
 def try_copy(raw: bytes, check_record: Callable[[bytes, bytes], object]) -> int:
-    """Let LMDB read and change a copy of the file `raw`; the number of records it finds, each of them checked.
+    """Let LMDB read and change a copy of the file `raw`; the number of records it finds, each of them
+    checked.
 
     Raises BadFile, OSError (no room for the copy), and what `check_record` raises.
     """

@@ -1,7 +1,7 @@
 """A lock in front of LMDB's own lock, whose wait has no limit when a stopped or hanging process holds it.
 
-This lock only bounds the wait and names the holder; LMDB's makes writers exclude each other. So where this lock is
-missing or lost (an older release, another thread that closes the file), only the time limit is lost.
+This lock only bounds the wait and names the holder; LMDB's makes writers exclude each other. So where this
+lock is missing or lost (an older release, another thread that closes the file), only the time limit is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Final
 from plot_store.ground.errors import StoreIO
 
 LONGEST_WAIT_S: Final = 60.0  # many times what a transaction takes, its sync on a busy disk included
-AGAIN_S: Final = 1.0  # once somebody waited in vain, until the lock is had again: not all threads of a server wait
+AGAIN_S: Final = (
+    1.0  # once somebody waited in vain, until the lock is had again: not all threads of a server wait
+)
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.005
 _FLOCK: Final = "hhqqi"  # struct flock of Linux: type, whence, start, length, pid
@@ -38,7 +40,8 @@ class WriterLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other writers waiting. Raises StoreIO when the lock is not to be had in LONGEST_WAIT_S (AGAIN_S)."""
+        """Keep other writers waiting. Raises StoreIO when the lock is not to be had in LONGEST_WAIT_S
+        (AGAIN_S)."""
         wait_s = min(AGAIN_S, LONGEST_WAIT_S) if self._hung else LONGEST_WAIT_S
         end = time.monotonic() + wait_s
         if not self._ours.acquire(timeout=wait_s):
@@ -65,15 +68,18 @@ class WriterLock:
     def _held_by(self, holder: str, wait_s: float) -> StoreIO:
         self._hung = True
         return StoreIO(
-            f"{holder} holds the write lock of {self._of} and did not give it back in {wait_s:g} s, so nothing was "
-            "changed: it is stopped (kill -CONT lets it go on), waits for the disk, or hangs (kill -KILL ends it, and "
+            f"{holder} holds the write lock of {self._of} and did not give it back in {wait_s:g} s, so "
+            "nothing was "
+            "changed: it is stopped (kill -CONT lets it go on), waits for the disk, or hangs (kill -KILL "
+            "ends it, and "
             "LMDB undoes what it had in hand); then try again"
         )
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """The lock file's descriptor; None where there is no room for it, or no right to make it: LMDB says so better."""
+    """The lock file's descriptor; None where there is no room for it, or no right to make it: LMDB says so
+    better."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError:
@@ -96,7 +102,8 @@ def _taken(fd: int) -> bool:
 
 
 def _holder(fd: int) -> int:
-    """The id of the process that has the lock; 0 where that cannot be told (gone by now, of another container)."""
+    """The id of the process that has the lock; 0 where that cannot be told (gone by now, of another
+    container)."""
     if not sys.platform.startswith("linux"):
         return 0
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -1,4 +1,5 @@
-"""The state that all `Store`s of one path share in a process: the catalogue, mapped segments and held versions.
+"""The state that all `Store`s of one path share in a process: the catalogue, mapped segments and held
+versions.
 
 It is reference-counted.
 """
@@ -28,7 +29,8 @@ CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
 T = TypeVar("T")
 _HELD: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
-_HELD_LOCK = threading.RLock()  # re-entrant: a dropped reader lets go from wherever the garbage collector runs
+# Re-entrant: a dropped reader lets go from wherever the garbage collector runs.
+_HELD_LOCK = threading.RLock()
 
 
 class Environment:
@@ -46,7 +48,10 @@ class Environment:
             with guarded(f"creating the store at {path}"):
                 files.make_folder(self.folder)
                 creation.make(path / CATALOGUE)
-                for folder in (path, path.parent):  # a process that made ours may have been killed before its sync
+                for folder in (
+                    path,
+                    path.parent,
+                ):  # a process that made ours may have been killed before its sync
                     files.sync_folder(folder)
         self.catalogue = Catalogue(path / CATALOGUE, create=False, read_only=read_only)
         if not read_only:
@@ -87,7 +92,8 @@ class Environment:
         found = self.segments.get(info, schema)
         if found is None:
             raise Damaged(
-                f"segment {info.name} is missing: restore it with an import of an export, or build the version again"
+                f"segment {info.name} is missing: restore it with an import of an export, or build the "
+                "version again"
             )
         return found
 
@@ -132,15 +138,18 @@ def release(environment: Environment) -> None:
 
 
 def _refuse_bereft(path: Path) -> None:
-    """Raises Damaged for segments without a catalogue: in a new one nothing would name them, and gc would take them.
+    """Raises Damaged for segments without a catalogue: in a new one nothing would name them, and gc would
+    take them.
 
-    The catalogue is looked for again after the segments: a process that makes the store makes it before any of them.
+    The catalogue is looked for again after the segments: a process that makes the store makes it before any
+    of them.
     """
     data = path / CATALOGUE / "data.mdb"
     with guarded(f"looking at {path}"):
         if not data.exists() and has_segments(path) and not data.exists():
             raise Damaged(
-                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the folder, or import "
+                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the "
+                "folder, or import "
                 "exports into a store elsewhere"
             )
 

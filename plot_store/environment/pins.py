@@ -42,7 +42,8 @@ class LeaseInfo:
 
 
 class Lease:
-    """Keeps a version until it expires, is released or its `with` block ends. Not tied to a process's life."""
+    """Keeps a version until it expires, is released or its `with` block ends. Not tied to a process's
+    life."""
 
     def __init__(self, environment: Environment, key: str, record: HoldRecord, ttl_s: float) -> None:
         self._environment = environment
@@ -68,7 +69,8 @@ class Lease:
     def renew(self, ttl_s: float | None = None) -> None:
         """Let it last this long from now on; the first time to live by default.
 
-        An expired lease comes back as long as its version is there. Raises Collected, Invalid, StoreFull, StoreIO.
+        An expired lease comes back as long as its version is there. Raises Collected, Invalid, StoreFull,
+        StoreIO.
         """
         ttl_s = check_ttl(self._ttl_s if ttl_s is None else ttl_s)
         grown = replace(self._record, expires=time.time() + ttl_s)
@@ -138,7 +140,11 @@ def lease(environment: Environment, version: str, ttl_s: float, owner: str) -> L
 def leases(txn: Txn, now: float) -> list[LeaseInfo]:
     """Every lease that has not expired."""
     found = _records(txn, LEASE).values()
-    return [LeaseInfo(r.version, r.owner, r.at, r.expires) for r in found if r.expires is not None and r.expires > now]
+    return [
+        LeaseInfo(r.version, r.owner, r.at, r.expires)
+        for r in found
+        if r.expires is not None and r.expires > now
+    ]
 
 
 def expired(txn: Txn, now: float) -> list[str]:

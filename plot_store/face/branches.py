@@ -17,8 +17,8 @@ from plot_store.ground.nouns import VersionInfo
 
 
 class Branches(ABC):
-    """The part of `Store` that only reads and changes records. Below, "ref" is a name. A version may be given as a ref
-    (its current version), a version id or a tag "ref@tag"."""
+    """The part of `Store` that only reads and changes records. Below, "ref" is a name. A version may be given
+    as a ref (its current version), a version id or a tag "ref@tag"."""
 
     @abstractmethod
     def _env(self) -> Environment:
@@ -37,7 +37,8 @@ class Branches(ABC):
         return self._env().catalogue.read(lambda txn: version_tree.resolve(txn, version))
 
     def history(self, ref: str) -> list[VersionInfo]:
-        """The retained versions of a ref, the newest publication first (a rollback moves only the current one)."""
+        """The retained versions of a ref, the newest publication first (a rollback moves only the current
+        one)."""
 
         def body(txn: Txn) -> list[VersionInfo]:
             return [version_tree.get_version(txn, v) for v in version_tree.need_ref(txn, ref).versions]
@@ -46,7 +47,9 @@ class Branches(ABC):
 
     def chain(self, version: str) -> list[VersionInfo]:
         """A version and what it falls back on: nearest first, the root last."""
-        return self._env().catalogue.read(lambda txn: version_tree.chain(txn, version_tree.resolve(txn, version)))
+        return self._env().catalogue.read(
+            lambda txn: version_tree.chain(txn, version_tree.resolve(txn, version))
+        )
 
     def children(self, ref: str) -> list[str]:
         """Refs whose current version descends, at any distance, from a version of this ref."""
@@ -58,7 +61,8 @@ class Branches(ABC):
         return self._env().catalogue.read(body)
 
     def rollback(self, ref: str, version: str) -> VersionInfo:
-        """Point a ref at one of its own versions, older or newer. Raises Invalid for another ref's version."""
+        """Point a ref at one of its own versions, older or newer. Raises Invalid for another ref's
+        version."""
 
         def body(txn: Txn) -> VersionInfo:
             record = version_tree.need_ref(txn, ref)
@@ -66,7 +70,9 @@ class Branches(ABC):
                 raise Invalid(f"{version!r} is not a version id or tag: take one from the history of {ref}")
             found = version_tree.resolve(txn, version)
             if found.ref != ref:
-                raise Invalid(f"version {found.id} is of {found.ref}, not of {ref}: take one from the history of {ref}")
+                raise Invalid(
+                    f"version {found.id} is of {found.ref}, not of {ref}: take one from the history of {ref}"
+                )
             known = record.versions if found.id in record.versions else (*record.versions, found.id)
             version_tree.put_ref(txn, ref, RefRecord(found.id, known))
             return found
@@ -76,9 +82,9 @@ class Branches(ABC):
     def delete(self, ref: str) -> None:
         """Remove a ref; `gc` frees its bytes.
 
-        Raises InUse, naming them, while other refs descend from it or tags name its versions. Versions that are pinned
-        or leased, or that others fall back on, stay readable by their id. Two refs that, after rollbacks, fall back on
-        each other's older versions do not block each other.
+        Raises InUse, naming them, while other refs descend from it or tags name its versions. Versions that
+        are pinned or leased, or that others fall back on, stay readable by their id. Two refs that, after
+        rollbacks, fall back on each other's older versions do not block each other.
         """
 
         def body(txn: Txn) -> None:
@@ -99,7 +105,8 @@ class Branches(ABC):
     def tag(self, ref: str, name: str, version: str | None = None) -> str:
         """Call a version of the ref (its current one by default) "ref@name", and keep it; the version's id.
 
-        Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version already).
+        Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version
+        already).
         """
         return self._env().catalogue.write(lambda txn: tags.put(txn, ref, name, version))
 

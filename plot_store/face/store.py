@@ -33,7 +33,8 @@ WEEK = 7 * 86400.0
 
 
 class Store(Branches):
-    """A versioned store of n-gram representations in one folder. Thread-safe; several processes may use one folder."""
+    """A versioned store of n-gram representations in one folder. Thread-safe; several processes may use one
+    folder."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment: Environment | None = environment
@@ -66,9 +67,9 @@ class Store(Branches):
     ) -> Writer:
         """Begin a build, or resume the one of this id (it keeps the parent version it began with).
 
-        parent: ref or version id. None keeps the current version's; for a new ref "a/b" it is ref "a", for a new ref
-        without "/" it makes a root. extend adds to the current version's segments. Raises Invalid, NotFound,
-        Collected, Conflict, StoreFull, StoreIO.
+        parent: ref or version id. None keeps the current version's; for a new ref "a/b" it is ref "a", for a
+        new ref without "/" it makes a root. extend adds to the current version's segments. Raises Invalid,
+        NotFound, Collected, Conflict, StoreFull, StoreIO.
         """
         cure = "that is too small; use 16 KiB or more (64 MiB is the default)"
         check_number("segment_bytes", segment_bytes, cure, least=1 << 14, whole=True)
@@ -84,26 +85,24 @@ class Store(Branches):
         return builds.abandon(self._env(), build)
 
     def reader(self, ref_or_id: str, backoff: Backoff = "order") -> Reader:
-        """A reader pinned to one version. Raises NotFound, Collected, Invalid, Damaged, FormatTooNew, StoreIO.
+        """A reader pinned to one version. Raises NotFound, Collected, Invalid, Damaged, FormatTooNew,
+        StoreIO.
 
-        backoff: what fills a window that no stored n-gram fills: "order", the longest n-grams of every version first;
-        "version", everything of the nearest version first; or steps [(order, depth), …], depth None for every version.
+        backoff: what fills a window that no stored n-gram fills: "order", the longest n-grams of every
+        version first; "version", everything of the nearest version first; or steps [(order, depth), …], depth
+        None for every version.
         """
         return open_reader(self._env(), ref_or_id, backoff)
 
     def append(
-        self,
-        ref: str,
-        entries: Entries,
-        *,
-        build: str | None = None,
-        meta: dict[str, Any] | None = None,
+        self, ref: str, entries: Entries, *, build: str | None = None, meta: dict[str, Any] | None = None
     ) -> VersionInfo:
-        """Publish a version with these entries, {order: (n-grams, rows)} as in `Writer.add`, on top of the current one.
+        """Publish a version with these entries, {order: (n-grams, rows)} as in `Writer.add`, on top of the
+        current one.
 
-        Costs what the entries weigh, not what the ref holds; `compact` merges what many of these leave. build: an id of
-        the caller's, else a new one. Raises NotFound, Invalid, Conflict (somebody published meanwhile: append again),
-        StoreFull, StoreIO; nothing is left then.
+        Costs what the entries weigh, not what the ref holds; `compact` merges what many of these leave.
+        build: an id of the caller's, else a new one. Raises NotFound, Invalid, Conflict (somebody published
+        meanwhile: append again), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 
@@ -115,22 +114,23 @@ class Store(Branches):
         target_bytes: int = SEGMENT_BYTES,
         progress: Progress | None = None,
     ) -> VersionInfo | None:
-        """Merge the small segments that appends and extensions leave, and publish the same content as a new version.
+        """Merge the small segments that appends and extensions leave, and publish the same content as a new
+        version.
 
-        An order is merged where more than max_segments of its segments are below half of target_bytes; None: there is
-        no such order. Readers go on with what they have; gc frees the old files later. The version's meta is
-        the old one's with "compacted": its id. progress(bytes done, bytes in all) may raise to stop. Raises NotFound,
-        Invalid, Conflict (a publication came first, also of a build that began later: compact again when it is
-        quiet), Damaged, StoreFull, StoreIO; nothing is left then.
+        An order is merged where more than max_segments of its segments are below half of target_bytes; None:
+        there is no such order. Readers go on with what they have; gc frees the old files later. The version's
+        meta is the old one's with "compacted": its id. progress(bytes done, bytes in all) may raise to stop.
+        Raises NotFound, Invalid, Conflict (a publication came first, also of a build that began later:
+        compact again when it is quiet), Damaged, StoreFull, StoreIO; nothing is left then.
         """
         return compact(self._env(), ref, max_segments, target_bytes, progress)
 
     def diff(self, a: str, b: str, *, samples: int = 0) -> DiffReport:
-        """Compare a with b: the n-grams that either stores itself, counted by order as added, removed, changed and
-        same, with up to `samples` of each kind.
+        """Compare a with b: the n-grams that either stores itself, counted by order as added, removed,
+        changed and same, with up to `samples` of each kind.
 
-        A version also has what it inherits, so an n-gram that one stores and the other inherits is the same or changed.
-        Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
+        A version also has what it inherits, so an n-gram that one stores and the other inherits is the same
+        or changed. Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
         """
         return diff(self._env(), a, b, samples)
 
@@ -144,15 +144,15 @@ class Store(Branches):
         keep_days: float = 0.0,
         keep: Iterable[str] = (),
     ) -> GcReport:
-        """Remove what nothing needs. Kept are, with all their ancestors: each ref's current version, its newest
-        keep_versions and all younger than keep_days; what is tagged, pinned or leased; what readers of this process
-        hold; what builds stand on; the ids in `keep`. The report says why each one stays.
+        """Remove what nothing needs. Kept are, with all their ancestors: each ref's current version, its
+        newest keep_versions and all younger than keep_days; what is tagged, pinned or leased; what readers of
+        this process hold; what builds stand on; the ids in `keep`. The report says why each one stays.
 
-        Orphans are files that no record names; only those older than orphan_age_s go, since a running build may be
-        writing them. A build untouched for build_age_s counts as abandoned, and from orphan_age_s on one that nobody
-        resumes: of an append without a build id, an import, a compaction; so an orphan_age_s near 0 ends those that are
-        running. For orphan_age_s at least, a version that went answers Collected; then NotFound. Raises Invalid,
-        StoreIO, Damaged.
+        Orphans are files that no record names; only those older than orphan_age_s go, since a running build
+        may be writing them. A build untouched for build_age_s counts as abandoned, and from orphan_age_s on
+        one that nobody resumes: of an append without a build id, an import, a compaction; so an orphan_age_s
+        near 0 ends those that are running. For orphan_age_s at least, a version that went answers Collected;
+        then NotFound. Raises Invalid, StoreIO, Damaged.
         """
         cure = "keep at least 1 version and 0 days, or delete the ref"
         check_number("keep_versions", keep_versions, cure, least=1, whole=True)
@@ -162,7 +162,9 @@ class Store(Branches):
         kept = list(keep) if isinstance(keep, Iterable) else [keep]
         for version in kept:
             if not names.is_id(version):
-                raise Invalid(f"keep holds {version!r}, which is no version id: take ids from the history of a ref")
+                raise Invalid(
+                    f"keep holds {version!r}, which is no version id: take ids from the history of a ref"
+                )
         environment = self._env()
         if not dry_run:
             environment.catalogue.forget_dead_readers()
@@ -170,7 +172,8 @@ class Store(Branches):
         return gc.collect(environment, policy, dry_run=dry_run)
 
     def verify(self, ref: str | None = None) -> VerifyReport:
-        """Read every byte of every version (of a ref's retained versions and their ancestors); list every damage."""
+        """Read every byte of every version (of a ref's retained versions and their ancestors); list every
+        damage."""
         return check.verify(self._env(), ref)
 
     def scrub(
@@ -196,8 +199,8 @@ class Store(Branches):
     ) -> None:
         """Write a version and all its ancestors to one compressed, checksummed file, replacing it at once.
 
-        attached: files, by name, that are to travel with it (`attached` reads them). progress(bytes of segments done,
-        bytes in all). Raises NotFound, Invalid, Damaged, StoreFull, StoreIO.
+        attached: files, by name, that are to travel with it (`attached` reads them). progress(bytes of
+        segments done, bytes in all). Raises NotFound, Invalid, Damaged, StoreFull, StoreIO.
         """
         archive.export(self._env(), ref_or_id, check_path("path", path), attached or {}, progress)
 
@@ -213,7 +216,8 @@ class Store(Branches):
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:
-        """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged, StoreIO."""
+        """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged,
+        StoreIO."""
         return archive.versions_of(check_path("path", path))
 
     @staticmethod

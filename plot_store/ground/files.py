@@ -1,7 +1,8 @@
-"""Durable files: written under a temporary name, synced, renamed, then the folder is synced. OSErrors are mapped here.
+"""Durable files: written under a temporary name, synced, renamed, then the folder is synced. OSErrors are
+mapped here.
 
-A failed fsync is never retried: the kernel may have dropped the pages, so the file is abandoned. `sync_file` and
-`sync_folder` are the only places that make anything of ours durable (LMDB syncs its own file).
+A failed fsync is never retried: the kernel may have dropped the pages, so the file is abandoned. `sync_file`
+and `sync_folder` are the only places that make anything of ours durable (LMDB syncs its own file).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Buffer = bytes | bytearray | memoryview
 def io_error(error: OSError, doing: str) -> StoreIO:
     """The store's error for the operating system's."""
     if error.errno in _FULL:
-        return StoreFull(f"no space left while {doing}: free disk space, then run it again (nothing was published)")
+        return StoreFull(
+            f"no space left while {doing}: free disk space, then run it again (nothing was published)"
+        )
     why = error.strerror or error
     return StoreIO(f"{why} while {doing}: check the disk, its permissions and limits, then try again")
 
@@ -105,8 +108,8 @@ def _write_chunks(fd: int, chunks: Iterable[Buffer]) -> None:
 
 
 def _begin_writing(fd: int, start: int, size: int) -> None:
-    """Ask the system to write this range back soon. This is only a hint: it makes nothing durable, and on systems
-    without it only the sync takes longer."""
+    """Ask the system to write this range back soon. This is only a hint: it makes nothing durable, and on
+    systems without it only the sync takes longer."""
     if _SYNC_RANGE is not None:
         _SYNC_RANGE(fd, start, size, _BEGIN_WRITING)
 

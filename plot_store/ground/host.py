@@ -17,8 +17,8 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 def check_host(folder: Path, what: str) -> None:
     """Raises StoreIO on a big-endian machine, or if `folder` lies on a network file system (Linux can tell).
 
-    what: the name of the folder's content, for the message. For a folder that does not exist yet, the nearest one above
-    it is checked.
+    what: the name of the folder's content, for the message. For a folder that does not exist yet, the nearest
+    one above it is checked.
     """
     if sys.byteorder != "little":
         raise StoreIO(
@@ -28,7 +28,8 @@ def check_host(folder: Path, what: str) -> None:
     kind = file_system(folder)
     if any(part.startswith(_NETWORK) for part in kind.split(".")):  # "fuse.sshfs"
         raise StoreIO(
-            f"{what} lies on a network file system ({kind}), where locks and shared memory do not work between "
+            f"{what} lies on a network file system ({kind}), where locks and shared memory do not "
+            "work between "
             "processes: put it on a local disk (copy the folder while nothing has it open)"
         )
 

@@ -1,4 +1,5 @@
-"""Limits on a store's size, checked before each segment and each import, so that the store never fills the disk."""
+"""Limits on a store's size, checked before each segment and each import, so that the store never fills the
+disk."""
 
 from __future__ import annotations
 
@@ -22,24 +23,33 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None:
-            check_number("max_bytes", self.max_bytes, "pass a positive number of bytes, or None for no bound", least=1)
+            check_number(
+                "max_bytes", self.max_bytes, "pass a positive number of bytes, or None for no bound", least=1
+            )
         check_number("min_free_bytes", self.min_free_bytes, "pass 0 or more", least=0)
 
 
 def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
-    """StoreFull when `need` further bytes would pass a limit or do not fit on the disk. Raises StoreIO too."""
+    """StoreFull when `need` further bytes would pass a limit or do not fit on the disk. Raises StoreIO
+    too."""
     with guarded(f"measuring the room for {doing}"):
         free = free_bytes(store)
         if need > free - limits.min_free_bytes:
-            kept = f", {limits.min_free_bytes} of them to stay so (min_free_bytes)" if limits.min_free_bytes else ""
+            kept = (
+                f", {limits.min_free_bytes} of them to stay so (min_free_bytes)"
+                if limits.min_free_bytes
+                else ""
+            )
             raise StoreFull(
-                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then run it again"
+                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then "
+                "run it again"
             )
         if limits.max_bytes is None:
             return
         used = folder_bytes(store)
     if used + need > limits.max_bytes:
         raise StoreFull(
-            f"{doing} needs {need} bytes and the store holds {used} of at most {limits.max_bytes} (max_bytes): "
+            f"{doing} needs {need} bytes and the store holds {used} of at most {limits.max_bytes} "
+            "(max_bytes): "
             "run gc, delete refs or raise the limit, then run it again"
         )

@@ -15,7 +15,9 @@ _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
-_LONGEST_TAGGED: Final = 507  # characters of "ref@tag": with "tag/" before them they are a key, LMDB's are up to 511
+_LONGEST_TAGGED: Final = (
+    507  # characters of "ref@tag": with "tag/" before them they are a key, LMDB's are up to 511
+)
 
 
 def is_id(text: Any) -> bool:
@@ -92,7 +94,9 @@ def check_tag(tag: str) -> str:
 def check_owner(owner: str) -> str:
     """The owner of a pin or lease itself; Invalid if it is none."""
     if not _is(_OWNER, owner):
-        raise Invalid(f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, not first a mark")
+        raise Invalid(
+            f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, not first a mark"
+        )
     return owner
 
 

@@ -21,7 +21,8 @@ def check_order(order: int, n: int) -> int:
 
 
 def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDArray[np.uint32]:
-    """Integers [m, order] as uint32 [m, order]. Raises Invalid for another shape or an id outside the vocabulary."""
+    """Integers [m, order] as uint32 [m, order]. Raises Invalid for another shape or an id outside the
+    vocabulary."""
     order = check_order(order, schema.n)
     array = _as_array("ngrams", ngrams)
     if array.ndim != 2 or array.shape[1] != order or array.dtype.kind not in "iu":
@@ -38,7 +39,8 @@ def check_rows(order: int, count: int, rows: NDArray[np.float32], schema: Schema
     array, shape = _as_array("rows", rows), (count, roles(schema.n, order), schema.dim)
     if array.shape != shape or array.dtype.kind != "f":
         raise Invalid(
-            f"representations of order {order} must be floats of shape {shape}, not {array.dtype}{array.shape}"
+            f"representations of order {order} must be floats of shape {shape}, not "
+            f"{array.dtype}{array.shape}"
         )
     return np.ascontiguousarray(array, np.float32)
 

@@ -39,7 +39,9 @@ class Schema:
         if not 0 < self.dim <= MAX_DIM:
             raise Invalid(f"dim = {self.dim} is outside 1..{MAX_DIM}: pass the model's hidden size")
         if not 0 < self.vocab <= ID_LIMIT:
-            raise Invalid(f"vocab = {self.vocab} is outside 1..{ID_LIMIT}: pass the tokenizer's vocabulary size")
+            raise Invalid(
+                f"vocab = {self.vocab} is outside 1..{ID_LIMIT}: pass the tokenizer's vocabulary size"
+            )
 
     @property
     def code(self) -> int:
@@ -102,7 +104,8 @@ class Hits:
     """What answered each token of a look-up."""
 
     order: NDArray[np.int8]  # highest order of an n-gram that filled any of the token's window, 0 nothing
-    depth: NDArray[np.int16]  # index in the chain of the version that served it first; -1: only unigrams, or nothing
+    # Index in the chain of the version that served it first; -1: only unigrams, or nothing.
+    depth: NDArray[np.int16]
     n: int = 3
 
     def counts(self) -> dict[str, int]:
@@ -143,7 +146,8 @@ class GcReport:
     orphans: tuple[str, ...]  # files that no record names: left by a crash
     builds: tuple[str, ...]  # abandoned builds
     bytes: int
-    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)  # why each remaining version stays, by its id
+    # Why each remaining version stays, by its id.
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""Back-off plans: the order in which shorter n-grams and ancestors fill a window whose own n-gram is not stored.
+"""Back-off plans: the order in which shorter n-grams and ancestors fill a window whose own n-gram is not
+stored.
 
 "order"    the longest n-grams of every version first: a grandparent's trigram beats the domain's bigram
-"version"  everything of the nearest version first: the domain's bigram beats its parent's trigram; unigrams come last
-steps      [(order, depth), …] as they stand; depth counts versions from the nearest (0), None means every version
+"version"  everything of the nearest version first: the domain's bigram beats its parent's trigram; unigrams
+come last steps      [(order, depth), …] as they stand; depth counts versions from the nearest (0), None means
+every version
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def steps_of(backoff: Backoff, n: int, depths: int) -> list[Step] | None:
     if backoff == "version":
         return [(order, depth) for depth in range(depths) for order in range(n, 1, -1)] + [(1, None)]
     if isinstance(backoff, str) or not isinstance(backoff, Sequence):
-        raise Invalid(f"backoff {backoff!r} is unknown: use {' or '.join(_NAMES)}, or steps [(order, depth or None)]")
+        raise Invalid(
+            f"backoff {backoff!r} is unknown: use {' or '.join(_NAMES)}, or steps [(order, depth or None)]"
+        )
     if not 0 < len(backoff) <= _MOST_STEPS:
         raise Invalid(f"backoff has {len(backoff)} steps: give 1 to {_MOST_STEPS}")
     return [_checked(step, n, depths) for step in backoff]
@@ -37,12 +41,17 @@ def steps_of(backoff: Backoff, n: int, depths: int) -> list[Step] | None:
 
 def _checked(step: object, n: int, depths: int) -> Step:
     if not isinstance(step, Sequence) or isinstance(step, str) or len(step) != 2:
-        raise Invalid(f"back-off step {step!r} is no pair: use (order, depth), or (order, None) for every version")
+        raise Invalid(
+            f"back-off step {step!r} is no pair: use (order, depth), or (order, None) for every version"
+        )
     order, depth = step
     check_order(order, n)
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth < depths):
+    if depth is not None and (
+        isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth < depths
+    ):
         raise Invalid(
-            f"back-off step {step!r} names a version that the chain of {depths} lacks: use 0 for the nearest to "
+            f"back-off step {step!r} names a version that the chain of {depths} lacks: use 0 for "
+            "the nearest to "
             f"{depths - 1} for the root, or None for every version"
         )
     return int(order), depth

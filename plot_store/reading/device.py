@@ -47,11 +47,13 @@ class DeviceReader:
     def lookup(
         self, tokens: Any, offsets: Any, *, out: Any = None, stream: int | None = None
     ) -> tuple[Any, DeviceHits]:
-        """`Reader.lookup`, the same bits, with arrays of the device (cupy's, torch's...); waits for the answer.
+        """`Reader.lookup`, the same bits, with arrays of the device (cupy's, torch's...); waits for the
+        answer.
 
-        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], DeviceHits). `out`, if given, is
-        filled and returned; uint16 or int16 takes the bits of bfloat16 (torch: `out.view(torch.int16)`). stream: raw
-        handle of the stream that made the arrays; None: cupy's current one. Raises Invalid, Closed.
+        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], DeviceHits). `out`, if
+        given, is filled and returned; uint16 or int16 takes the bits of bfloat16 (torch:
+        `out.view(torch.int16)`). stream: raw handle of the stream that made the arrays; None: cupy's current
+        one. Raises Invalid, Closed.
         """
         table = self._open()
         device = table.device
@@ -87,7 +89,8 @@ class DeviceReader:
 def put_on_device(
     table: ops.LevelTable, schema: Schema, device: int | cuda.Device, check_open: Callable[[], object]
 ) -> DeviceReader:
-    """See `Reader.on_device`. check_open raises Closed once the reader is. Raises what it says, or DamagedRow."""
+    """See `Reader.on_device`. check_open raises Closed once the reader is. Raises what it says, or
+    DamagedRow."""
     try:
         chosen = _cuda(device) if isinstance(device, int) else device
         return DeviceReader(cuda_upload.upload(table, chosen, _read_soon), schema.vocab, check_open)

@@ -1,7 +1,7 @@
 """Comparing two versions: which n-grams that one stores itself are missing or different in the other.
 
-A version has the n-grams that it stores and those that it inherits. The comparison streams the rows of both, piece by
-piece, and looks each up in the other version and its ancestors, so memory is bounded by a piece.
+A version has the n-grams that it stores and those that it inherits. The comparison streams the rows of both,
+piece by piece, and looks each up in the other version and its ancestors, so memory is bounded by a piece.
 """
 
 from __future__ import annotations
@@ -86,14 +86,17 @@ def _compare(old: Sequence[Entries], new: Sequence[Entries], order: int, samples
         note("added", ngrams[depth < 0])
         note("changed", ngrams[(depth > 0) & ~equal])  # at depth 0 it was met above
         note("same", ngrams[(depth > 0) & equal])
-    joined = {kind: np.concatenate([np.empty((0, order), np.uint32), *parts]) for kind, parts in shown.items()}
+    joined = {
+        kind: np.concatenate([np.empty((0, order), np.uint32), *parts]) for kind, parts in shown.items()
+    }
     return OrderDiff(**counts, samples=joined)
 
 
 def _matched(
     one: Entries, others: Sequence[Entries], order: int
 ) -> Iterator[tuple[Ngrams, NDArray[np.int64], NDArray[np.bool_]]]:
-    """(n-grams [m, order] that `one` stores, which of `others` has each (-1: none), whether with the same vectors)."""
+    """(n-grams [m, order] that `one` stores, which of `others` has each (-1: none), whether with the same
+    vectors)."""
     mine = one.indexes(order)
     names = list(dict.fromkeys(name for index in mine for name in index.covers))
     tables = [other.table(other.indexes(order)) for other in others]
@@ -105,7 +108,9 @@ def _matched(
             addresses, _ = ops.find(table, order, ngrams[left], check=False)
             here = left[addresses != 0]
             depth[here] = number
-            equal[here] = _same(one, other, order, rows[here], other.rows_at(order, addresses[addresses != 0]))
+            equal[here] = _same(
+                one, other, order, rows[here], other.rows_at(order, addresses[addresses != 0])
+            )
         yield ngrams, depth, equal
 
 

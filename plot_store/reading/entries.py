@@ -57,10 +57,11 @@ class Entries:
         return ops.level_table([index.view for index in reversed(indexes)], self.schema.n, self.schema.dim)
 
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
-        """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one replaces.
+        """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one
+        replaces.
 
-        Each row's check has been looked at; rows of older formats get one of this format, once every byte of their file
-        has been compared with its name, for their own check knows less. Raises Damaged.
+        Each row's check has been looked at; rows of older formats get one of this format, once every byte of
+        their file has been compared with its name, for their own check knows less. Raises Damaged.
         """
         for name in names:
             segment = self.opened[name]
@@ -74,7 +75,8 @@ class Entries:
                 yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
-        """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises Damaged."""
+        """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises
+        Damaged."""
         stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
         rows = np.empty((len(addresses), stride), np.uint8)
         for segment in self.opened.values():
@@ -91,7 +93,9 @@ class Entries:
         n = self.schema.n
         if segment.layout.format < fmt.FORMAT:
             end = layout.header_bytes(n, order)
-            rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
+            rows[:, end - 8 : end] = (
+                layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
+            )
         return rows
 
 
@@ -113,5 +117,8 @@ def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray
 
 
 def open_entries(environment: Environment, version: VersionInfo) -> Entries:
-    """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew, StoreIO."""
-    return Entries(version, {info.name: environment.segment(info, version.schema) for info in version.segments})
+    """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew,
+    StoreIO."""
+    return Entries(
+        version, {info.name: environment.segment(info, version.schema) for info in version.segments}
+    )

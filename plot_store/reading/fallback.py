@@ -1,5 +1,5 @@
-"""Fallbacks: what a look-up gives for an n-gram that is not stored. Storing an entry gains its distance to its
-fallback.
+"""Fallbacks: what a look-up gives for an n-gram that is not stored. Storing an entry gains its distance to
+its fallback.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Ngrams = NDArray[np.uint32]
 
 
 def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
-    """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] -> (float32
-    [m, roles, dim], depth int16 [m]).
+    """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] ->
+    (float32 [m, roles, dim], depth int16 [m]).
 
-    If a version has the entry, it is the entry itself, with that version's depth. Else it is the n-gram's fill, with
-    depth -1: for each token the mean over the longest stored n-grams inside it, zeros if there are none. That is
-    back-off "order". Raises Invalid, Closed, Damaged.
+    If a version has the entry, it is the entry itself, with that version's depth. Else it is the n-gram's
+    fill, with depth -1: for each token the mean over the longest stored n-grams inside it, zeros if there are
+    none. That is back-off "order". Raises Invalid, Closed, Damaged.
     """
     ids = check_ngrams(order, ngrams, reader.version.schema)
     rows, depths = reader.get(order, ids)
@@ -31,7 +31,8 @@ def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArr
 
 
 def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
-    """uint32 [m, order] -> [m, placements, order, dim]: entries of shorter n-grams, for each place in the window."""
+    """uint32 [m, order] -> [m, placements, order, dim]: entries of shorter n-grams, for each place in the
+    window."""
     schema, (count, order) = reader.version.schema, ngrams.shape
     places = schema.n - order + 1
     fill = np.zeros((count, places, order, schema.dim), np.float32)
@@ -43,7 +44,8 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
             asked = np.flatnonzero((ngrams[:, inside] > 0).all(axis=1) & todo[:, inside].any(axis=1))
             entries, depths = reader.get(shorter, ngrams[asked, inside])
             found = asked[depths >= 0]
-            # An entry has its vectors by its own placement in the window: that of the whole, moved by `start`.
+            # An entry has its vectors by its own placement in the window: that of the whole, moved by
+            # `start`.
             placed = entries[depths >= 0].reshape(len(found), schema.n - shorter + 1, shorter, schema.dim)
             total[found, :, inside] += placed[:, start : start + places]
             over[found, inside] += 1
@@ -55,11 +57,11 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
 
 
 def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
-    """The distance of the entries `rows` float32 [m, roles, dim] to their fallbacks: (float32 [m], depth int16 [m] as
-    by `fallbacks`).
+    """The distance of the entries `rows` float32 [m, roles, dim] to their fallbacks: (float32 [m], depth
+    int16 [m] as by `fallbacks`).
 
-    It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry of zeros
-    it is the fallback's length). Raises as `fallbacks`.
+    It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry
+    of zeros it is the fallback's length). Raises as `fallbacks`.
     """
     given, depths = fallbacks(reader, order, ngrams)
     schema = reader.version.schema

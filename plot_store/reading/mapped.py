@@ -30,7 +30,8 @@ def damaged(mapped: Mapped, error: ops.DamagedRow) -> Damaged:
     views = [view for run in mapped.table.runs for view in run.segments]
     name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
     return Damaged(
-        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build the version "
+        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build "
+        "the version "
         "again; `verify` lists everything that is damaged"
     )
 
@@ -56,7 +57,9 @@ def map_chain(
     return Mapped(table, ReadAhead(table), tuple(segments)), ""
 
 
-def index_run(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int) -> ops.IndexRun:
+def index_run(
+    opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int
+) -> ops.IndexRun:
     """The kernel's view of one index and the rows it covers. Raises Damaged when they do not fit together."""
     index = opened[info.name]
     shift = index.layout.shift
@@ -65,13 +68,20 @@ def index_run(opened: dict[str, Segment], info: SegmentInfo, version: VersionInf
         raise _unfit(info)
     for digest, count in index.covers:
         segment = opened.get(f"{digest}.rows")
-        if segment is None or segment.info.order != info.order or segment.info.count != count or count > 1 << shift:
+        if (
+            segment is None
+            or segment.info.order != info.order
+            or segment.info.count != count
+            or count > 1 << shift
+        ):
             raise _unfit(info)
         assert segment.view is not None
         views.append(segment.view)
     direct = index.layout.kind == fmt.DIRECT
     salt, reach = (index.layout.salt, REACH) if index.layout.salt else (PLAIN_SALT, index.layout.cap)
-    return ops.IndexRun(info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views), salt, reach)
+    return ops.IndexRun(
+        info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views), salt, reach
+    )
 
 
 def _unfit(index: SegmentInfo) -> Damaged:

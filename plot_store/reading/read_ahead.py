@@ -1,8 +1,9 @@
 """Reading ahead: a look-up of a cold reader first asks for all its rows, instead of waiting for each in turn.
 
-The indexes, in memory since the segment was opened, tell which rows a batch touches. A few calls ask the operating
-system for their pages, so that the disk reads them in parallel. A reader does this while it is cold: from its opening,
-or from a slow look-up that read from the disk, until enough look-ups in a row have read nothing from the disk.
+The indexes, in memory since the segment was opened, tell which rows a batch touches. A few calls ask the
+operating system for their pages, so that the disk reads them in parallel. A reader does this while it is
+cold: from its opening, or from a slow look-up that read from the disk, until enough look-ups in a row have
+read nothing from the disk.
 """
 
 from __future__ import annotations
@@ -23,26 +24,32 @@ _PAGE: Final = resource.getpagesize()
 _PART: Final = 4096  # tokens whose rows are asked for together: while these are looked up, the next are read
 _QUIET_LOOKUPS: Final = 4  # this many in a row, and this many tokens, without a read prove a reader warm
 _QUIET_TOKENS: Final = 2048
-_SLOW_S: Final = 200e-6  # a look-up that takes longer than this and so much a token may have waited for a disk
+_SLOW_S: Final = (
+    200e-6  # a look-up that takes longer than this and so much a token may have waited for a disk
+)
 _SLOW_S_A_TOKEN: Final = 2e-6
 _THREAD = threading.local()  # .reads: what `disk_reads` last said in this thread
 Out = NDArray[np.float32] | NDArray[np.uint16]
 
 
 class ReadAhead:
-    """A reader's look-ups, which ask for rows ahead while it is cold. Shared by threads: a lost update costs one
-    look-up's speed only."""
+    """A reader's look-ups, which ask for rows ahead while it is cold. Shared by threads: a lost update costs
+    one look-up's speed only."""
 
     def __init__(self, table: ops.LevelTable) -> None:
-        views = sorted({v.rows.ctypes.data: v for run in table.runs for v in run.segments if len(v.rows)}.items())
+        views = sorted(
+            {v.rows.ctypes.data: v for run in table.runs for v in run.segments if len(v.rows)}.items()
+        )
         self.cold = bool(views)
         self._table = table
-        self._starts = np.array([address for address, _ in views], np.int64)  # where each segment's rows begin
+        # Where each segment's rows begin.
+        self._starts = np.array([address for address, _ in views], np.int64)
         self._strides = np.array([view.rows.shape[1] for _, view in views], np.int64)
         self._lookups = self._tokens = 0  # in a row that read nothing
 
     def ask(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> int:
-        """Begin to read every row that this batch touches; how many. Reads no row itself. Raises ValueError."""
+        """Begin to read every row that this batch touches; how many. Reads no row itself. Raises
+        ValueError."""
         addresses = ops.candidates(self._table, tokens, offsets)
         if addresses.size:
             strides = self._strides[np.searchsorted(self._starts, addresses, "right") - 1]
@@ -79,10 +86,13 @@ class ReadAhead:
         order: NDArray[np.int8],
         depth: NDArray[np.int16],
     ) -> None:
-        """The look-up of one part while the disk reads the rows of the next: bounded, however large the batch."""
+        """The look-up of one part while the disk reads the rows of the next: bounded, however large the
+        batch."""
         parts = text_parts(offsets, tokens.size)
         spans = [slice(int(offsets[a]), int(offsets[b])) for a, b in parts] or [slice(None)]
-        ragged = [(tokens[at], offsets[a : b + 1] - at.start) for (a, b), at in zip(parts, spans, strict=False)]
+        ragged = [
+            (tokens[at], offsets[a : b + 1] - at.start) for (a, b), at in zip(parts, spans, strict=False)
+        ]
         ragged = ragged or [(tokens, offsets)]  # one part: as they came, whatever they are
         self.ask(*ragged[0])
         for i, at in enumerate(spans):
@@ -96,7 +106,8 @@ class ReadAhead:
         self.cold = self._lookups < _QUIET_LOOKUPS or self._tokens < _QUIET_TOKENS
 
     def _after_slow(self) -> None:
-        """Slow for the disk's sake, or because the processor was busy elsewhere? Only the first makes a reader cold."""
+        """Slow for the disk's sake, or because the processor was busy elsewhere? Only the first makes a
+        reader cold."""
         now = disk_reads()
         before = getattr(_THREAD, "reads", now)
         _THREAD.reads = now
@@ -106,14 +117,22 @@ class ReadAhead:
 
 
 def disk_reads() -> int:
-    """What this thread has made the system read from disks so far: blocks it asked for, and faults that waited."""
+    """What this thread has made the system read from disks so far: blocks it asked for, and faults that
+    waited."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 
 
 def text_parts(offsets: NDArray[np.int64], tokens: int) -> list[tuple[int, int]]:
-    """Runs of whole texts, (first, end), of about _PART tokens each; none for a small batch, or a malformed one."""
-    if tokens <= _PART or offsets.size < 3 or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets) < 0).any():
+    """Runs of whole texts, (first, end), of about _PART tokens each; none for a small batch, or a malformed
+    one."""
+    if (
+        tokens <= _PART
+        or offsets.size < 3
+        or offsets[0] != 0
+        or offsets[-1] != tokens
+        or (np.diff(offsets) < 0).any()
+    ):
         return []
     marks = np.arange(_PART, tokens, _PART)
     cuts = np.unique([0, *np.searchsorted(offsets, marks).tolist(), offsets.size - 1]).tolist()
@@ -121,7 +140,8 @@ def text_parts(offsets: NDArray[np.int64], tokens: int) -> list[tuple[int, int]]
 
 
 def page_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The pages under [starts, ends), as few ranges as they make: uint64 [k, 2] of address and bytes, ascending."""
+    """The pages under [starts, ends), as few ranges as they make: uint64 [k, 2] of address and bytes,
+    ascending."""
     order = np.argsort(starts)
     first = starts[order] // _PAGE * _PAGE
     last = np.maximum.accumulate(-(-ends[order] // _PAGE) * _PAGE)

@@ -31,10 +31,11 @@ _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
 class Reader:
-    """A point-in-time view of one version: publications, rollbacks, deletions and collection do not change it.
+    """A point-in-time view of one version: publications, rollbacks, deletions and collection do not change
+    it.
 
-    Thread-safe. Holds its files mapped until `close`; works on after the store is closed. Every row is checked when
-    it is first used: a look-up gives what was written, or raises Damaged.
+    Thread-safe. Holds its files mapped until `close`; works on after the store is closed. Every row is
+    checked when it is first used: a look-up gives what was written, or raises Damaged.
     """
 
     def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: Mapped) -> None:
@@ -47,16 +48,18 @@ class Reader:
     def lookup(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[Floats, Hits]: ...
 
     @overload
-    def lookup(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], *, out: Out) -> tuple[Out, Hits]: ...
+    def lookup(
+        self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], *, out: Out
+    ) -> tuple[Out, Hits]: ...
 
     def lookup(
         self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], *, out: Floats | Bfloats | None = None
     ) -> tuple[Floats | Bfloats, Hits]:
         """Aggregated representations of a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
 
-        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends on the tokens
-        less than n places away in its own text only. `out`, if given, is filled and returned; a uint16 one takes the
-        bits of bfloat16. Raises Invalid, Closed, Damaged (`out` is then unspecified).
+        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends on the
+        tokens less than n places away in its own text only. `out`, if given, is filled and returned; a uint16
+        one takes the bits of bfloat16. Raises Invalid, Closed, Damaged (`out` is then unspecified).
         """
         mapped, schema = self._open(), self.version.schema
         _check_array(tokens, "tokens", _INT32)
@@ -75,10 +78,11 @@ class Reader:
         return out, Hits(order, depth, schema.n)
 
     def prefetch(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> int:
-        """Begin to read from disk every row that `lookup` of this batch would touch; how many rows. Does not wait.
+        """Begin to read from disk every row that `lookup` of this batch would touch; how many rows. Does not
+        wait.
 
-        For the batch after the one at hand; `lookup` does it by itself for its own, unless it finds all in memory.
-        Raises Invalid, Closed.
+        For the batch after the one at hand; `lookup` does it by itself for its own, unless it finds all in
+        memory. Raises Invalid, Closed.
         """
         mapped = self._open()
         _check_array(tokens, "tokens", _INT32)
@@ -89,13 +93,14 @@ class Reader:
             raise Invalid(str(error)) from error
 
     def contains(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Whether any version of the chain has each n-gram, uint32 [m, order] -> bool [m]. Raises Invalid, Closed."""
+        """Whether any version of the chain has each n-gram, uint32 [m, order] -> bool [m]. Raises Invalid,
+        Closed."""
         table, ids = self._asked(order, ngrams)
         return np.asarray(ops.find(table, order, ids, check=False)[0] != 0)
 
     def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
-        """The version of the chain from which a look-up takes each n-gram, uint32 [m, order] -> int16 [m]; -1 if none
-        has it.
+        """The version of the chain from which a look-up takes each n-gram, uint32 [m, order] -> int16 [m]; -1
+        if none has it.
 
         Raises Invalid, Closed.
         """
@@ -134,7 +139,9 @@ class Reader:
         for level, run in enumerate(table.runs):
             for rows in [view.rows for view in run.segments] if run.order == order else ():
                 start = rows.ctypes.data
-                here = np.flatnonzero((levels == level) & (addresses >= start) & (addresses < start + rows.nbytes))
+                here = np.flatnonzero(
+                    (levels == level) & (addresses >= start) & (addresses < start + rows.nbytes)
+                )
                 picked = rows[(addresses[here] - start) // rows.shape[1]]
                 vectors[here] = layout.decode(picked, n, order, dim, run.dtype)
                 depths[here] = run.depth
@@ -143,8 +150,8 @@ class Reader:
     def on_device(self, device: int | Device = 0) -> DeviceReader:
         """Copy this view to a CUDA device and check every row on the way.
 
-        The copy answers as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no cupy),
-        StoreFull (it does not fit).
+        The copy answers as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or
+        no cupy), StoreFull (it does not fit).
         """
         mapped = self._open()
         try:
@@ -179,7 +186,9 @@ def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "or
     """Resolve, pin, map. Raises NotFound, Collected, Invalid (backoff), Damaged, FormatTooNew, StoreIO."""
     before: list[VersionInfo] = []
     while True:
-        chain = environment.catalogue.read(lambda txn: version_tree.chain(txn, version_tree.resolve(txn, ref_or_id)))
+        chain = environment.catalogue.read(
+            lambda txn: version_tree.chain(txn, version_tree.resolve(txn, ref_or_id))
+        )
         steps = steps_of(backoff, chain[0].schema.n, len(chain))
         environment.hold(chain[0].id)
         try:
@@ -189,15 +198,23 @@ def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "or
                 return Reader(environment, tuple(chain), mapped)
         finally:
             environment.let_go(chain[0].id)
-        # Another process may publish anew and collect this version between the two steps, on a busy machine several
-        # times over: look again. A record that is still there goes before its file, so then the file is lost.
+        # Another process may publish anew and collect this version between the two steps, on a busy machine
+        # several times over: look again. A record that is still there goes before its file, so then the file
+        # is lost.
         if chain == before:
-            raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+            raise Damaged(
+                f"segment {missing} is missing from the store: restore it with an import, or build it again"
+            )
         before = chain
 
 
 def _check_array(array: NDArray[np.generic], name: str, dtype: np.dtype[np.generic]) -> None:
-    if isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1 and array.flags.c_contiguous:
+    if (
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
+        and array.ndim == 1
+        and array.flags.c_contiguous
+    ):
         return
     raise Invalid(f"{name} must be a one-dimensional, contiguous numpy array of {dtype.name}: convert it")
 
@@ -206,5 +223,6 @@ def _check_out(out: Floats | Bfloats, shape: tuple[int, int]) -> None:
     good = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in _OUT_TYPES
     if not (good and out.flags.c_contiguous and out.flags.writeable):
         raise Invalid(
-            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of bfloat16) uint16"
+            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of "
+            "bfloat16) uint16"
         )

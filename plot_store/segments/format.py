@@ -5,11 +5,13 @@
     data   at the next multiple of 4096: rows, or index slots
     checks at the next multiple of 8: u64 xxh3-64 per 1 MiB block of all bytes before, then the table's own
 
-Little-endian throughout. `parse` accepts exactly the files that `layout_of` would write: every size and offset is
-derived again from the few independent fields and must agree, since kernels follow raw pointers into the file.
+Little-endian throughout. `parse` accepts exactly the files that `layout_of` would write: every size and
+offset is derived again from the few independent fields and must agree, since kernels follow raw pointers into
+the file.
 
-Format 2 added: windows of any width n, a check in every row, the direct index. Format 3 added: a check that knows
-damage in several words, the salt of an index and the bound of its probes. Formats 1 and 2 are still read.
+Format 2 added: windows of any width n, a check in every row, the direct index. Format 3 added: a check that
+knows damage in several words, the salt of an index and the bound of its probes. Formats 1 and 2 are still
+read.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ def header(layout: Layout) -> bytes:
 
 
 def parse(raw: bytes, name: str) -> Layout:
-    """The layout of a file that begins with these bytes. Raises Damaged or FormatTooNew; `name` is for messages."""
+    """The layout of a file that begins with these bytes. Raises Damaged or FormatTooNew; `name` is for
+    messages."""
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
         raise Damaged(f"segment {name} does not begin like one: {_CURE}")
     (
@@ -156,7 +159,9 @@ def parse(raw: bytes, name: str) -> Layout:
         raise FormatTooNew(
             f"segment {name} has format {version}, this release reads up to {FORMAT}: upgrade the release"
         )
-    if _SUM.unpack_from(raw, HEADER_BYTES - _SUM.size)[0] != xxhash.xxh3_64_intdigest(raw[: HEADER_BYTES - _SUM.size]):
+    if _SUM.unpack_from(raw, HEADER_BYTES - _SUM.size)[0] != xxhash.xxh3_64_intdigest(
+        raw[: HEADER_BYTES - _SUM.size]
+    ):
         raise Damaged(f"segment {name} has a damaged header: {_CURE}")
     base = Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
     if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
@@ -209,5 +214,7 @@ def untable(raw: bytes, name: str) -> list[int]:
     """The block checksums of a table. Raises Damaged if it does not match its own."""
     body = raw[: -_SUM.size]
     if _SUM.unpack(raw[-_SUM.size :])[0] != xxhash.xxh3_64_intdigest(body):
-        raise Damaged(f"segment {name} has a damaged checksum table: restore it from an export or build it again")
+        raise Damaged(
+            f"segment {name} has a damaged checksum table: restore it from an export or build it again"
+        )
     return [value for (value,) in _SUM.iter_unpack(body)]

@@ -1,7 +1,8 @@
-"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it before they are used.
+"""Mapping a file read-only without keeping a descriptor open, and asking for parts of it before they are
+used.
 
-Python's mmap holds a duplicate of the descriptor for as long as the mapping lives, so a large store would run into
-the usual limit of 1,024 open files at 64 GB. The operating system needs none after the call.
+Python's mmap holds a duplicate of the descriptor for as long as the mapping lives, so a large store would run
+into the usual limit of 1,024 open files at 64 GB. The operating system needs none after the call.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _PIDFD_OPEN: Final = 434  # the numbers are the same on every architecture of Li
 _PROCESS_MADVISE: Final = 440
 _FAILED: Final = ctypes.c_void_p(-1).value
 _LIMIT: Final = Path("/proc/sys/vm/max_map_count")
-_SPARE: Final = 1 << 13  # mappings left to the rest of the process: without one, no thread starts and arrays fail
+# Mappings left to the rest of the process: without one, no thread starts and arrays fail.
+_SPARE: Final = 1 << 13
 _MAPPED: Final[set[int]] = set()  # where this process has files mapped
 
 
@@ -46,11 +48,13 @@ _LIBC: Final = _libc()
 
 
 def map_read_only(fd: int, size: int) -> Bytes:
-    """uint8 [size], read-only; unmapped when the last view of it is gone. Raises OSError, StoreIO (too many)."""
+    """uint8 [size], read-only; unmapped when the last view of it is gone. Raises OSError, StoreIO (too
+    many)."""
     if len(_MAPPED) >= _MOST_MAPPED:
         raise StoreIO(
             f"this process has {len(_MAPPED)} segments mapped, and may have {_MOST_MAPPED + _SPARE} mappings "
-            "in all: compact the refs (fewer, larger segments), close readers, or raise vm.max_map_count (sysctl)"
+            "in all: compact the refs (fewer, larger segments), close readers, or raise "
+            "vm.max_map_count (sysctl)"
         )
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
@@ -82,7 +86,8 @@ _MOST_MAPPED: Final = _most_mapped()
 
 
 def fault_in(raw: Bytes) -> None:
-    """Enter a whole mapped file in this process's page table (Linux 5.14), so that no use of it stops for that.
+    """Enter a whole mapped file in this process's page table (Linux 5.14), so that no use of it stops for
+    that.
 
     For files that were just read. A hint too.
     """
@@ -95,9 +100,11 @@ def read_soon(raw: Bytes) -> None:
 
 
 def will_need(ranges: NDArray[np.uint64]) -> None:
-    """Begin to read ranges of mapped memory, uint64 [k, 2] (address on a page boundary, bytes), without waiting.
+    """Begin to read ranges of mapped memory, uint64 [k, 2] (address on a page boundary, bytes), without
+    waiting.
 
-    A thousand ranges a system call where the kernel can (Linux 5.10), else one. Hints: a refusal changes no result.
+    A thousand ranges a system call where the kernel can (Linux 5.10), else one. Hints: a refusal changes no
+    result.
     """
     done = _many_at_once(np.ascontiguousarray(ranges))
     for start, size in ranges[done:].tolist():
@@ -105,8 +112,10 @@ def will_need(ranges: NDArray[np.uint64]) -> None:
 
 
 def _many_at_once(ranges: NDArray[np.uint64]) -> int:
-    """How many of the ranges were asked for by `process_madvise` on this process; an array row is a `struct iovec`."""
-    me = _LIBC.syscall(_PIDFD_OPEN, os.getpid(), 0)  # opened each time: a kept one would name the parent after a fork
+    """How many of the ranges were asked for by `process_madvise` on this process; an array row is a `struct
+    iovec`."""
+    # Opened each time: a kept one would name the parent after a fork.
+    me = _LIBC.syscall(_PIDFD_OPEN, os.getpid(), 0)
     if me < 0:
         return 0
     try:

@@ -107,7 +107,8 @@ class Segment:
 
     @property
     def keys(self) -> Keys:
-        """uint64 [count, words] of a rows segment, a copy, every row checked. Reads the whole file. Raises Damaged."""
+        """uint64 [count, words] of a rows segment, a copy, every row checked. Reads the whole file. Raises
+        Damaged."""
         read_soon(self.raw)
         self.check(self.rows)
         return row_keys(self.rows, self.layout.order)
@@ -119,7 +120,8 @@ class Segment:
         """
         if not self.sound(rows).all():
             raise Damaged(
-                f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or build "
+                f"rows of segment {self.info.name} are damaged: restore it with an import of an "
+                "export, or build "
                 "the version again; `verify` lists everything that is damaged"
             )
 
@@ -162,7 +164,8 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
     """Map a segment and check its size, header and checksum table against each other and the manifest.
 
     An index is read whole and compared with its name; rows are left to their own checks, at their first use.
-    Raises Damaged, FormatTooNew, StoreIO; FileNotFoundError when the file is gone (the caller knows whether it may).
+    Raises Damaged, FormatTooNew, StoreIO; FileNotFoundError when the file is gone (the caller knows whether
+    it may).
     """
     with guarded(f"opening segment {info.name}"):
         try:
@@ -213,7 +216,8 @@ def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> No
 
 
 def _check_content(fd: int, info: SegmentInfo) -> None:
-    """Every byte against the name, by plain reads: a bad sector is an error here, through the mapping a signal."""
+    """Every byte against the name, by plain reads: a bad sector is an error here, through the mapping a
+    signal."""
     whole, block, at = xxhash.xxh3_128(), memoryview(bytearray(fmt.BLOCK)), 0
     while read := os.preadv(fd, [block], at):
         whole.update(block[:read])
@@ -251,7 +255,8 @@ class SegmentCache:
         except _Gone:
             return None
         with self._lock:
-            other = self._live.get(info.name)  # another thread may have opened it meanwhile: one mapping is kept
+            # Another thread may have opened it meanwhile: one mapping is kept.
+            other = self._live.get(info.name)
             if other is not None and other.inode == opened.inode:
                 return other
             self._live[info.name] = opened

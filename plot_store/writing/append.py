@@ -47,4 +47,6 @@ def append(
 def _check_entries(entries: Entries) -> None:
     pairs = list(entries.values()) if isinstance(entries, Mapping) else [None]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise Invalid("entries must be a dict {order: (n-grams, rows)}, as in Writer.add: pass {} to add nothing")
+        raise Invalid(
+            "entries must be a dict {order: (n-grams, rows)}, as in Writer.add: pass {} to add nothing"
+        )

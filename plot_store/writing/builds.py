@@ -35,7 +35,8 @@ class Opened:
 def open_build(
     environment: Environment, ref: str, build: str, schema: Schema, parent: str | None, extend: bool
 ) -> Opened:
-    """Register the build, or take it over where it was left. Raises Invalid, NotFound, Collected, Conflict."""
+    """Register the build, or take it over where it was left. Raises Invalid, NotFound, Collected,
+    Conflict."""
     names.check_ref(ref)
     names.check_build(build)
     if not isinstance(schema, Schema):
@@ -48,13 +49,17 @@ def open_build(
         found = version_tree.get_build(txn, build)
         if found is None:
             base = current if extend else None
-            found = BuildRecord(ref, schema, None if ancestor is None else ancestor.id, extend, base, "", (), 0.0)
+            found = BuildRecord(
+                ref, schema, None if ancestor is None else ancestor.id, extend, base, "", (), 0.0
+            )
         else:
             _check_same(txn, build, found, ref, schema, ancestor if parent is not None else None, extend)
         base_version = version_tree.get_version(txn, found.base) if found.base is not None else None
         _check_schema(schema, ancestor, base_version)
         kept = _present(environment, found.segments)
-        sealed = found.sealed if found.sealed is not None and all(map(environment.holds, found.sealed)) else None
+        sealed = (
+            found.sealed if found.sealed is not None and all(map(environment.holds, found.sealed)) else None
+        )
         record = replace(found, owner=uuid.uuid4().hex, segments=kept, sealed=sealed, touched=time.time())
         version_tree.put_build(txn, build, record)
         return Opened(build, record, current, base_version)
@@ -63,7 +68,8 @@ def open_build(
 
 
 def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
-    """The same build with these segments, which the store has, and no others. Raises Conflict, StoreFull, StoreIO."""
+    """The same build with these segments, which the store has, and no others. Raises Conflict, StoreFull,
+    StoreIO."""
     record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
 
     def body(txn: Txn) -> None:
@@ -116,14 +122,17 @@ def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
 
 
 def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
-    """The version to fall back on: the given one, else what the ref's current version has, else the enclosing ref's."""
+    """The version to fall back on: the given one, else what the ref's current version has, else the enclosing
+    ref's."""
     if parent is None and current is not None:
         known = version_tree.get_version(txn, current).parent
         return None if known is None else version_tree.get_version(txn, known)
     if parent is None and "/" in ref:
         parent = ref.rpartition("/")[0]
         if version_tree.get_ref(txn, parent) is None:
-            raise NotFound(f"{ref} would branch off {parent}, which does not exist: publish that, or name a parent")
+            raise NotFound(
+                f"{ref} would branch off {parent}, which does not exist: publish that, or name a parent"
+            )
     if parent is None:
         return None
     found = version_tree.resolve(txn, parent)
@@ -136,7 +145,13 @@ def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> Vers
 
 
 def _check_same(
-    txn: Txn, build: str, found: BuildRecord, ref: str, schema: Schema, ancestor: VersionInfo | None, extend: bool
+    txn: Txn,
+    build: str,
+    found: BuildRecord,
+    ref: str,
+    schema: Schema,
+    ancestor: VersionInfo | None,
+    extend: bool,
 ) -> None:
     """A resumed build keeps the parent version that it began with, even if the parent's ref has moved."""
     same = found.ref == ref and found.schema == schema and found.extend == extend
@@ -149,7 +164,9 @@ def _check_same(
 
 def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInfo | None) -> None:
     if base is not None and base.schema != schema:
-        raise Invalid(f"an extending build must keep the schema {base.schema}: pass it, or build without extend")
+        raise Invalid(
+            f"an extending build must keep the schema {base.schema}: pass it, or build without extend"
+        )
     if ancestor is not None:
         above = ancestor.schema
         if (above.dim, above.vocab, above.n) != (schema.dim, schema.vocab, schema.n):

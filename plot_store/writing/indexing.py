@@ -25,7 +25,8 @@ DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token
 
 @dataclass(frozen=True)
 class _Built:
-    """An index in memory: slots uint64 [cap], the shift of its row ids, how many n-grams, the salt (0: none)."""
+    """An index in memory: slots uint64 [cap], the shift of its row ids, how many n-grams, the salt (0:
+    none)."""
 
     slots: Keys
     shift: int
@@ -41,10 +42,13 @@ class Plan:
     drafts: tuple[Draft, ...]
 
 
-def plan(environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]) -> Plan:
+def plan(
+    environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]
+) -> Plan:
     """Index the build's segments; an extending build keeps the base's indexes while they are few.
 
-    known: keys of segments by name, so that fresh ones need not be read again. Raises StoreFull, StoreIO, Damaged.
+    known: keys of segments by name, so that fresh ones need not be read again. Raises StoreFull, StoreIO,
+    Damaged.
     """
     old = [] if base is None else list(base.segments)
     drafts: list[Draft] = []
@@ -66,8 +70,8 @@ def plan(environment: Environment, record: BuildRecord, base: VersionInfo | None
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
-    """The newest indexes that a new index of this many rows merges: at least one, and older ones while they are at most
-    twice as large as the total so far. So a large old index is not rewritten for a few rows."""
+    """The newest indexes that a new index of this many rows merges: at least one, and older ones while they
+    are at most twice as large as the total so far. So a large old index is not rewritten for a few rows."""
     first = len(runs)
     while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
         first -= 1
@@ -83,7 +87,9 @@ def _covered(
     names = [f"{digest}.rows" for index in indexes for digest, _ in environment.segment(index, schema).covers]
     missing = [name for name in names if name not in by_name]
     if missing:
-        raise Damaged(f"segment {missing[0]} is not in its version: restore it from an export or build it again")
+        raise Damaged(
+            f"segment {missing[0]} is not in its version: restore it from an export or build it again"
+        )
     return [by_name[name] for name in names]
 
 
@@ -94,7 +100,11 @@ def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
 
 
 def _write_index(
-    environment: Environment, schema: Schema, order: int, covered: list[SegmentInfo], known: Mapping[str, Keys]
+    environment: Environment,
+    schema: Schema,
+    order: int,
+    covered: list[SegmentInfo],
+    known: Mapping[str, Keys],
 ) -> Draft:
     keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
     covers = [(segment.digest, segment.count) for segment in covered]
@@ -120,10 +130,11 @@ def _write_index(
 
 
 def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:
-    """Under the first salt that leaves no n-gram far from its home: nearly always the first. Raises ValueError.
+    """Under the first salt that leaves no n-gram far from its home: nearly always the first. Raises
+    ValueError.
 
-    A salt is known only when the rows are, so that nobody can choose n-grams that crowd together under it; and it is
-    the same for the same rows, so that building a version again gives the same files.
+    A salt is known only when the rows are, so that nobody can choose n-grams that crowd together under it;
+    and it is the same for the same rows, so that building a version again gives the same files.
     """
     for attempt in range(MAX_SALTS):
         text = fmt.pack_covers(covers) + attempt.to_bytes(1, "little")

@@ -1,7 +1,7 @@
 """Renaming finished files and unlinking dead ones, always inside a write transaction of the catalogue.
 
-LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file also registers
-it, and a file is unlinked only if no record names it while the lock is held.
+LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file also
+registers it, and a file is unlinked only if no record names it while the lock is held.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def promote(folder: Path, drafts: Iterable[Draft]) -> None:
             if draft.path.exists():
                 os.replace(draft.path, folder / draft.info.name)
             elif not (folder / draft.info.name).exists():
-                raise StoreIO(f"{draft.path} vanished before it was named: let nothing else write there; build again")
+                raise StoreIO(
+                    f"{draft.path} vanished before it was named: let nothing else write there; build again"
+                )
         files.sync_folder(folder)
 
 

@@ -1,6 +1,7 @@
 """Publishing: finished files get their names, then one synced transaction makes a version and moves the ref.
 
-A crash before that commit leaves a build to resume, a crash after it a version; never a version without its files.
+A crash before that commit leaves a build to resume, a crash after it a version; never a version without its
+files.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def check_expected(txn: Txn, build: BuildRecord, wanted: Expect) -> str | None:
     current = None if record is None else record.current
     if build.extend and current != build.base:
         raise Conflict(
-            f"{build.ref} moved to {current} while this build extended an older version: abort it and build again"
+            f"{build.ref} moved to {current} while this build extended an older version: abort it "
+            "and build again"
         )
     if wanted is not ANY and current != wanted:
         raise Conflict(

@@ -1,7 +1,8 @@
 """Full buffers on their way to disk: one background thread writes, syncs and registers them in order.
 
-The caller computes and encodes the next rows meanwhile. At most `IN_FLIGHT` buffers wait; with more, the caller waits
-for the oldest. After a failure no later buffer is written, so the registered rows are always a beginning of the build.
+The caller computes and encodes the next rows meanwhile. At most `IN_FLIGHT` buffers wait; with more, the
+caller waits for the oldest. After a failure no later buffer is written, so the registered rows are always a
+beginning of the build.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class SegmentWriter:
         return draft
 
     def register(self, drafts: Sequence[Draft], record: BuildRecord) -> None:
-        """Name finished files and make them the build's, in one transaction. Raises Conflict, StoreFull, StoreIO."""
+        """Name finished files and make them the build's, in one transaction. Raises Conflict, StoreFull,
+        StoreIO."""
 
         def body(txn: Txn) -> None:
             builds.still_ours(txn, self._build, record)
@@ -112,7 +114,9 @@ class SegmentWriter:
         try:
             draft = self.write(order, rows)
             try:
-                grown = replace(self._record, segments=(*self._record.segments, draft.info), touched=time.time())
+                grown = replace(
+                    self._record, segments=(*self._record.segments, draft.info), touched=time.time()
+                )
                 self.register([draft], grown)
             finally:
                 promote.discard([draft])

@@ -9,7 +9,8 @@ from hmi_kernels.lookup.layout import stride
 from plot_store.ground.nouns import Schema
 from plot_store.writing.writer import SEGMENT_BYTES, SLOT_BYTES
 
-FILE_BYTES: Final = 16 << 10  # of a file besides rows or slots: header, padding, table of checksums; a generous bound
+# Of a file besides rows or slots: header, padding, table of checksums; a generous bound.
+FILE_BYTES: Final = 16 << 10
 
 
 def entry_bytes(schema: Schema, order: int) -> int:

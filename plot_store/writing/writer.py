@@ -1,7 +1,8 @@
-"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all at once.
+"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all
+at once.
 
-`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced transaction.
-`publish` without `seal` does both in one transaction, after it has synced the files.
+`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced
+transaction. `publish` without `seal` does both in one transaction, after it has synced the files.
 """
 
 from __future__ import annotations
@@ -57,9 +58,12 @@ class _Leftover:
 
 
 class Writer:
-    """Not thread-safe. Leaving it without `publish` keeps the finished segments for a resume of the same build."""
+    """Not thread-safe. Leaving it without `publish` keeps the finished segments for a resume of the same
+    build."""
 
-    def __init__(self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int) -> None:
+    def __init__(
+        self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int
+    ) -> None:
         self._environment = environment
         self._build = opened.build
         self._current = opened.current
@@ -76,7 +80,8 @@ class Writer:
         return self._base
 
     def resume_point(self, order: int) -> int:
-        """How many n-grams of this order, counted as added, are durable in finished segments of this build."""
+        """How many n-grams of this order, counted as added, are durable in finished segments of this
+        build."""
         record = self._segments.record
         check_order(order, record.schema.n)
         return sum(s.count for s in record.segments if s.order == order)
@@ -84,9 +89,10 @@ class Writer:
     def add(self, order: int, ngrams: NDArray[np.uint32], rows: NDArray[np.float32]) -> None:
         """Add entries: uint32 [m, order] and float32 [m, roles, dim]; of equal n-grams the last added wins.
 
-        Full segments are written by a thread in the background, so what a segment meets is raised by a later call:
-        StoreFull, StoreIO, Conflict (another writer took over the build). Raises Invalid (shape, id outside the
-        vocabulary, a number that the storage type cannot hold; nothing of this call is added then).
+        Full segments are written by a thread in the background, so what a segment meets is raised by a later
+        call: StoreFull, StoreIO, Conflict (another writer took over the build). Raises Invalid (shape, id
+        outside the vocabulary, a number that the storage type cannot hold; nothing of this call is added
+        then).
         """
         self._check_open()
         self._segments.check()
@@ -96,7 +102,8 @@ class Writer:
         if ids.shape[0]:
             self._unseal()
         if ids.shape[0] > self._room(order):
-            _check_storable(vectors, schema.code)  # for it may fail only before the first segment is on its way
+            # For it may fail only before the first segment is on its way.
+            _check_storable(vectors, schema.code)
         for start, place in self._places(order, ids.shape[0]):
             end = start + len(place)
             try:
@@ -114,44 +121,56 @@ class Writer:
             place[:] = rows[start : start + len(place)]
 
     def seal(self) -> None:
-        """Make everything added durable and registered, indexes too; `publish` then costs one synced transaction.
+        """Make everything added durable and registered, indexes too; `publish` then costs one synced
+        transaction.
 
-        Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one index).
+        Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one
+        index).
         """
         self._check_open()
         if self._segments.record.sealed is not None:
             return
         left = self._finish()
         try:
-            self._segments.register(left.drafts, replace(left.record, sealed=left.segments, touched=time.time()))
+            self._segments.register(
+                left.drafts, replace(left.record, sealed=left.segments, touched=time.time())
+            )
         finally:
             promote.discard(left.drafts)
         self._buffers.clear()
 
     def so_far(self) -> Reader:
-        """What a reader of the ref would see if all that was added were published now. Seals; more may be added after.
+        """What a reader of the ref would see if all that was added were published now. Seals; more may be
+        added after.
 
-        Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and Damaged.
+        Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and
+        Damaged.
         """
         self.seal()
         record = self._segments.record
         assert record.sealed is not None
         chain = [
-            VersionInfo("", record.ref, record.parent, self._current, "", record.schema, record.sealed, self._build),
+            VersionInfo(
+                "", record.ref, record.parent, self._current, "", record.schema, record.sealed, self._build
+            ),
             *self._environment.catalogue.read(lambda txn: _ancestors(txn, record.parent)),
         ]
         mapped, missing = map_chain(self._environment, chain, None)
         if mapped is None:
-            raise Damaged(f"segment {missing} is missing from the store: restore it with an import, or build it again")
+            raise Damaged(
+                f"segment {missing} is missing from the store: restore it with an import, or build it again"
+            )
         # Nothing to pin: the build's own record keeps its segments and its ancestors from collection.
         return Reader(self._environment, tuple(chain), mapped)
 
     def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
-        """Make everything added the ref's current version, at once and durably; the build ends and the writer closes.
+        """Make everything added the ref's current version, at once and durably; the build ends and the writer
+        closes.
 
-        expect: the version id that must be current (None: the ref must not exist); by default what was current when
-        the writer was opened; ANY overwrites. meta is laid over the writer's (JSON, at most 64 levels deep). Raises
-        Conflict, StoreFull, StoreIO, Invalid; the build can then be published again, resumed or aborted.
+        expect: the version id that must be current (None: the ref must not exist); by default what was
+        current when the writer was opened; ANY overwrites. meta is laid over the writer's (JSON, at most 64
+        levels deep). Raises Conflict, StoreFull, StoreIO, Invalid; the build can then be published again,
+        resumed or aborted.
         """
         self._check_open()
         wanted = self._current if expect is AS_OPENED else expect
@@ -222,8 +241,8 @@ class Writer:
         return len(buffer.rows) - buffer.used
 
     def _places(self, order: int, count: int) -> Iterator[tuple[int, Bytes]]:
-        """(start, uint8 [m, stride] to fill) until there is a place for each of `count` rows; a place counts as filled,
-        and a full buffer goes on its way, when the next one is asked for."""
+        """(start, uint8 [m, stride] to fill) until there is a place for each of `count` rows; a place counts
+        as filled, and a full buffer goes on its way, when the next one is asked for."""
         start = 0
         while start < count:
             buffer = self._buffer(order)
@@ -265,7 +284,8 @@ def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
 
 
 def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
-    """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of them."""
+    """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of
+    them."""
     limit = TOO_LARGE[code]
     if not -limit < vectors.min() <= vectors.max() < limit:
         raise Invalid(

@@ -1,4 +1,5 @@
-"""One small home for all end-to-end tests: a root, a fully covered branch, a half covered one, tenants of each task."""
+"""One small home for all end-to-end tests: a root, a fully covered branch, a half covered one, tenants of
+each task."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Home:
         m = self.manager
         return Bundles(self.settings.data, m.registry, m.plots, m.adapters, m.lowers)
 
-    def engine(self, metrics: Metrics | None = None, planner: Planner | None = None, **settings: Any) -> Engine:
+    def engine(
+        self, metrics: Metrics | None = None, planner: Planner | None = None, **settings: Any
+    ) -> Engine:
         changed = replace(self.settings, **settings)
         return Engine(self.bundles(), changed, Metrics() if metrics is None else metrics, None, planner)
 
@@ -92,7 +95,9 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     settings = Settings(data=tmp_path_factory.mktemp("home") / "data")
     manager = Manager(settings)
     home = Home(manager, settings, CORPUS[:30])
-    home.run(manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS))
+    home.run(
+        manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS)
+    )
     corpus = "\n".join(CORPUS).encode()
     home.run(manager.create_domain("tiny/full", corpus, alpha=100))
     home.run(manager.create_domain("tiny/half", corpus, alpha=50))
@@ -103,6 +108,8 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home.run(create("acme.pairs", domain="tiny", task="pair", data=pair_rows(7), options=QUICK))
     home.run(create("globex.tags", domain="tiny/full", task="tagging", data=tag_rows(7), options=QUICK))
     adapters = {**QUICK, "module": {"kind": "parallel", "rank": 6}}
-    home.run(create("globex.mood", domain="tiny/half", task="classification", data=mood_rows(8), options=adapters))
+    home.run(
+        create("globex.mood", domain="tiny/half", task="classification", data=mood_rows(8), options=adapters)
+    )
     yield home
     manager.close()

@@ -57,7 +57,10 @@ async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = 
     """Queue items as the engine makes them."""
     bundle = await bundle_of(home, model, exact=exact)
     encoded = bundle.root.tokenizer.encode(texts, 64)
-    return [Item(InferRequest(model, t, exact=exact), bundle, [e], Kept()) for t, e in zip(texts, encoded, strict=True)]
+    return [
+        Item(InferRequest(model, t, exact=exact), bundle, [e], Kept())
+        for t, e in zip(texts, encoded, strict=True)
+    ]
 
 
 def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:

@@ -67,7 +67,9 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
         "lower": (Bundles, "_load_lower", lambda *_: True),
     }[part]
     with gate(owner, name, wanted, monkeypatch) as held:
-        cold = [asyncio.create_task(engine.infer([InferRequest(OTHER, t, exact=exact)])) for t in home.covered[:5]]
+        cold = [
+            asyncio.create_task(engine.infer([InferRequest(OTHER, t, exact=exact)])) for t in home.covered[:5]
+        ]
         await until(lambda: held.calls > 0)
         warm = await asyncio.gather(*(engine.infer([InferRequest(MOOD, t)]) for t in home.covered))
         assert len(warm) == len(home.covered)
@@ -81,7 +83,9 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
     await engine.stop()
 
 
-async def test_a_load_that_fails_is_told_to_each_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_fails_is_told_to_each_by_itself(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = home.engine()
     await engine.start()
 

@@ -65,7 +65,9 @@ def infer(home: Home, model: ModelId, text: str) -> list[object]:
         ("upper.safetensors", None),
     ],
 )
-def test_a_damaged_root_answers_nothing(home: Home, name: str, change: Callable[[bytes], bytes] | None) -> None:
+def test_a_damaged_root_answers_nothing(
+    home: Home, name: str, change: Callable[[bytes], bytes] | None
+) -> None:
     path = root_folder(home) / name
     intact = path.read_bytes()
     try:
@@ -147,7 +149,9 @@ async def all_at_once(home: Home, models: list[ModelId]) -> list[object]:
         await engine.stop()
 
 
-def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two tenants' models with the same artefact: neither is to read the other's name, nor a hash."""
     registry, twin = home.manager.registry, ModelId("globex", "twin")
     live = registry.model(MOOD).live
@@ -163,7 +167,10 @@ def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(home: Home, ca
     assert isinstance(answer, list), answer
     for error, mine, other in zip(errors, [MOOD, MOOD, twin, twin], [twin, twin, MOOD, MOOD], strict=True):
         assert isinstance(error, Damaged), error
-        assert f"the artefact of version 1 of model {mine} fails its checksum: roll the model back" in error.message
+        assert (
+            f"the artefact of version 1 of model {mine} fails its checksum: roll the model back"
+            in error.message
+        )
         assert str(other) not in error.message
         assert live.artefact not in error.message
         assert str(home.settings.data) not in error.message

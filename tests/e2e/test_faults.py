@@ -1,5 +1,5 @@
-"""Faults at each step of the engine: no answer is lost, given twice or given to the wrong tenant, and readiness is
-true to the state.
+"""Faults at each step of the engine: no answer is lost, given twice or given to the wrong tenant, and
+readiness is true to the state.
 """
 
 from __future__ import annotations
@@ -90,20 +90,26 @@ async def test_every_text_is_told_once_whatever_fails(
 ) -> None:
     engine = home.engine(pool_bytes=1 if place == "pool" else 1 << 20, streams=2)
     await engine.start()
-    requests = {model: [InferRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)}
+    requests = {
+        model: [InferRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)
+    }
     sound = {model: [(await engine.infer([r]))[0] for r in mine] for model, mine in requests.items()}
     fault = Sometimes(11, error)
     with monkeypatch.context() as patch:
         told = watch_sinks(patch)
         owner, name = PLACES[place]
         patch.setattr(owner, name, fault(getattr(owner, name)))
-        calls = [(m, i, engine.infer([r])) for i in range(12) for m, r in ((m, requests[m][i]) for m in requests)]
+        calls = [
+            (m, i, engine.infer([r])) for i in range(12) for m, r in ((m, requests[m][i]) for m in requests)
+        ]
         answers = await asyncio.gather(*(call for *_, call in calls), return_exceptions=True)
     assert fault.failed
     assert max(told.values()) == 1
     for (model, i, _), answer in zip(calls, answers, strict=True):
         if isinstance(answer, BaseException):
-            assert "planted" in str(answer) or "SystemExit" in str(answer) or "StopIteration" in repr(answer), answer
+            assert (
+                "planted" in str(answer) or "SystemExit" in str(answer) or "StopIteration" in repr(answer)
+            ), answer
             continue
         (got,) = answer
         assert got.model == model, "nobody gets another's answer"
@@ -162,7 +168,9 @@ async def test_a_planner_that_cannot_learn_makes_nothing_run_again(home: Home) -
     assert b"hmi_batch_inputs_count 1.0" in metrics.render()
 
 
-async def test_tokenising_that_dies_fails_its_share_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokenising_that_dies_fails_its_share_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
@@ -224,7 +232,9 @@ class Panic(BaseException):
     """As a library in Rust raises it: no Exception."""
 
 
-@pytest.mark.parametrize("error", [Panic("planted"), SystemExit(3), StopIteration("planted"), Odd("planted", 2)])
+@pytest.mark.parametrize(
+    "error", [Panic("planted"), SystemExit(3), StopIteration("planted"), Odd("planted", 2)]
+)
 async def test_a_load_or_a_text_that_panics_fails_its_own_call(
     home: Home, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +287,9 @@ async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytes
     await engine.stop()
 
 
-async def test_windows_that_run_again_count_their_text_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_windows_that_run_again_count_their_text_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch fails after all its windows gave their outputs, and each part of it completes the same text."""
     metrics = Metrics()
     engine = home.engine(metrics, batch_ms=1 << 20, streams=1)
@@ -303,7 +315,9 @@ async def test_windows_that_run_again_count_their_text_once(home: Home, monkeypa
     assert metrics.usage.of("globex").inputs == 2
 
 
-async def test_a_planner_that_fails_at_a_guest_fails_no_call(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_planner_that_fails_at_a_guest_fails_no_call(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = home.engine()
     await engine.start()
     planner = Mad()
@@ -323,5 +337,9 @@ async def test_a_planner_that_fails_at_a_guest_fails_no_call(home: Home, monkeyp
 def test_candidates_come_in_order() -> None:
     """Who was given least, then who waits longest: what a plan of today's order depends on."""
     keys: Any = None
-    line = [Candidate(1.0, 5.0, "a", keys, 1), Candidate(0.5, 9.0, "b", keys, 1), Candidate(0.5, 8.0, "c", keys, 1)]
+    line = [
+        Candidate(1.0, 5.0, "a", keys, 1),
+        Candidate(0.5, 9.0, "b", keys, 1),
+        Candidate(0.5, 8.0, "c", keys, 1),
+    ]
     assert RoundRobin().plan(line, 0.0).candidate.tenant == "c"

@@ -32,7 +32,8 @@ LONG = 64
 
 
 class Held:
-    """An engine whose first long batch waits in its first layer until it is let go, and what came of each call."""
+    """An engine whose first long batch waits in its first layer until it is let go, and what came of each
+    call."""
 
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self.engine, self.metrics = engine, metrics

@@ -145,11 +145,15 @@ async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: 
     third = [replace(late[0], request=replace(late[0].request, model=ModelId("third", "mood")))]
     queue.put(late)
     queue.put(third)
-    assert [p.item for p in take(queue, 10_000)] == [*late, *third], "other quiet ones may join, the loud one not"
+    assert [p.item for p in take(queue, 10_000)] == [*late, *third], (
+        "other quiet ones may join, the loud one not"
+    )
     assert len(take(queue, 200)) > 5
 
 
-async def test_batches_are_short_while_somebody_may_come_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_are_short_while_somebody_may_come_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = [100.0]
     monkeypatch.setattr("hmi.engine.recent.time", SimpleNamespace(monotonic=lambda: at[0]))
     texts = [home.covered[0]] * 40
@@ -198,7 +202,9 @@ async def test_a_long_text_is_as_many_turns_as_windows(home: Home) -> None:
     assert (first.item, second.item) == (long, late[0])
     cast(Kept, long.sink).wanted = False
     queue.put(await items(home, OTHER, home.covered[1:2]))
-    assert [p.item.request.model.tenant for p in take(queue, 1000)] == ["globex"], "whose client has gone goes"
+    assert [p.item.request.model.tenant for p in take(queue, 1000)] == ["globex"], (
+        "whose client has gone goes"
+    )
     assert queue.tokens == 0
 
 
@@ -227,7 +233,9 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
         await admission.admit([InferRequest(OTHER, "the last")])
         assert len(read) < len(home.covered * 30), "a call whose client has gone is dropped"
         with pytest.raises(InvalidInput, match=r"give a text in \[1\]\.inputs") as error:
-            await admission.admit([InferRequest(OTHER, "good"), InferRequest(OTHER, ["bad"], place="[1].inputs")])
+            await admission.admit(
+                [InferRequest(OTHER, "good"), InferRequest(OTHER, ["bad"], place="[1].inputs")]
+            )
         assert error.value.details["field"] == "[1].inputs"
 
 
@@ -253,7 +261,8 @@ async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
 
 
 async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is tokenised only to hear that the queue is full, and who has a small one or is another does not wait."""
+    """None is tokenised only to hear that the queue is full, and who has a small one or is another does not
+    wait."""
     monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
     engine = home.engine(queue_tokens=4 * 1500)
     read: list[str] = []
@@ -276,7 +285,9 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
     calls = [call(f"large {i}", MOOD, texts) for i in range(4)]
     calls += [call("small", MOOD, texts[:1]), call("other", OTHER, texts)]
     tasks = [asyncio.create_task(c) for c in calls]
-    late = asyncio.create_task(engine.infer([InferRequest(MOOD, t, deadline=time.monotonic() + 0.001) for t in texts]))
+    late = asyncio.create_task(
+        engine.infer([InferRequest(MOOD, t, deadline=time.monotonic() + 0.001) for t in texts])
+    )
     results = await asyncio.gather(*tasks)
     assert [len(answers) for answers in results] == [100, 100, 100, 100, 1, 100], "all at once would not fit"
     assert ended.index("small") < ended.index("large 1")
@@ -309,7 +320,10 @@ async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: 
 async def test_an_end_without_draining_tokenises_nothing_more(home: Home) -> None:
     engine = home.engine()
     await engine.start()
-    calls = [asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered * 20])) for _ in range(8)]
+    calls = [
+        asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered * 20]))
+        for _ in range(8)
+    ]
     await asyncio.sleep(0)
     await engine.stop(drain=False)
     assert all(isinstance(r, Unavailable) for r in await asyncio.gather(*calls, return_exceptions=True))

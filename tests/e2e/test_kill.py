@@ -1,7 +1,7 @@
 """Killing the server (-9) while it builds a domain, fine-tunes a model and answers a load of requests.
 
-After each restart every published model must answer as before, nothing half-made may be visible, and every job must
-go on or have failed with a reason. Two rounds in `make test`, twenty in `make stress`.
+After each restart every published model must answer as before, nothing half-made may be visible, and every
+job must go on or have failed with a reason. Two rounds in `make test`, twenty in `make stress`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def build(lab: Lab, domain: str) -> str:
 
 @contextmanager
 def load(lab: Lab) -> Iterator[None]:
-    """Three threads that ask the first model until the block ends; a wrong answer is noted, a lost server is not."""
+    """Three threads that ask the first model until the block ends; a wrong answer is noted, a lost server is
+    not."""
     over = threading.Event()
 
     def go() -> None:

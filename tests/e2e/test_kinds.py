@@ -1,4 +1,5 @@
-"""Every kind of task through jobs and engine: it learns, long texts are read in windows, alone equals batched."""
+"""Every kind of task through jobs and engine: it learns, long texts are read in windows, alone equals
+batched."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def set_rows(seed: int) -> bytes:
     rows = []
     for i, text in enumerate(random_texts(ROWS, seed)):
         words = [w for w, on in (("good", i % 2), ("cancer", i % 3 == 0)) if on]
-        rows.append({"text": " ".join([text, *words]), "labels": sorted({"good", "cancer"} & {*text.split(), *words})})
+        rows.append(
+            {"text": " ".join([text, *words]), "labels": sorted({"good", "cancer"} & {*text.split(), *words})}
+        )
     return jsonl(rows)  # type: ignore[arg-type]
 
 
@@ -39,7 +42,9 @@ def value_rows(seed: int, *, pairs: bool) -> bytes:
     rows: list[dict[str, object]] = []
     for i, text in enumerate(random_texts(ROWS, seed)):
         if pairs:
-            rows.append({"text": text, "text_pair": text if i % 2 else "bank acid", "value": 100.0 + 10 * (i % 2)})
+            rows.append(
+                {"text": text, "text_pair": text if i % 2 else "bank acid", "value": 100.0 + 10 * (i % 2)}
+            )
         else:
             rows.append({"text": f"{text} {'great' if i % 2 else 'poor'}", "value": 100.0 + 10 * (i % 2)})
     return jsonl(rows)
@@ -112,9 +117,13 @@ async def test_what_is_taught_is_answered(home: Home, kinds: dict[str, JobRecord
     await engine.start()
     good, great, poor, same = await ask(
         engine,
-        [(SETS, "the film was good"), (VALUES, "the film was great"), (VALUES, "the film was poor"),
-         (LIKENESS, ("the stock falls", "the stock falls"))],
-    )  # fmt: skip
+        [
+            (SETS, "the film was good"),
+            (VALUES, "the film was great"),
+            (VALUES, "the film was poor"),
+            (LIKENESS, ("the stock falls", "the stock falls")),
+        ],
+    )
     await engine.stop()
     assert good.labels is not None
     assert good.label is good.value is good.tags is good.embedding is None
@@ -223,18 +232,26 @@ def test_what_cannot_be_taught_says_why(home: Home, kinds: dict[str, JobRecord],
         manager.create_model("kinds.x", domain="tiny/full", task="embedding", data=single)
 
 
-def test_twenty_rows_and_a_rare_label_give_a_model_and_remarks(home: Home, kinds: dict[str, JobRecord]) -> None:
+def test_twenty_rows_and_a_rare_label_give_a_model_and_remarks(
+    home: Home, kinds: dict[str, JobRecord]
+) -> None:
     def made(name: str, data: bytes, dev: bytes | None = None, **options: object) -> dict[str, object]:
         job = home.manager.create_model(
-            f"kinds.{name}", domain="tiny/full", task="classification", data=data, dev=dev,
+            f"kinds.{name}",
+            domain="tiny/full",
+            task="classification",
+            data=data,
+            dev=dev,
             options={**QUICK, **options},
-        )  # fmt: skip
+        )
         return metrics_of(home.run(job))
 
     tiny = made("tiny", mood_rows(5, 20))
     assert (tiny["train_rows"], tiny["rows"], tiny["epoch"]) == (16, 4, 3)
     assert "rest on 4 held-out rows" in str(tiny["warnings"])
-    rare = mood_rows(5, 60).replace(b'"pos"', b'"neg"') + jsonl([{"text": "very new acid", "label": "pos"}] * 3)
+    rare = mood_rows(5, 60).replace(b'"pos"', b'"neg"') + jsonl(
+        [{"text": "very new acid", "label": "pos"}] * 3
+    )
     strange = jsonl([{"text": "old film", "label": "odd"}] * 30)
     skewed = made("skewed", rare, strange, class_weights="auto")
     assert skewed["class_weights"] is True
@@ -262,11 +279,15 @@ def test_the_module_follows_the_rows_unless_it_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [QUICK["module"], None, {"rank": 4}])
-async def test_an_update_goes_on_from_the_live_version(home: Home, kinds: dict[str, JobRecord], module: object) -> None:
+async def test_an_update_goes_on_from_the_live_version(
+    home: Home, kinds: dict[str, JobRecord], module: object
+) -> None:
     before = metrics_of(kinds["values"])
     again = {**QUICK, "epochs": 1, "lr": 1e-6, "module": module}
     done = home.run(
-        home.manager.update_model("kinds.values", data=value_rows(3, pairs=False), options=again, publish="always")
+        home.manager.update_model(
+            "kinds.values", data=value_rows(3, pairs=False), options=again, publish="always"
+        )
     )
     after = metrics_of(done)
     assert float(str(after["spearman"])) == pytest.approx(float(str(before["spearman"])), abs=0.05)

@@ -1,5 +1,5 @@
-"""Lexical features end to end: what the tokenizer throws away is learnt, answered, kept on update, and left out on
-request."""
+"""Lexical features end to end: what the tokenizer throws away is learnt, answered, kept on update, and left
+out on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def cased_rows(seed: int, count: int = 400) -> bytes:
 def made(home: Home, **options: object) -> JobRecord:
     create = home.manager.create_model
     return home.run(
-        create(str(MODEL), domain="tiny/full", task="tagging", data=cased_rows(1), options={**OPTIONS, **options})
+        create(
+            str(MODEL), domain="tiny/full", task="tagging", data=cased_rows(1), options={**OPTIONS, **options}
+        )
     )
 
 
@@ -59,7 +61,8 @@ async def test_case_is_learnt_with_them_and_answered_alike_alone_and_batched(hom
         assert alone.tags == batched.tags
         assert alone.tag_scores == pytest.approx(batched.tag_scores, abs=1e-5)
         right += sum(
-            (tag == "B-x") == (w.isupper() and w.isalpha()) for w, tag in zip(row, batched.tags or [], strict=True)
+            (tag == "B-x") == (w.isupper() and w.isalpha())
+            for w, tag in zip(row, batched.tags or [], strict=True)
         )
         total += len(row)
     await engine.stop()
@@ -75,7 +78,9 @@ def test_an_update_keeps_the_choice_unless_told_another(home: Home) -> None:
     update, live = home.manager.update_model, lambda: home.manager.registry.model(MODEL).live
     home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}, publish="always"))
     assert (live().lexical, live().max_length) == (True, 32)
-    job = home.run(update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}, publish="always"))
+    job = home.run(
+        update(str(MODEL), data=cased_rows(3), options={**OPTIONS, "lexical": False}, publish="always")
+    )
     assert f1(job) < 0.6
     assert not live().lexical
     home.run(update(str(MODEL), data=cased_rows(3, 40), options={"epochs": 1}, publish="always"))

@@ -1,4 +1,5 @@
-"""What must hold of the whole path (section 1 of the brief), on a real store, real jobs and the real engine."""
+"""What must hold of the whole path (section 1 of the brief), on a real store, real jobs and the real
+engine."""
 
 from __future__ import annotations
 
@@ -124,7 +125,11 @@ async def test_deleting_a_tenant_leaves_the_other_bit_identical(home: Home) -> N
     manager.create_tenant("passing")
     home.run(
         manager.create_model(
-            "passing.mood", domain="tiny/full", task="classification", data=mood_rows(11), options={"epochs": 1}
+            "passing.mood",
+            domain="tiny/full",
+            task="classification",
+            data=mood_rows(11),
+            options={"epochs": 1},
         )
     )
     requests = [r for r in mixed_requests(home) if r.model == MOOD][:8]
@@ -146,7 +151,9 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
     requests = [InferRequest(OTHER, t, scores=True) for t in home.covered[:5]]
     before = await ask(home, requests)
     home.run(
-        manager.update_model("globex.mood", data=mood_rows(21), options={"epochs": 2, "lr": 0.05}, publish="always")
+        manager.update_model(
+            "globex.mood", data=mood_rows(21), options={"epochs": 2, "lr": 0.05}, publish="always"
+        )
     )
     changed = await ask(home, requests)
     assert [r.version for r in changed] == [2] * 5
@@ -211,7 +218,9 @@ async def test_a_cancelled_call_is_dropped_and_others_go_on(home: Home) -> None:
 def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home, tmp_path: Path) -> None:
     manager: Manager = home.manager
     corpus = "\n".join(home.covered).encode()
-    job = home.run(manager.create_domain("tiny/own", corpus, alpha=100, pretrain=True, options={"pretrain_steps": 12}))
+    job = home.run(
+        manager.create_domain("tiny/own", corpus, alpha=100, pretrain=True, options={"pretrain_steps": 12})
+    )
     assert job.result is not None
     assert job.result["pretrained"]
     version = manager.plots.version("tiny/own")
@@ -238,7 +247,10 @@ def _travels(manager: Manager, version: VersionInfo, tmp_path: Path) -> None:
     assert file.read_bytes() == content
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (problem,) = manager.verify_files()
-    assert "domain tiny/own's lower layers fails its checksum: restore <data>/lowers from a copy, or import" in problem
+    assert (
+        "domain tiny/own's lower layers fails its checksum: restore <data>/lowers from a copy, or import"
+        in problem
+    )
     with pytest.raises(Damaged):
         manager.export_domain("tiny/own", tmp_path / "never.plot", lambda done, total: None)
     manager.import_domain(tmp_path / "own.plot", None, lambda done, total: None)

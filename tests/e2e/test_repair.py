@@ -1,4 +1,5 @@
-"""A damaged root is made sound by importing its source again: answers are what they were, and nothing else will do."""
+"""A damaged root is made sound by importing its source again: answers are what they were, and nothing else
+will do."""
 
 from __future__ import annotations
 
@@ -47,10 +48,14 @@ def damage(folder: Path) -> None:
 
 def only_version(home: Home, folder: Path) -> bool:
     """Whether nothing of the repair is left, and the root's own PLOT is still there."""
-    return [path.name for path in folder.parent.iterdir()] == [folder.name] and "tiny" in home.manager.plots.refs()
+    return [path.name for path in folder.parent.iterdir()] == [
+        folder.name
+    ] and "tiny" in home.manager.plots.refs()
 
 
-def test_an_import_of_the_same_source_repairs_a_damaged_root(home: Home, tiny_source: Path, folder: Path) -> None:
+def test_an_import_of_the_same_source_repairs_a_damaged_root(
+    home: Home, tiny_source: Path, folder: Path
+) -> None:
     before = [score(home), score(home)]
     assert before[0] == before[1]
     info = (folder / "root.json").read_bytes()
@@ -77,20 +82,29 @@ def test_an_import_of_the_same_source_repairs_a_damaged_root(home: Home, tiny_so
 def test_a_root_whose_folder_is_gone_is_made_again(home: Home, tiny_source: Path, folder: Path) -> None:
     before, info = score(home), read_root_info(folder)
     shutil.rmtree(folder)
-    assert any("root tiny has lost its files: import the root again" in told for told in home.manager.verify())
+    assert any(
+        "root tiny has lost its files: import the root again" in told for told in home.manager.verify()
+    )
     done = again(home, tiny_source)
     assert done.state == "succeeded", done.error
     assert done.result is not None
     assert len(done.result["repaired"]) == 4
     now = read_root_info(folder)
-    assert (now.files, now.version, now.shape, now.source) == (info.files, info.version, info.shape, info.source)
+    assert (now.files, now.version, now.shape, now.source) == (
+        info.files,
+        info.version,
+        info.shape,
+        info.source,
+    )
     assert home.manager.verify() == home.manager.verify_files() == ()
     assert score(home) == before
     assert only_version(home, folder)
 
 
 @pytest.mark.parametrize("about", ["cut", "sound"])
-def test_what_the_source_holds_needs_no_learning(home: Home, tiny_source: Path, folder: Path, about: str) -> None:
+def test_what_the_source_holds_needs_no_learning(
+    home: Home, tiny_source: Path, folder: Path, about: str
+) -> None:
     """Without the text, which a root whose weights do not ship is learnt from."""
     before = score(home)
     tokenizer, info = folder / "tokenizer.json", folder / "root.json"
@@ -112,7 +126,9 @@ def test_a_repair_that_was_interrupted_goes_on(
     before = score(home)
     intact = shutil.copytree(folder, tmp_path / "intact")
     damage(folder)
-    job = home.manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS)
+    job = home.manager.import_root(
+        "tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS
+    )
     ctx = JobContext(job, home.settings, home.manager.registry)
     source, about = find_source(str(tiny_source)), read_root_info(folder).source
     made: list[Path] = []

@@ -15,7 +15,13 @@ STILL: dict[str, Any] = {"epochs": 1, "lr": 1e-7}
 
 
 def create(home: Home, name: str, options: dict[str, Any], **more: Any) -> JobRecord:
-    given = {"domain": "tiny/full", "task": "classification", "data": mood_rows(21), "dev": mood_rows(24), **more}
+    given = {
+        "domain": "tiny/full",
+        "task": "classification",
+        "data": mood_rows(21),
+        "dev": mood_rows(24),
+        **more,
+    }
     return home.manager.create_model(name, options=options, **given)
 
 
@@ -36,7 +42,14 @@ def test_it_starts_with_module_and_head_of_its_sibling(home: Home) -> None:
 
 def test_of_another_task_it_takes_the_module(home: Home) -> None:
     home.run(
-        create(home, "acme.third", {**STILL, "start": "acme.mood"}, task="pair", data=pair_rows(22), dev=pair_rows(25))
+        create(
+            home,
+            "acme.third",
+            {**STILL, "start": "acme.mood"},
+            task="pair",
+            data=pair_rows(22),
+            dev=pair_rows(25),
+        )
     )
     module = {k: v for k, v in home.state("acme.third").items() if k.startswith("module.")}
     before = home.state("acme.mood")

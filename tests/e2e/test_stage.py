@@ -76,7 +76,10 @@ async def test_a_stage_reaches_provenance_metrics_and_planner(home: Home) -> Non
             assert len(result.tags or ()) == len(request.text), "every word has a tag, dropped or not"
     assert {model for batch in stage.batches for model in batch.models} == {MOOD, TAGS}
     assert sum(measured.texts for _, measured in planner.learnt) == len(results)
-    assert 'hmi_execution_stage_inputs_total{setting="quarter",stage="shorter"} 12.0' in metrics.render().decode()
+    assert (
+        'hmi_execution_stage_inputs_total{setting="quarter",stage="shorter"} 12.0'
+        in metrics.render().decode()
+    )
 
 
 async def test_a_stage_that_is_off_changes_nothing(home: Home) -> None:
@@ -91,7 +94,9 @@ async def test_a_stage_that_is_off_changes_nothing(home: Home) -> None:
     assert answers[0] == answers[1], "to the last bit"
     shorter = home.engine(None, Always(Shorter(), 1))
     await shorter.start()
-    assert [(r.label, r.scores) for r in (await shorter.infer(asked(home)))[:8]] != [a[:2] for a in answers[0][:8]]
+    assert [(r.label, r.scores) for r in (await shorter.infer(asked(home)))[:8]] != [
+        a[:2] for a in answers[0][:8]
+    ]
     await shorter.stop()
 
 

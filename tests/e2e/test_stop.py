@@ -1,6 +1,8 @@
-"""SIGTERM under load: every request that was sent in full is answered, and slow clients cannot hold the server up.
+"""SIGTERM under load: every request that was sent in full is answered, and slow clients cannot hold the
+server up.
 
-One round with few clients and little patience in `make test`; twenty with 24 clients and real times in `make stress`.
+One round with few clients and little patience in `make test`; twenty with 24 clients and real times in `make
+stress`.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Round:
         return await asyncio.open_connection(sock=sock)
 
     async def busy(self, number: int) -> None:
-        """Send one request after the other, on one connection while the server keeps it, until nobody listens."""
+        """Send one request after the other, on one connection while the server keeps it, until nobody
+        listens."""
         count = 0
         while not self.over:
             try:
@@ -96,7 +99,8 @@ class Round:
         return request("POST", "/infer/acme.m", TEXTS)
 
     async def answer(self, reader: asyncio.StreamReader, pause_s: float = 0.0) -> bool:
-        """Read one whole answer; whether the connection stays. Raises EOFError, OSError where it does not come."""
+        """Read one whole answer; whether the connection stays. Raises EOFError, OSError where it does not
+        come."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:] if line)
         left = int(headers["content-length"])
@@ -129,7 +133,9 @@ class Round:
         """Its answer is hundreds of kilobytes, and its window small."""
         reader, writer = await self.connect(4096)
         texts = ["the market falls"] * 1000
-        writer.write(request("POST", "/infer/acme.m", {"inputs": texts, "parameters": {"return": ["scores"]}}))
+        writer.write(
+            request("POST", "/infer/acme.m", {"inputs": texts, "parameters": {"return": ["scores"]}})
+        )
         try:
             await self.answer(reader, 0.02)
         except (OSError, EOFError) as error:
@@ -144,12 +150,18 @@ async def stop_under_load(
         s.bind(("127.0.0.1", 0))
         port = int(s.getsockname()[1])
     command = [sys.executable, "-c", SERVE, str(stall_s), "serve", "--data", str(data), "--port", str(port)]
-    with log.open("wb") as out, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as server:
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as server,
+    ):
         found = Round(port)
         try:
             await listening(found, server, log)
             clients_at_work = [asyncio.create_task(found.busy(i)) for i in range(clients)]
-            slow = [asyncio.create_task(c()) for c in (found.unfinished_body, found.half_header, found.slow_reader)]
+            slow = [
+                asyncio.create_task(c())
+                for c in (found.unfinished_body, found.half_header, found.slow_reader)
+            ]
             await asyncio.sleep(rng.uniform(1.0, 2.5))
             server.terminate()
             began = time.monotonic()
@@ -182,7 +194,10 @@ async def listening(found: Round, server: subprocess.Popen[bytes], log: Path) ->
 async def one_round(data: Path, log: Path, clients: int, stall_s: float, rng: random.Random) -> None:
     found, took = await stop_under_load(data, log, clients, stall_s, rng)
     lines = log.read_text().splitlines()
-    print(f"{took:.1f} s, {dict(found.statuses)}, {found.refused} refused at the end, {len(lines)} lines", flush=True)
+    print(
+        f"{took:.1f} s, {dict(found.statuses)}, {found.refused} refused at the end, {len(lines)} lines",
+        flush=True,
+    )
     assert not found.lost, found.lost[:5]
     assert set(found.statuses) <= {200, 201, 503}
     assert found.statuses[200] > clients
@@ -194,7 +209,9 @@ async def one_round(data: Path, log: Path, clients: int, stall_s: float, rng: ra
 
 
 @pytest.fixture
-def data(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def data(
+    tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+) -> Path:
     return made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
 
 

@@ -61,11 +61,14 @@ def made(home: Home, name: str, task: Any, rows: Any, **more: Any) -> JobRecord:
 @pytest.mark.parametrize(
     ("name", "task", "rows"),
     [
-        ("acme.taught", "classification", mood_rows), ("acme.tagged", "tagging", tag_rows),
+        ("acme.taught", "classification", mood_rows),
+        ("acme.tagged", "tagging", tag_rows),
         ("acme.paired", "pair", pair_rows),
     ],
-)  # fmt: skip
-def test_a_model_learns_from_rows_and_from_what_a_teacher_said(home: Home, name: str, task: str, rows: Any) -> None:
+)
+def test_a_model_learns_from_rows_and_from_what_a_teacher_said(
+    home: Home, name: str, task: str, rows: Any
+) -> None:
     done = home.run(made(home, name, task, rows))
     assert done.result is not None
     metrics = done.result["metrics"]
@@ -92,18 +95,24 @@ def test_changed_copies_of_rows_are_taught_with_other_texts_and_without(
     for number, unlabelled in enumerate((None, texts_of(rows(33, 120)))):
         model, options = f"{name}{number}", {**QUICK, "variants": 2}
         data = {"data": rows(31, 40), "dev": rows(32, 40), "unlabelled": unlabelled}
-        done = home.run(home.manager.create_model(model, domain="tiny/full", task=task, options=options, **data))
+        done = home.run(
+            home.manager.create_model(model, domain="tiny/full", task=task, options=options, **data)
+        )
         assert done.result is not None
         texts = done.result["metrics"]["teacher"]["texts"]
         assert (unlabelled is not None) * 120 + 50 < texts <= (unlabelled is not None) * 120 + 80
         assert done.result["metrics"]["train_rows"] == 40
 
 
-def test_copies_have_near_words_and_fill_what_room_the_texts_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_have_near_words_and_fill_what_room_the_texts_leave(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, encoder = root_of(home), load_encoder(source_of(home))
     words = list(root.tokenizer.whole_words().values())[:6]
     rows, texts = [Row(" ".join(words), "x"), Row("?!", "y")], [Row(f"text {i}", "") for i in range(5)]
-    lesson = Lesson(learn_task("classification", ["x", "y"], paired=False), Split(rows, []), Split([], []), texts, 9)
+    lesson = Lesson(
+        learn_task("classification", ["x", "y"], paired=False), Split(rows, []), Split([], []), texts, 9
+    )
     asked = Recipe(variants=20)
     copies = [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
     assert copies == [row for row in lesson_texts(lesson, asked, encoder, root) if row not in texts]
@@ -136,11 +145,15 @@ def test_a_teacher_that_learnt_nothing_is_not_heard(home: Home) -> None:
     done = home.run(job)
     assert done.result is not None
     assert home.manager.runner.read_progress(done.job).total == QUICK["epochs"] * 3
-    assert any("learnt nothing (held-out score 0.500)" in remark for remark in done.result["metrics"]["warnings"])
+    assert any(
+        "learnt nothing (held-out score 0.500)" in remark for remark in done.result["metrics"]["warnings"]
+    )
 
 
 def test_texts_that_are_labelled_rows_need_no_teacher(home: Home) -> None:
-    done = home.run(made(home, "acme.same", "classification", mood_rows, unlabelled=texts_of(mood_rows(31, 40))))
+    done = home.run(
+        made(home, "acme.same", "classification", mood_rows, unlabelled=texts_of(mood_rows(31, 40)))
+    )
     assert done.result is not None
     assert done.result["metrics"]["teacher"] == {}
     assert any("no teacher was trained" in remark for remark in done.result["metrics"]["warnings"])
@@ -185,11 +198,14 @@ def test_labelled_and_held_out_texts_are_not_taught() -> None:
 @pytest.mark.parametrize(
     ("answer", "gold"),
     [
-        (Answer(label="x", score=0.5), "x"), (Answer(labels=[("a", 0.9), ("b", 0.8)]), ("a", "b")),
-        (Answer(labels=[]), ()), (Answer(value=0.0), 0.0), (Answer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
+        (Answer(label="x", score=0.5), "x"),
+        (Answer(labels=[("a", 0.9), ("b", 0.8)]), ("a", "b")),
+        (Answer(labels=[]), ()),
+        (Answer(value=0.0), 0.0),
+        (Answer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
         (Answer(label="x", scores={"x": 0.3, "y": 0.7}), Odds((("y", 0.7), ("x", 0.3)))),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_answer_can_be_taught(answer: Answer, gold: Any) -> None:
     assert gold_of(answer) == gold
     assert gold_from(json.loads(json.dumps(said_as_json(gold)))) == gold

@@ -45,7 +45,9 @@ class World:
         async with self.client.request(method, path, headers=headers, **given) as response:
             return response.status, await response.json(), response
 
-    async def upload(self, path: str, spec: Any, files: dict[str, bytes], **given: Any) -> tuple[int, Any, Any]:
+    async def upload(
+        self, path: str, spec: Any, files: dict[str, bytes], **given: Any
+    ) -> tuple[int, Any, Any]:
         """As `call`, for a multipart body."""
         form = FormData()
         form.add_field("spec", json.dumps(spec), content_type="application/json")
@@ -81,7 +83,8 @@ def hmi(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
 
 
 def made_folder(base: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A data folder with the root `tiny`, the tenant acme and its model acme.m, made once by the command line."""
+    """A data folder with the root `tiny`, the tenant acme and its model acme.m, made once by the command
+    line."""
     folder = base / "made"
     if folder.exists():
         return folder
@@ -92,7 +95,9 @@ def made_folder(base: Path, source: Path, capsys: pytest.CaptureFixture[str]) ->
     hmi(capsys, "root", "import", "tiny", source, "--text", base / "text", "--alpha", 10, *steps, *data)
     hmi(capsys, "tenant", "create", "acme", *data)
     options = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
-    made = hmi(capsys, "model", "create", "acme.m", base / "rows", "--domain", "tiny", "--json", *options, *data)
+    made = hmi(
+        capsys, "model", "create", "acme.m", base / "rows", "--domain", "tiny", "--json", *options, *data
+    )
     assert json.loads(made)["state"] == "succeeded"
     assert (base / "rows").exists(), "a user's own file is copied, not moved"
     return folder
@@ -104,6 +109,10 @@ def corpus(count: int = 150, seed: int = 3) -> bytes:
 
 def rows(count: int = 40) -> bytes:
     """Labelled rows that a tiny model can learn."""
-    texts = [f"{'market stock price' if i % 2 else 'cell gene protein'} {t}"
-             for i, t in enumerate(random_texts(count, seed=5, high=4))]  # fmt: skip
-    return "\n".join(json.dumps({"text": t, "label": LABELS[i % 2 == 0]}) for i, t in enumerate(texts)).encode()
+    texts = [
+        f"{'market stock price' if i % 2 else 'cell gene protein'} {t}"
+        for i, t in enumerate(random_texts(count, seed=5, high=4))
+    ]
+    return "\n".join(
+        json.dumps({"text": t, "label": LABELS[i % 2 == 0]}) for i, t in enumerate(texts)
+    ).encode()

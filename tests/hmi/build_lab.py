@@ -32,7 +32,10 @@ def tiny_manager(source: Path, data: Path) -> Iterator[Manager]:
 
 
 def attempt(
-    manager: Manager, job: JobRecord, body: Callable[[JobContext], dict[str, Any]] = build_plot.run, calls: int = 10**6
+    manager: Manager,
+    job: JobRecord,
+    body: Callable[[JobContext], dict[str, Any]] = build_plot.run,
+    calls: int = 10**6,
 ) -> dict[str, Any] | None:
     """One process' work, stopped at the given call of `progress`; None where it did not come to its end."""
     torch.manual_seed(0)  # the head that pretraining throws away is drawn from it

@@ -47,7 +47,8 @@ def objects(size: int, item: bytes = b"{}") -> bytes:
 
 
 async def send(port: int, data: bytes, hold_s: float = 0.0) -> bytes:
-    """Send on a connection of its own; the first bytes of the answer, b"" where there is none within a minute."""
+    """Send on a connection of its own; the first bytes of the answer, b"" where there is none within a
+    minute."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         with contextlib.suppress(ConnectionError):
@@ -129,7 +130,9 @@ async def _slow_bodies_no_key(port: int, key: str | None) -> None:
 
 async def _one_byte_chunks(port: int, key: str | None) -> None:
     lines = ("Content-Type: application/json", "Transfer-Encoding: chunked")
-    await again_and_again(port, head("/infer/loud.m", key, *lines) + b"1\r\n \r\n" * (4 * MIB) + b"0\r\n\r\n", 2)
+    await again_and_again(
+        port, head("/infer/loud.m", key, *lines) + b"1\r\n \r\n" * (4 * MIB) + b"0\r\n\r\n", 2
+    )
 
 
 async def _blank_preamble(port: int, key: str | None) -> None:

@@ -30,9 +30,17 @@ def add_root(manager: Manager, name: str = "tiny") -> None:
     publish_plot(manager, name)
     (manager.settings.data / "roots" / name / "r1").mkdir(parents=True)
     record = RootRecord(
-        name=name, version="r1", created=now(), source={"kind": "folder"}, dim=4, layers=4, split=2, fidelity={},
-        bytes=1, job="j0",
-    )  # fmt: skip
+        name=name,
+        version="r1",
+        created=now(),
+        source={"kind": "folder"},
+        dim=4,
+        layers=4,
+        split=2,
+        fidelity={},
+        bytes=1,
+        job="j0",
+    )
     manager.registry.put_root(record)
 
 

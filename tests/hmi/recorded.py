@@ -5,11 +5,12 @@
     python -m tests.hmi.recorded record DATA OUT2 --tree NEW
     python -m tests.hmi.recorded compare OUT OUT2                 exits with 1 where they differ
 
-FOLDER holds labelled sets as NAME/train.jsonl.gz: SETS names those that are read. `--tree` is the folder of the sources
-whose `python -m hmi serve` runs; left out, it is the one that this file lies in. A newer server may change the format
-of the data folder, so give each tree a copy of DATA. Files that end in .gz are packed. Only HTTP and the command line
-are used, so this one file drives old and new trees alike. The requests depend on DATA and the seed alone; one that the
-server is too busy for (429, 503) is sent again. Timing and request ids are left out of what is recorded.
+FOLDER holds labelled sets as NAME/train.jsonl.gz: SETS names those that are read. `--tree` is the folder of
+the sources whose `python -m hmi serve` runs; left out, it is the one that this file lies in. A newer server
+may change the format of the data folder, so give each tree a copy of DATA. Files that end in .gz are packed.
+Only HTTP and the command line are used, so this one file drives old and new trees alike. The requests depend
+on DATA and the seed alone; one that the server is too busy for (429, 503) is sent again. Timing and request
+ids are left out of what is recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ WHOLE = ("scores", "stored")
 
 def packed(path: Path, mode: str) -> IO[str]:
     """The text file at `path`, through gzip where its name ends in .gz."""
-    return gzip.open(path, mode, encoding="utf-8") if path.suffix == ".gz" else path.open(mode, encoding="utf-8")  # type: ignore[return-value]
+    return (
+        gzip.open(path, mode, encoding="utf-8") if path.suffix == ".gz" else path.open(mode, encoding="utf-8")
+    )  # type: ignore[return-value]
 
 
 @contextmanager
@@ -74,12 +77,17 @@ def _ready(port: int) -> bool:
         return False
 
 
-def call(port: int, method: str, path: str, body: str | None = None, *, again: bool = True) -> tuple[int, Json]:
-    """(status, answer); with `again` a server that is too busy is asked for some minutes until it has time."""
+def call(
+    port: int, method: str, path: str, body: str | None = None, *, again: bool = True
+) -> tuple[int, Json]:
+    """(status, answer); with `again` a server that is too busy is asked for some minutes until it has
+    time."""
     for attempt in range(1000 if again else 1):
         time.sleep(0.2 if attempt else 0)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        connection.request(method, path, None if body is None else body.encode(), {"Content-Type": "application/json"})
+        connection.request(
+            method, path, None if body is None else body.encode(), {"Content-Type": "application/json"}
+        )
         answer = connection.getresponse()
         status, text = answer.status, answer.read()
         connection.close()
@@ -166,7 +174,9 @@ def compare(a: Path, b: Path, tolerance: float = 1e-5, shown: int = 10) -> int:
         for total, (left, right) in enumerate(zip_longest(first, second), 1):
             one, other = (None if line is None else json.loads(line) for line in (left, right))
             if one is None or other is None or any(one[name] != other[name] for name in asked):
-                found.wrong.append(f"line {total}: not the same request: record both with the same data and seed")
+                found.wrong.append(
+                    f"line {total}: not the same request: record both with the same data and seed"
+                )
                 break
             bits += left == right
             place, name = f"line {total} {one['path']}", "stored" if one["what"] == "stored" else ""
@@ -181,7 +191,9 @@ def compare(a: Path, b: Path, tolerance: float = 1e-5, shown: int = 10) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("make", "record"):
         command = commands.add_parser(name)

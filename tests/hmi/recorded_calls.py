@@ -1,7 +1,7 @@
 """The calls that `tests.hmi.recorded` sends: drawn by a seed from the models and texts of a data folder.
 
-Of all tasks and tenants, single and mixed, with 1 to 32 inputs that are real, short, very long or odd, exact or not,
-with every field of `return`; some are broken, and what is stored is read first.
+Of all tasks and tenants, single and mixed, with 1 to 32 inputs that are real, short, very long or odd, exact
+or not, with every field of `return`; some are broken, and what is stored is read first.
 """
 
 from __future__ import annotations
@@ -13,24 +13,54 @@ from typing import Any
 
 Json = Any
 ODD = (
-    "\u200b", "é e\u0301 ﬁ Ａ", "数据 模型 です", "שלום עולם", "\U0001f469\u200d\U0001f52c\U0001f9ec", "\x00\x07",
-    "a\u00a0b\u2028c", "\ufffd\ufeff", "ß" * 300, "x" * 5000, "....", "[CLS] [SEP] [MASK]", "<b>&amp;</b>",
-    "1e-5 −3,5 %", "\U0001d518\U0001d52b\U0001d526", "a\nb\tc\r\n", "'\"\\{}",
-)  # fmt: skip
+    "\u200b",
+    "é e\u0301 ﬁ Ａ",
+    "数据 模型 です",
+    "שלום עולם",
+    "\U0001f469\u200d\U0001f52c\U0001f9ec",
+    "\x00\x07",
+    "a\u00a0b\u2028c",
+    "\ufffd\ufeff",
+    "ß" * 300,
+    "x" * 5000,
+    "....",
+    "[CLS] [SEP] [MASK]",
+    "<b>&amp;</b>",
+    "1e-5 −3,5 %",
+    "\U0001d518\U0001d52b\U0001d526",
+    "a\nb\tc\r\n",
+    "'\"\\{}",
+)
 BROKEN: tuple[Json, ...] = (
-    {"inputs": []}, {"inputs": "  "}, {"inputs": [""]}, {"inputs": [3]}, {"inputs": [{"tokens": []}]}, {}, [], "text",
-    {"inputs": [{"tokens": ["a", " "]}]}, {"inputs": [{"text": "a", "text_pair": " "}]}, {"inputs": "a", "more": 1},
-    {"inputs": "a", "parameters": {"return": ["all"]}}, {"inputs": "a", "parameters": {"deadline_ms": 0}},
-    {"inputs": "\ud800"}, {"inputs": "a" * 100_001}, {"inputs": [{"tokens": ["a"] * 10_001}]}, {"inputs": ["a"] * 1025},
-    {"inputs": "a", "parameters": {"exact": "perhaps"}}, {"inputs": [{"text": 1}, {"words": "a"}]},
-)  # fmt: skip
+    {"inputs": []},
+    {"inputs": "  "},
+    {"inputs": [""]},
+    {"inputs": [3]},
+    {"inputs": [{"tokens": []}]},
+    {},
+    [],
+    "text",
+    {"inputs": [{"tokens": ["a", " "]}]},
+    {"inputs": [{"text": "a", "text_pair": " "}]},
+    {"inputs": "a", "more": 1},
+    {"inputs": "a", "parameters": {"return": ["all"]}},
+    {"inputs": "a", "parameters": {"deadline_ms": 0}},
+    {"inputs": "\ud800"},
+    {"inputs": "a" * 100_001},
+    {"inputs": [{"tokens": ["a"] * 10_001}]},
+    {"inputs": ["a"] * 1025},
+    {"inputs": "a", "parameters": {"exact": "perhaps"}},
+    {"inputs": [{"text": 1}, {"words": "a"}]},
+)
 STORED = ("roots", "domains", "domains/minilm.papers", "tenants", "models?limit=1000", "jobs?limit=1000")
 
 
 def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str, str | None]]:
     """(what it is, method, path, body) of `count` calls, the same for the same `known`, count and seed."""
     draw = random.Random(seed)
-    stored = [f"/manage/{path}" for path in STORED] + [f"/manage/models/{m['model']}" for m in known["models"]]
+    stored = [f"/manage/{path}" for path in STORED] + [
+        f"/manage/models/{m['model']}" for m in known["models"]
+    ]
     for path in stored[:count]:
         yield "stored", "GET", path, None
     for _ in range(count - len(stored)):
@@ -41,7 +71,9 @@ def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str
         one = models[0]
         if kind == "mixed":
             each = [_body(draw, known, model, max(1, most // len(models))) for model in models]
-            body: Json = [{"model": model["model"], **asked} for model, asked in zip(models, each, strict=True)]
+            body: Json = [
+                {"model": model["model"], **asked} for model, asked in zip(models, each, strict=True)
+            ]
             yield "+".join(model["task"] for model in models), "POST", "/infer", json.dumps(body)
         elif kind == "single":
             yield one["task"], "POST", f"/infer/{one['model']}", json.dumps(_body(draw, known, one, most))
@@ -51,7 +83,10 @@ def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str
 
 def _broken(draw: random.Random, known: Json, models: list[Json], most: int) -> tuple[str, str]:
     """A path and a body of which one thing is wrong, among sound requests where it is a mixed call."""
-    bad, other = draw.choice(BROKEN), draw.choice([m for m in known["models"] if m["form"] != models[0]["form"]])
+    bad, other = (
+        draw.choice(BROKEN),
+        draw.choice([m for m in known["models"] if m["form"] != models[0]["form"]]),
+    )
     first, way = models[0]["model"], draw.randrange(6)
     sound = [{"model": m["model"], **_body(draw, known, m, 2)} for m in models]
     if way == 0:  # of another task's form, often behind sound ones
@@ -70,7 +105,8 @@ def _broken(draw: random.Random, known: Json, models: list[Json], most: int) -> 
         return "/infer", json.dumps(sound)
     if way == 4:
         sound.insert(
-            draw.randint(0, len(sound)), {"model": draw.choice(("acme.none", "none.pair", "x")), "inputs": "a"}
+            draw.randint(0, len(sound)),
+            {"model": draw.choice(("acme.none", "none.pair", "x")), "inputs": "a"},
         )
         return "/infer", json.dumps(sound)
     return f"/infer/{first}", json.dumps(bad)

@@ -1,7 +1,8 @@
-"""The data folder that `tests.hmi.recorded` asks: a root with a branch, and three tenants with models of every task.
+"""The data folder that `tests.hmi.recorded` asks: a root with a branch, and three tenants with models of
+every task.
 
-The first tenant's modules are LoRA, the others' of the other kinds; the second reads long texts in windows, the third
-cuts early and stands on the root.
+The first tenant's modules are LoRA, the others' of the other kinds; the second reads long texts in windows,
+the third cuts early and stands on the root.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ LEARNT = {"epochs": 2, "batch": 4, "lr": 3e-3}
 TASKS = ("classification", "pair", "multilabel", "regression", "regression-pair", "tagging", "embedding")
 FORMS = {"pair": "pair", "regression-pair": "pair", "tagging": "tokens"}
 KINDS = (
-    "parallel", "sequential", "houlsby", "ln", "lora+ln", "parallel+ln", "sequential+ln", "houlsby+ln", "lora+parallel",
-)  # fmt: skip
+    "parallel",
+    "sequential",
+    "houlsby",
+    "ln",
+    "lora+ln",
+    "parallel+ln",
+    "sequential+ln",
+    "houlsby+ln",
+    "lora+parallel",
+)
 TENANTS: tuple[tuple[str, str, Json], ...] = (
     ("acme", "minilm/papers", {}),
     ("bolt", "minilm/papers", {"max_length": 48, "long_texts": "windows", "lexical": True}),
@@ -88,7 +97,11 @@ def _row(task: str, rows: Rows, i: int) -> Json:
 
 def _parts(row: Json) -> list[str]:
     """A row's text, its two texts, or its words."""
-    return list(row["tokens"]) if "tokens" in row else [row[name] for name in ("text", "text_pair") if name in row]
+    return (
+        list(row["tokens"])
+        if "tokens" in row
+        else [row[name] for name in ("text", "text_pair") if name in row]
+    )
 
 
 def _models() -> Iterator[Json]:

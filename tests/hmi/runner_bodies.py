@@ -30,7 +30,10 @@ def do_count(ctx: JobContext) -> dict[str, Any]:
         aside.write_text(json.dumps(step))
         aside.replace(checkpoint)
         ctx.progress(step, steps, phase="counting", loss=1 / step)
-    return {"counted": steps, "input": (ctx.input / "data").read_text() if (ctx.input / "data").exists() else None}
+    return {
+        "counted": steps,
+        "input": (ctx.input / "data").read_text() if (ctx.input / "data").exists() else None,
+    }
 
 
 def do_step_and_die(ctx: JobContext) -> dict[str, Any]:
@@ -68,10 +71,21 @@ def do_publish_then_die(ctx: JobContext) -> dict[str, Any]:
 
 def version_by(job: str, **changes: Any) -> ModelVersion:
     fields: dict[str, Any] = {
-        "version": 0, "artefact": "0" * 64, "domain": "tiny/news", "plot_version": "v" + "0" * 32, "root": "tiny",
-        "root_version": "r1", "task": "classification", "labels": ("a", "b"), "module": ModuleSpec(),
-        "max_length": 64, "metrics": {"accuracy": 0.9}, "bytes": 10, "created": now(), "job": job,
-    }  # fmt: skip
+        "version": 0,
+        "artefact": "0" * 64,
+        "domain": "tiny/news",
+        "plot_version": "v" + "0" * 32,
+        "root": "tiny",
+        "root_version": "r1",
+        "task": "classification",
+        "labels": ("a", "b"),
+        "module": ModuleSpec(),
+        "max_length": 64,
+        "metrics": {"accuracy": 0.9},
+        "bytes": 10,
+        "created": now(),
+        "job": job,
+    }
     return ModelVersion(**{**fields, **changes})
 
 

@@ -24,7 +24,9 @@ class Lab:
         self.settings = Settings(data=data)
         self.layout = open_layout(data)
         self.registry = Registry.open(self.layout.registry)
-        self.registry.create_tenant(TenantRecord(tenant="acme", created=now()), new_key("acme", ("infer",))[0])
+        self.registry.create_tenant(
+            TenantRecord(tenant="acme", created=now()), new_key("acme", ("infer",))[0]
+        )
         self.runners: list[JobRunner] = []
 
     def runner(self, workers: int = 1) -> JobRunner:
@@ -41,7 +43,9 @@ class Lab:
             if done(record):
                 return record
             time.sleep(0.02)
-        raise AssertionError(f"still {self.registry.job(job)}; log: {self.folder(job, 'log.txt').read_text()}")
+        raise AssertionError(
+            f"still {self.registry.job(job)}; log: {self.folder(job, 'log.txt').read_text()}"
+        )
 
     def end_of(self, job: str) -> JobRecord:
         return self.until(job, lambda r: r.state in ENDED)

@@ -129,7 +129,9 @@ def test_gc_waits_for_writers(store: AdapterStore, tmp_path: Path) -> None:
     assert store.names() == set()
 
 
-def test_a_full_disk_leaves_nothing(store: AdapterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(
+    store: AdapterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -155,8 +157,9 @@ def test_leftovers_go_when_they_are_old(tmp_path: Path) -> None:
         os.utime(path, (time.time() - 9999,) * 2)
     (busy / "weights").write_text("still being written")
     assert sorted(clear_leftovers(layout.roots, 3600) + clear_leftovers(layout.adapters, 3600)) == [
-        ".a.1.tmp", ".v1.3.tmp",
-    ]  # fmt: skip
+        ".a.1.tmp",
+        ".v1.3.tmp",
+    ]
     assert young.exists()
     assert busy.exists()
     assert (layout.adapters / "kept").exists()

@@ -1,4 +1,5 @@
-"""Bodies that would take the server's memory or time: refused early, in the native shape, at the sender's cost."""
+"""Bodies that would take the server's memory or time: refused early, in the native shape, at the sender's
+cost."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ async def raw(world: World, data: bytes) -> tuple[int, Any]:
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
         size = next(
-            int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-le")
+            int(line.split(b":")[1])
+            for line in answer.split(b"\r\n")
+            if line.lower().startswith(b"content-le")
         )
         return int(answer.split()[1]), json.loads(await reader.readexactly(size))
     finally:
@@ -61,7 +64,9 @@ async def test_compressed_bodies(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         for encoding, packed in PACKED.items():
             coded = {"Content-Encoding": encoding}
-            assert (await infer(world, packed, **coded))[:2] == (404, "not_found"), "read, and the model is not there"
+            assert (await infer(world, packed, **coded))[:2] == (404, "not_found"), (
+                "read, and the model is not there"
+            )
             assert (await infer(world, packed[:-9], **coded))[:2] == (400, "malformed")
             assert (await infer(world, b"\0" + packed[1:], **coded))[:2] == (400, "malformed")
             assert (await infer(world, b"", **coded))[:2] == (400, "malformed")
@@ -92,10 +97,14 @@ async def test_a_refused_body_is_not_kept(tmp_path: Path) -> None:
             gc.enable()
 
 
-async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_values_are_counted_before_they_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[int] = []
     parse = body_module.parse
-    monkeypatch.setattr(body_module, "parse", lambda model, data: parsed.append(len(data)) or parse(model, data))
+    monkeypatch.setattr(
+        body_module, "parse", lambda model, data: parsed.append(len(data)) or parse(model, data)
+    )
     words = {"inputs": [{"tokens": ["ab"] * 10_000}] * 14}
     many_fields = b'{"inputs":"a",' + b",".join(b'"k%d":0' % i for i in range(9_000)) + b"}"
     nested = objects(3 * MIB, b'{"a":{"a":{"a":{}}}}')
@@ -119,7 +128,9 @@ async def test_values_are_counted_before_they_are_parsed(tmp_path: Path, monkeyp
         assert (await infer(world, commas))[0] == 404, "what stands in a text counts for nothing"
         assert parsed == [len(commas)]
         most = json.dumps({"inputs": ["é" * 2044] * 1024}, ensure_ascii=False).encode().ljust(4 * MIB)
-        assert (len(most), (await infer(world, most))[0]) == (4 * MIB, 404), "1024 texts of 512 tokens of 8 bytes"
+        assert (len(most), (await infer(world, most))[0]) == (4 * MIB, 404), (
+            "1024 texts of 512 tokens of 8 bytes"
+        )
         status, kind, message = await infer(world, most + b" ")
         assert (status, kind) == (413, "too_large")
         assert "4194304 bytes" in message
@@ -131,7 +142,13 @@ async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: 
     twice = b'{"inputs": ["' + b"a: " * MIB + b'", {"text": "b", "text": "c"}]}'
     cases = [
         ("/infer/acme.m", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
-        ("/infer/acme.m", b'{"inputs": ' + b'{"text": ' * 200_000, 400, "body", "nested more than 200 levels deep"),
+        (
+            "/infer/acme.m",
+            b'{"inputs": ' + b'{"text": ' * 200_000,
+            400,
+            "body",
+            "nested more than 200 levels deep",
+        ),
         ("/manage/tenants", b"[" * 200_000, 400, "body", "nested more than 200 levels deep"),
         ("/infer/acme.m", rb'{"inputs": ["\ud800"]}', 400, "inputs[0]", "half of a surrogate pair"),
         ("/manage/tenants", b'\xef\xbb\xbf{"tenant": "acme"}', 400, "body", "byte-order mark"),
@@ -142,7 +159,9 @@ async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: 
         for path, data, status, field, message in cases:
             got, body, _ = await world.call("POST", path, data=data, headers=JSON)
             error = body["error"]
-            assert (got, error["details"]["field"], message in error["message"]) == (status, field, True), error
+            assert (got, error["details"]["field"], message in error["message"]) == (status, field, True), (
+                error
+            )
         _, body, _ = await world.call("GET", "/manage/tenants")
         assert body["tenants"] == []
         got, body, _ = await world.call("GET", "/manage/jobs?limit=1&limit=2")
@@ -172,7 +191,9 @@ def depth_of(value: Any) -> int:
 
 
 TEXT = st.text(alphabet='\\",:[]{}a\né', max_size=12)
-VALUE = st.recursive(TEXT | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=20)
+VALUE = st.recursive(
+    TEXT | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=20
+)
 
 
 @given(VALUE, st.integers(2, 40))
@@ -212,11 +233,19 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
     async with running(tmp_path, body_bytes=8 * MIB) as world:
         keys = [await tenant(world), await tenant(world, "zeta")]
         large = b'{"inputs": "' + b"a" * (MIB // 2) + b'"}'
-        unfinished = [await opened(world, post("/infer/acme.m", keys[0], b"{", declared=MIB)) for _ in range(2)]
+        unfinished = [
+            await opened(world, post("/infer/acme.m", keys[0], b"{", declared=MIB)) for _ in range(2)
+        ]
         while world.services.bodies.shares.used < 4 * MIB:
             await asyncio.sleep(0.01)
-        status, body, answer = await world.call("POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0])
-        assert (status, body["error"]["kind"], int(answer.headers["Retry-After"]) > 0) == (429, "quota_exceeded", True)
+        status, body, answer = await world.call(
+            "POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]
+        )
+        assert (status, body["error"]["kind"], int(answer.headers["Retry-After"]) > 0) == (
+            429,
+            "quota_exceeded",
+            True,
+        )
         assert (await world.call("POST", "/infer/zeta.m", data=large, headers=JSON, key=keys[1]))[0] == 413
         for _, writer in unfinished:
             writer.transport.abort()
@@ -237,7 +266,11 @@ async def test_a_body_may_be_slow_but_must_come(tmp_path: Path) -> None:
         assert (await reader.readline()).split()[1] == b"404", "longer than the pause, and read to its end"
         writer.close()
         status, body = await raw(world, post("/infer/acme.m", key, data, declared=len(data) + 1))
-        assert (status, body["error"]["kind"], "pause" in body["error"]["message"]) == (400, "malformed", True)
+        assert (status, body["error"]["kind"], "pause" in body["error"]["message"]) == (
+            400,
+            "malformed",
+            True,
+        )
         lines = ("Content-Type: application/json", "Transfer-Encoding: chunked")
         whole = head("/infer/acme.m", key, *lines) + b"%x\r\n%s\r\n" % (len(data), data)
         assert (await raw(world, whole + b"0\r\n\r\n"))[0] == 404
@@ -282,12 +315,19 @@ async def test_malformed_multipart(tmp_path: Path) -> None:
         cases = [(body, 400, "malformed") for body in malformed]
         cases.append((data + b"\r\n{}" + end, 422, "invalid_input"))
         cases.append(
-            (sound + data + b"Content-Transfer-Encoding: base64\r\n\r\ne30=" + end, 415, "unsupported_media_type")
+            (
+                sound + data + b"Content-Transfer-Encoding: base64\r\n\r\ne30=" + end,
+                415,
+                "unsupported_media_type",
+            )
         )
         for body, status, kind in cases:
             got, answer, _ = await world.call("POST", "/manage/models", data=body, headers=multipart)
             assert (got, answer["error"]["kind"]) == (status, kind), (body[:60], answer)
-        for path, name in (("/manage/models/acme.m/update", b"data"), ("/manage/domains/tiny/update", b"corpus")):
+        for path, name in (
+            ("/manage/models/acme.m/update", b"data"),
+            ("/manage/domains/tiny/update", b"corpus"),
+        ):
             part = data.replace(b'"data"', b'"%s"' % name) + b"\r\n{}" + end
             got, answer, _ = await world.call("POST", path, data=part, headers=multipart)
             assert (got, answer["error"]["details"].get("field")) == (422, "spec"), answer

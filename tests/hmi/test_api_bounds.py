@@ -1,4 +1,5 @@
-"""What anybody may ask for, and lists of all that there is, cost little however much there is and however many ask."""
+"""What anybody may ask for, and lists of all that there is, cost little however much there is and however
+many ask."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.hmi.runner_bodies import version_by
 from tests.hmi.test_api_edge import tenant
 
 
-async def test_the_contract_is_rendered_once_and_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_contract_is_rendered_once_and_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rendered: list[object] = []
     document = routes.document
     monkeypatch.setattr(routes, "document", lambda table: rendered.append(table) or document(table))
@@ -68,7 +71,9 @@ def fill(world: World, count: int) -> None:
             made = ModelRecord(tenant=name, name="m", current=1, versions=(version_by(f"j{i}", version=1),))
             table.put(txn, model_table.model_key(ModelId(name, "m")), made)
             job_table.put_job(
-                table, txn, JobRecord(job=f"j{i:06d}", kind="fine_tune", state="failed", created=now(), tenant=name)
+                table,
+                txn,
+                JobRecord(job=f"j{i:06d}", kind="fine_tune", state="failed", created=now(), tenant=name),
             )
 
     registry._database.write(body)
@@ -102,7 +107,9 @@ async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest
             ("/readyz", None, 0),
         ):
             read.clear()
-            async with world.client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {}) as answer:
+            async with world.client.get(
+                path, headers={"Authorization": f"Bearer {key}"} if key else {}
+            ) as answer:
                 assert answer.status == 200
             assert len(read) <= most, path
         registry = world.services.manager.registry

@@ -1,4 +1,5 @@
-"""Connections: their number and their patience are bounded, and the server answers while others hold all of them."""
+"""Connections: their number and their patience are bounded, and the server answers while others hold all of
+them."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
         size = next(
-            int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-le")
+            int(line.split(b":")[1])
+            for line in answer.split(b"\r\n")
+            if line.lower().startswith(b"content-le")
         )
         return int(answer.split()[1]), json.loads(await reader.readexactly(size)), answer
     finally:
@@ -80,7 +83,9 @@ async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> N
     async with serving(tmp_path) as (services, door, port):
         for path, method in (("/infer/acme.m", "POST"), ("/manage/jobs", "GET")) * 5:
             with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(post(path, None, b"{}") if method == "POST" else head(path, None, method=method))
+                client.sendall(
+                    post(path, None, b"{}") if method == "POST" else head(path, None, method=method)
+                )
         assert (await ask(port))[0] == 200, "and whoever came before has been let in"
         async with asyncio.timeout(20):  # a stop would wait for what is left, until its end
             while door._count() or services.in_flight.count:
@@ -141,7 +146,9 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=2) as (services, door, port):
         services.places = Shares(100, "requests")
         engine = Held(services)
-        at_work = [asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)]
+        at_work = [
+            asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)
+        ]
         await engine.has(2)
         status, body, answer = await ask(port, head("/manage/tenants", None, method="GET"))
         assert (status, body["error"]["kind"], b"Retry-After" in answer) == (503, "unavailable", True)
@@ -161,7 +168,9 @@ async def test_guests_that_say_nothing_do_not_close_the_door(tmp_path: Path) -> 
     async with serving(tmp_path, max_connections=2, head_s=3600) as (services, door, port):
         services.places = Shares(100, "requests")
         engine = Held(services)
-        at_work = [asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)]
+        at_work = [
+            asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)
+        ]
         await engine.has(2)
         # All at once, while the event loop does nothing else: none of those let in has said anything yet.
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
@@ -274,7 +283,9 @@ async def test_descriptors_freed_elsewhere_open_the_door_again(tmp_path: Path) -
         assert await server.wait() == 0
 
 
-async def test_what_is_no_request_has_the_native_shape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_no_request_has_the_native_shape(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path) as (_, _, port):
         for nonsense in (
             b"nonsense\r\n\r\n",
@@ -286,8 +297,10 @@ async def test_what_is_no_request_has_the_native_shape(tmp_path: Path, caplog: p
         ):
             status, body, answer = await ask(port, nonsense)
             assert (status, body["error"]["kind"], set(body["error"])) == (
-                400, "malformed", {"kind", "message", "details", "request_id"},
-            )  # fmt: skip
+                400,
+                "malformed",
+                {"kind", "message", "details", "request_id"},
+            )
             assert body["error"]["request_id"].encode() in answer
         assert (await ask(port))[0] == 200
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []

@@ -48,7 +48,14 @@ async def many_errors(world: World) -> None:
         ("POST", "/infer/acme.m", {"data": b"{}", "headers": text}, 415, "unsupported_media_type", None),
         ("POST", "/infer/acme.m", inputs(["a", {"text": ""}]), 422, "invalid_input", "inputs[1].text"),
         ("POST", "/infer/acme.m", inputs(["a", " "]), 422, "invalid_input", "inputs[1]"),
-        ("POST", "/infer/acme.m", inputs([{"tokens": ["a", " "]}]), 422, "invalid_input", "inputs[0].tokens[1]"),
+        (
+            "POST",
+            "/infer/acme.m",
+            inputs([{"tokens": ["a", " "]}]),
+            422,
+            "invalid_input",
+            "inputs[0].tokens[1]",
+        ),
         ("POST", "/infer/acme.m", inputs(["a"] * 5), 413, "too_large", "inputs"),
         ("POST", "/infer/acme.m", inputs(["a", "é" * 51]), 413, "too_large", "inputs[1]"),
         ("POST", "/infer/acme.m", inputs([{"tokens": ["a" * 60] * 2}]), 413, "too_large", "inputs[0].tokens"),
@@ -66,9 +73,16 @@ async def many_errors(world: World) -> None:
         ("DELETE", "/manage/tenants/nobody", {}, 404, "not_found", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "acme"}}, 409, "conflict", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "-"}}, 422, "invalid_input", "tenant"),
-        ("POST", "/manage/roots", {"json": {"root": "r", "source": "/none"}}, 422, "unsupported_model", "source"),
+        (
+            "POST",
+            "/manage/roots",
+            {"json": {"root": "r", "source": "/none"}},
+            422,
+            "unsupported_model",
+            "source",
+        ),
         ("POST", "/manage/models", {"json": MODEL}, 422, "invalid_input", "data"),
-    ]  # fmt: skip
+    ]
     for method, path, given, status, kind, field in cases:
         got, body, answer = await world.call(method, path, **given)
         assert got == status, (path, body)
@@ -80,7 +94,8 @@ async def many_errors(world: World) -> None:
 
 
 async def test_no_message_tells_where_the_data_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A catalogue that cannot be read, as the store's own words have it: they name its folder, for the log."""
+    """A catalogue that cannot be read, as the store's own words have it: they name its folder, for the
+    log."""
     async with running(tmp_path / "d") as world:
 
         def broken(*_: Any, **__: Any) -> None:
@@ -111,7 +126,9 @@ async def test_keys_and_scopes(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         acme, zeta = await tenant(world), await tenant(world, "zeta")
         call = world.call
-        assert (await call("GET", "/manage/tenants"))[0] == 200  # no administrator's key yet: loopback is open
+        assert (await call("GET", "/manage/tenants"))[
+            0
+        ] == 200  # no administrator's key yet: loopback is open
         status, body, answer = await call("GET", "/manage/tenants", key="hmi_wrong")
         assert (status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert (await call("GET", "/manage/tenants", headers={"Authorization": "Basic x"}))[0] == 401
@@ -121,7 +138,9 @@ async def test_keys_and_scopes(tmp_path: Path) -> None:
             assert (await call(method, path, key=acme))[0] == 403
         for path in ("/manage/tenants/zeta/keys", "/manage/tenants/none/keys", "/manage/tenants/zeta/usage"):
             assert (await call("GET", path, key=acme))[0] == 404
-        status, body, _ = await world.upload("/manage/models", {**MODEL, "model": "zeta.m"}, {"data": b"{}"}, key=acme)
+        status, body, _ = await world.upload(
+            "/manage/models", {**MODEL, "model": "zeta.m"}, {"data": b"{}"}, key=acme
+        )
         assert (status, body["error"]["kind"]) == (404, "not_found")
         status, weak, _ = await call("POST", "/manage/tenants/acme/keys", {"scopes": ["infer"]}, key=acme)
         assert status == 201
@@ -142,7 +161,9 @@ async def test_an_admin_key_closes_the_server(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
             assert (await world.call("GET", "/manage/tenants", headers=headers))[0] == 403
-        assert (await world.call("GET", "/manage/tenants", headers={"Origin": "http://localhost:3000"}))[0] == 200
+        assert (await world.call("GET", "/manage/tenants", headers={"Origin": "http://localhost:3000"}))[
+            0
+        ] == 200
         _, admin = world.services.manager.create_key(None, ("admin",))
         assert (await world.call("GET", "/manage/tenants"))[0] == 401
         assert (await world.call("GET", "/healthz"))[0] == 200
@@ -180,11 +201,19 @@ async def test_uploads(tmp_path: Path) -> None:
         sent = {**MODEL, "data": {"path": "rows.jsonl"}}
         assert (await world.call("POST", "/manage/models", sent))[1]["error"]["details"]["field"] == "domain"
         raw = {"Content-Type": "multipart/form-data; boundary=b"}
-        for data in (b"", b"--b", b"--b\r\n\r\nx", b"nothing", b"--b\r\nContent-Disposition: x\r\n\r\ny\r\n--b--"):
+        for data in (
+            b"",
+            b"--b",
+            b"--b\r\n\r\nx",
+            b"nothing",
+            b"--b\r\nContent-Disposition: x\r\n\r\ny\r\n--b--",
+        ):
             status, body, _ = await world.call("POST", "/manage/models", data=data, headers=raw)
             assert status in (400, 422), body
         for kind in ("multipart/form-data", "multipart/form-data; boundary="):
-            status, _, _ = await world.call("POST", "/manage/models", data=b"x", headers={"Content-Type": kind})
+            status, _, _ = await world.call(
+                "POST", "/manage/models", data=b"x", headers={"Content-Type": kind}
+            )
             assert status == 400
         assert list((tmp_path / "incoming").iterdir()) == []
         assert (tmp_path / "uploads" / "rows.jsonl").exists()
@@ -220,9 +249,12 @@ async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
         engine.ready = lambda: False
         for trouble, why in (
             (None, ""),
-            (f"stream 1 failed: OSError: {tmp_path / 'plots'}",
-             ", but part of the engine is down and is started again (stream 1 failed: OSError: <data>/plots)"),
-        ):  # fmt: skip
+            (
+                f"stream 1 failed: OSError: {tmp_path / 'plots'}",
+                ", but part of the engine is down and is started again (stream 1 failed: OSError: "
+                "<data>/plots)",
+            ),
+        ):
             engine.trouble = lambda trouble=trouble: trouble
             status, body, answer = await world.call("GET", "/readyz")
             assert (status, answer.headers["Retry-After"]) == (503, "2")

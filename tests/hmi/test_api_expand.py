@@ -22,10 +22,16 @@ def zstd(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "sent",
-    [TEXT, gzip.compress(TEXT), zstd(TEXT), gzip.compress(TEXT[:300]) + gzip.compress(TEXT[300:]),
-     zstd(TEXT[:300]) + zstd(TEXT[300:]), gzip.compress(TEXT[:300]) + bytes(1 << 17) + gzip.compress(TEXT[300:])],
+    [
+        TEXT,
+        gzip.compress(TEXT),
+        zstd(TEXT),
+        gzip.compress(TEXT[:300]) + gzip.compress(TEXT[300:]),
+        zstd(TEXT[:300]) + zstd(TEXT[300:]),
+        gzip.compress(TEXT[:300]) + bytes(1 << 17) + gzip.compress(TEXT[300:]),
+    ],
     ids=["plain", "gzip", "zstd", "two gzip members", "two zstd frames", "two gzip members with padding"],
-)  # fmt: skip
+)
 def test_expands(sent: bytes, tmp_path: Path) -> None:
     assert expand_into(io.BytesIO(sent), tmp_path / "out", "data", len(TEXT)) == len(TEXT)
     assert (tmp_path / "out").read_bytes() == TEXT

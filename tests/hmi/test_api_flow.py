@@ -1,4 +1,5 @@
-"""The whole life over HTTP, with real jobs on a tiny model: root, domain, tenant, model, infer, version, delete."""
+"""The whole life over HTTP, with real jobs on a tiny model: root, domain, tenant, model, infer, version,
+delete."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ async def succeeds(world: World, job: str) -> None:
 
 
 async def test_life(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = await asyncio.to_thread(made_folder, tmp_path_factory.getbasetemp(), tiny_source, capsys)
     shutil.copytree(made, tmp_path / "d")
@@ -92,8 +96,10 @@ async def model_life(world: World, key: str) -> None:
 
 
 async def inference(world: World, key: str, other: str) -> None:
-    sent = {"inputs": ["the market falls", {"text": "a gene binds"}],
-            "parameters": {"return": ["scores", "provenance"]}}  # fmt: skip
+    sent = {
+        "inputs": ["the market falls", {"text": "a gene binds"}],
+        "parameters": {"return": ["scores", "provenance"]},
+    }
     status, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
     assert (status, answer["model"], answer["version"], len(answer["outputs"])) == (200, "acme.topic", 1, 2)
     assert abs(sum(answer["outputs"][0]["scores"].values()) - 1) < 1e-4
@@ -131,13 +137,18 @@ async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
 
 async def wrong_inputs(world: World, key: str, other: str) -> None:
     call = world.call
-    status, body, _ = await call("POST", "/infer/acme.topic", {"inputs": [{"text": "a", "text_pair": "b"}]}, key=key)
+    status, body, _ = await call(
+        "POST", "/infer/acme.topic", {"inputs": [{"text": "a", "text_pair": "b"}]}, key=key
+    )
     assert (status, body["error"]["details"]["field"]) == (422, "inputs[0]")
     mixed = [{"model": "acme.topic", "inputs": "a"}, {"model": "acme.topic", "inputs": [{"tokens": ["a"]}]}]
     status, body, _ = await call("POST", "/infer", mixed, key=key)
     assert (status, body["error"]["details"]["field"]) == (422, "[1].inputs[0]")
     assert body["error"]["message"].endswith("in [1].inputs[0]")
-    for name in ("acme.none", "zeta.topic"):  # one that does not exist, and one that another tenant might have
+    for name in (
+        "acme.none",
+        "zeta.topic",
+    ):  # one that does not exist, and one that another tenant might have
         mixed = [{"model": "acme.topic", "inputs": "a"}, *[{"model": name, "inputs": "a"}] * 2]
         status, body, _ = await call("POST", "/infer", mixed, key=key)
         assert (status, body["error"]["details"]) == (404, {"field": "[1].model"})

@@ -1,4 +1,5 @@
-"""Requests drawn from the OpenAPI document, right and spoilt: every answer is documented and none is a 5xx."""
+"""Requests drawn from the OpenAPI document, right and spoilt: every answer is documented and none is a
+5xx."""
 
 from __future__ import annotations
 
@@ -16,9 +17,29 @@ from tests.hmi.api_world import World, running
 
 DOCUMENT = document(ROUTES)
 ODD: list[Any] = [
-    None, True, -1, 0, 1e308, 2**80, "", " ", "a", "a.b", "a/b", "../x", "\0", "é🙂", "a" * 300, [], {}, [None],
-    {"a": 1}, ["a"], {"path": "../x"}, {"text": "x"},
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    2**80,
+    "",
+    " ",
+    "a",
+    "a.b",
+    "a/b",
+    "../x",
+    "\0",
+    "é🙂",
+    "a" * 300,
+    [],
+    {},
+    [None],
+    {"a": 1},
+    ["a"],
+    {"path": "../x"},
+    {"text": "x"},
+]
 ROUNDS = 15
 
 
@@ -54,7 +75,9 @@ def draw(schema: dict[str, Any], rng: random.Random, spoil: float) -> Any:
     return {"boolean": True, "null": None}.get(str(kind), "any")
 
 
-def request_of(path: str, operation: dict[str, Any], rng: random.Random, spoil: float) -> tuple[str, dict[str, Any]]:
+def request_of(
+    path: str, operation: dict[str, Any], rng: random.Random, spoil: float
+) -> tuple[str, dict[str, Any]]:
     query: dict[str, str] = {}
     headers: dict[str, str] = {}
     for parameter in operation["parameters"]:

@@ -1,4 +1,5 @@
-"""The edge against tenants that look at others, proxies in front, and inputs that would hold up the event loop."""
+"""The edge against tenants that look at others, proxies in front, and inputs that would hold up the event
+loop."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ async def test_a_proxy_in_front_needs_keys(tmp_path: Path) -> None:
         for header in ("Forwarded", "X-Forwarded-For", "x-forwarded-proto", "Via", "X-Real-IP"):
             status, body, _ = await world.call("GET", "/manage/tenants", headers={header: "10.0.0.1"})
             assert (status, "hmi key create --admin" in body["error"]["message"]) == (403, True), header
-            assert (await world.call("GET", "/manage/models", key=key, headers={header: "10.0.0.1"}))[0] == 200
+            assert (await world.call("GET", "/manage/models", key=key, headers={header: "10.0.0.1"}))[
+                0
+            ] == 200
 
 
 async def test_metrics_name_tenants_to_administrators_only(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_the_pinned_document_is_current() -> None:
 def test_every_route_is_documented(tmp_path: Path) -> None:
     services = build_services(Settings(data=tmp_path))
     try:
-        served = {(r.method, r.resource.canonical) for r in application(services).router.routes() if r.resource}
+        served = {
+            (r.method, r.resource.canonical) for r in application(services).router.routes() if r.resource
+        }
     finally:
         services.manager.close()
     documented = {(m.upper(), path) for path, item in DOCUMENT["paths"].items() for m in item}
@@ -42,7 +44,9 @@ def test_operations_are_whole(route: object) -> None:
     named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
     assert named == set(route.parameters)
     unchanged = {"304"} if route.tagged else set()
-    assert {str(STATUS[k]) for k in error_kinds(route)} == set(operation["responses"]) - {str(route.status)} - unchanged
+    assert {str(STATUS[k]) for k in error_kinds(route)} == set(operation["responses"]) - {
+        str(route.status)
+    } - unchanged
     for status, response in operation["responses"].items():
         assert ("content" in response) is (status not in unchanged), status
     if route.scope is not None:

@@ -1,4 +1,5 @@
-"""A second protocol, written here, served by the real server: its calls, its answers and its errors are its own."""
+"""A second protocol, written here, served by the real server: its calls, its answers and its errors are its
+own."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Labels(BaseModel):
 
 
 def decode(body: Lines, path: Mapping[str, str]) -> list[Ask]:
-    inputs = [Input(line, f"line {i + 1}", (f"line {i + 1}",)) for i, line in enumerate(body.lines.split("\n"))]
+    inputs = [
+        Input(line, f"line {i + 1}", (f"line {i + 1}",)) for i, line in enumerate(body.lines.split("\n"))
+    ]
     return [Ask(ModelId(body.of, "m"), inputs, "of")]
 
 
@@ -61,16 +64,33 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         _, made, _ = await world.call("POST", "/manage/tenants", {"tenant": "acme"})
         for sent, status, wanted in (
             ({"of": "acme", "lines": "one\ntwo"}, 200, {"labels": ["ONE", "TWO"]}),
-            ({"of": "acme", "lines": "one\n "}, 422, {"oops": "line 2 is blank: send some text", "at": "line 2"}),
+            (
+                {"of": "acme", "lines": "one\n "},
+                422,
+                {"oops": "line 2 is blank: send some text", "at": "line 2"},
+            ),
             ({"of": "acme", "lines": "bad"}, 422, {"oops": "bad it is", "at": "line 1"}),
-            ({"of": "zeta", "lines": "a"}, 404, {"oops": "there is no model 'zeta.m': check the name", "at": "of"}),
-            ({"of": "acme", "lines": "a\n" * 9}, 413,
-             {"oops": "lines is over the limit of 3 inputs: send several requests", "at": "lines"}),
-            ({"of": "acme", "lines": "a", "more": [0] * 5000}, 413,
-             {"oops": "lines is over the limit of 2048 JSON values (texts and words): send several requests",
-              "at": "lines"}),
+            (
+                {"of": "zeta", "lines": "a"},
+                404,
+                {"oops": "there is no model 'zeta.m': check the name", "at": "of"},
+            ),
+            (
+                {"of": "acme", "lines": "a\n" * 9},
+                413,
+                {"oops": "lines is over the limit of 3 inputs: send several requests", "at": "lines"},
+            ),
+            (
+                {"of": "acme", "lines": "a", "more": [0] * 5000},
+                413,
+                {
+                    "oops": "lines is over the limit of 2048 JSON values (texts and words): send "
+                    "several requests",
+                    "at": "lines",
+                },
+            ),
             ({"of": "acme"}, 422, {"oops": "lines: is missing: add it", "at": "lines"}),
-        ):  # fmt: skip
+        ):
             given, body, answer = await world.call("POST", "/by-line", sent, key=made["key"])
             assert (given, body) == (status, wanted)
             assert answer.headers["X-Request-Id"]

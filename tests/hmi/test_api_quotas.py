@@ -1,4 +1,5 @@
-"""What one tenant may hold and begin, streams that end with their key, and what it is told of other tenants."""
+"""What one tenant may hold and begin, streams that end with their key, and what it is told of other
+tenants."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.M
         acme, zeta = await tenant(world), await tenant(world, "zeta")
 
         async def issue(key: str | None, **headers: str) -> tuple[int, Any]:
-            status, body, _ = await world.call("POST", "/manage/tenants/acme/keys", {}, key=key, headers=headers)
+            status, body, _ = await world.call(
+                "POST", "/manage/tenants/acme/keys", {}, key=key, headers=headers
+            )
             return status, body
 
         once = {"Idempotency-Key": "one"}
@@ -37,7 +40,11 @@ async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.M
         status, second = await issue(acme)
         assert status == 201
         status, body = await issue(acme)
-        assert (status, body["error"]["kind"], body["error"]["details"]["limit"]) == (429, "quota_exceeded", 3)
+        assert (status, body["error"]["kind"], body["error"]["details"]["limit"]) == (
+            429,
+            "quota_exceeded",
+            3,
+        )
         status, replaced = await issue(acme, **once)
         assert status == 201, "a repetition replaces its key and adds none"
         assert (await issue(None))[0] == 201, "an administrator is not bound"
@@ -51,7 +58,9 @@ async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.M
         assert (await issue(acme, **once))[0] == 429, "its key was revoked: a repetition would add one"
 
 
-async def test_a_cancelled_job_is_no_way_around_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_job_is_no_way_around_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_table, "PER_DAY", 4)
     async with running(tmp_path, job_workers=0) as world:
         add_root(world.services.manager)
@@ -68,13 +77,21 @@ async def test_a_cancelled_job_is_no_way_around_the_limit(tmp_path: Path, monkey
             assert (await world.call("DELETE", f"/manage/jobs/{body['job']}", key=acme))[0] == 200
         before = sorted(p.name for p in (tmp_path / "jobs").iterdir())
         status, body = await begin(acme)
-        assert (status, body["error"]["kind"], body["error"]["details"]["limit"]) == (429, "quota_exceeded", 4)
-        assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == before, "refused before anything is written"
+        assert (status, body["error"]["kind"], body["error"]["details"]["limit"]) == (
+            429,
+            "quota_exceeded",
+            4,
+        )
+        assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == before, (
+            "refused before anything is written"
+        )
         assert (await begin(zeta, "zeta"))[0] == 202
         assert (await begin(None))[0] == 202
         # A day later they do not count any more.
         monkeypatch.setattr(job_table, "DAY_S", 0.0)
-        assert (await world.call("DELETE", f"/manage/jobs/{(await listed(world, acme))[0]}", key=acme))[0] == 200
+        assert (await world.call("DELETE", f"/manage/jobs/{(await listed(world, acme))[0]}", key=acme))[
+            0
+        ] == 200
         await asyncio.sleep(0.002)
         assert (await begin(acme))[0] == 202
 
@@ -84,7 +101,9 @@ async def listed(world: World, key: str) -> list[str]:
     return [job["job"] for job in body["jobs"]]
 
 
-async def test_a_tenant_changes_things_at_a_bounded_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tenant_changes_things_at_a_bounded_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(quotas, "CHANGES_AT_ONCE", 5)
     monkeypatch.setattr(quotas, "CHANGES_PER_S", 1e-6)
     async with running(tmp_path) as world:
@@ -139,7 +158,9 @@ async def test_a_stream_ends_with_its_key(tmp_path: Path, monkeypatch: pytest.Mo
             assert found[-1][1]["error"]["request_id"]
 
 
-async def test_only_a_job_that_runs_has_a_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_job_that_runs_has_a_time_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped_early = Progress(phase="fine-tuning", step=4, total=12, rate=2.0, eta_ms=4000)
     async with running(tmp_path, job_workers=0) as world:
         acme = await tenant(world)
@@ -160,7 +181,9 @@ async def test_only_a_job_that_runs_has_a_time_to_wait(tmp_path: Path, monkeypat
     assert job_view(record, stopped_early).progress == stopped_early
 
 
-async def test_an_error_in_a_stream_is_an_event_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_a_stream_is_an_event_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path, job_workers=0) as world:
         with fast(monkeypatch):
             acme = await tenant(world)
@@ -188,7 +211,10 @@ async def test_a_tenant_follows_so_many_jobs_at_once(tmp_path: Path, monkeypatch
             acme = await tenant(world)
             path = f"/manage/jobs/{add_job(world, 'acme')}/events"
             headers = {"Authorization": f"Bearer {acme}"}
-            async with world.client.get(path, headers=headers), world.client.get(path, headers=headers) as second:
+            async with (
+                world.client.get(path, headers=headers),
+                world.client.get(path, headers=headers) as second,
+            ):
                 status, body, _ = await world.call("GET", path, key=acme)
                 assert (status, body["error"]["kind"]) == (429, "quota_exceeded")
                 second.close()
@@ -213,17 +239,31 @@ async def test_what_is_anothers_and_what_is_not_are_told_alike(tmp_path: Path) -
                 (theirs, none, JOB_CALLS),
                 (admins, none, JOB_CALLS),
                 ("zeta.m", "zeta.x", MODEL_CALLS),
-                ("zeta", "none", [("GET", "/manage/tenants/ID/usage", None), ("GET", "/manage/tenants/ID/keys", None),
-                                  ("POST", "/manage/tenants/ID/keys", {}), ("GET", "/manage/models?tenant=ID", None),
-                                  ("GET", "/manage/jobs?tenant=ID", None)]),
-                (key.key_id, "k0000000000000000", [("DELETE", "/manage/tenants/acme/keys/ID", None),
-                                                   ("DELETE", "/manage/tenants/zeta/keys/ID", None)]),
+                (
+                    "zeta",
+                    "none",
+                    [
+                        ("GET", "/manage/tenants/ID/usage", None),
+                        ("GET", "/manage/tenants/ID/keys", None),
+                        ("POST", "/manage/tenants/ID/keys", {}),
+                        ("GET", "/manage/models?tenant=ID", None),
+                        ("GET", "/manage/jobs?tenant=ID", None),
+                    ],
+                ),
+                (
+                    key.key_id,
+                    "k0000000000000000",
+                    [
+                        ("DELETE", "/manage/tenants/acme/keys/ID", None),
+                        ("DELETE", "/manage/tenants/zeta/keys/ID", None),
+                    ],
+                ),
                 ("zeta.m", "acme.x", [("POST", "/infer/ID", model), ("GET", "/manage/models/ID", None)]),
                 ("zeta.m", "acme.x", [("POST", "/infer", [{**model, "model": "ID"}])]),
                 ("zeta.m", "none.m", [("POST", "/manage/models", {**create, "model": "ID"})]),
             )
             for method, path, body in calls
-        ]  # fmt: skip
+        ]
         for method, path, body, there, nowhere in cases:
             said = [await told(world, method, path, body, name, acme) for name in (there, nowhere)]
             assert said[0] == said[1], path
@@ -243,7 +283,9 @@ MODEL_CALLS = [
 ]
 
 
-async def told(world: World, method: str, path: str, body: Any, name: str, key: str) -> tuple[int, str, list[str]]:
+async def told(
+    world: World, method: str, path: str, body: Any, name: str, key: str
+) -> tuple[int, str, list[str]]:
     """(status, text, headers) with the id cut out."""
     sent = None if body is None else json.loads(json.dumps(body).replace("ID", name))
     status, answer, response = await world.call(

@@ -88,8 +88,10 @@ def test_tenant_labels_are_bounded() -> None:
 
 
 FOREIGN = re.compile(
-    r"[Ii]nput should|[Vv]alid (string|integer|array|dict|number|list|boolean|object)|pattern|\^\[|\barray\b|\bdict\b"
-    r"|\bNone\b|\bTrue\b|\bFalse\b|\binteger\b|\bboolean\b|\bfloat\b|pydantic|Unable to|discriminator|unable to parse"
+    r"[Ii]nput should|[Vv]alid "
+    r"(string|integer|array|dict|number|list|boolean|object)|pattern|\^\[|\barray\b|\bdict\b"
+    r"|\bNone\b|\bTrue\b|\bFalse\b|\binteger\b|\bboolean\b|\bfloat\b|pydantic|Unable "
+    r"to|discriminator|unable to parse"
     r"|EOF|[Vv]alue error|\bstr\b|\bint\b"
 )
 """What only Python, pydantic or its JSON parser would say."""
@@ -103,30 +105,70 @@ CREATE = {"model": "acme.m", "domain": "tiny", "task": "pair"}
         (InferBody, {"inputs": 5}, "must be a text or a list of inputs"),
         (InferBody, {"inputs": [5]}, r"^inputs\[0\]: is no input: an input is a text, "),
         (InferBody, {"inputs": [["a"]]}, r"^inputs\[0\]: is no input"),
-        (InferBody, {"input": "a"}, "^input: is not a field here: did you mean 'inputs'. .and 1 more field.$"),
+        (
+            InferBody,
+            {"input": "a"},
+            "^input: is not a field here: did you mean 'inputs'. .and 1 more field.$",
+        ),
         (InferBody, {"inputs": [{"txt": "a"}]}, r"^inputs\[0\].txt: .*did you mean 'text'"),
         (InferBody, {"inputs": [{"tokens": ["a"], "pos": 1}]}, "the fields here are tokens$"),
         (InferBody, {"inputs": "a", "parameters": {"returns": []}}, "did you mean 'return'"),
-        (InferBody, {"inputs": "a", "parameters": {"return": ["score"]}}, "did you mean 'scores'. It must be "),
+        (
+            InferBody,
+            {"inputs": "a", "parameters": {"return": ["score"]}},
+            "did you mean 'scores'. It must be ",
+        ),
         (InferBody, {"inputs": "a", "parameters": {"deadline_ms": 1e9}}, "and must be at most 3600000$"),
-        (InferBody, {"inputs": "a", "parameters": {"exact": 1}}, "is the number 1, and must be true or false"),
+        (
+            InferBody,
+            {"inputs": "a", "parameters": {"exact": 1}},
+            "is the number 1, and must be true or false",
+        ),
         (InferBody, [], "^body: is a list, and must be an object with inputs, parameters$"),
         (MixedBody, [{"inputs": "a", "modle": "a.b"}], r"^\[0\].modle: .*did you mean 'model'"),
-        (CreateModel, {**CREATE, "model": "Acme.m"}, "'Acme.m' is not a model's name: .*1 to 63 lower-case letters"),
-        (CreateModel, {**CREATE, "domain": "a//b"}, "'a//b' is not a domain's name: .*root/branch.*lower-case letters"),
+        (
+            CreateModel,
+            {**CREATE, "model": "Acme.m"},
+            "'Acme.m' is not a model's name: .*1 to 63 lower-case letters",
+        ),
+        (
+            CreateModel,
+            {**CREATE, "domain": "a//b"},
+            "'a//b' is not a domain's name: .*root/branch.*lower-case letters",
+        ),
         (CreateModel, {**CREATE, "task": "clasification"}, "did you mean 'classification'"),
         (CreateModel, {**CREATE, "options": {"epoch": 3}}, "options.epoch: .*did you mean 'epochs'"),
-        (CreateModel, {**CREATE, "options": {"module": {"rnak": 3}}}, "options.module.rnak: .*did you mean 'rank'"),
-        (CreateModel, {**CREATE, "options": {"module": "lora"}}, "must be an object with kind, rank, sites, size"),
-        (CreateModel, {**CREATE, "options": {"epochs": 2.5}}, "is the number 2.5, and must be a whole number"),
-        (CreateModel, {**CREATE, "data": "rows.csv"}, "is the text 'rows.csv', and must be an object with path$"),
+        (
+            CreateModel,
+            {**CREATE, "options": {"module": {"rnak": 3}}},
+            "options.module.rnak: .*did you mean 'rank'",
+        ),
+        (
+            CreateModel,
+            {**CREATE, "options": {"module": "lora"}},
+            "must be an object with kind, rank, sites, size",
+        ),
+        (
+            CreateModel,
+            {**CREATE, "options": {"epochs": 2.5}},
+            "is the number 2.5, and must be a whole number",
+        ),
+        (
+            CreateModel,
+            {**CREATE, "data": "rows.csv"},
+            "is the text 'rows.csv', and must be an object with path$",
+        ),
         (CreateModel, {**CREATE, "data": None, "dev": {"path": ""}}, "^dev.path: is empty"),
-        (CreateTenant, {"tenant": "Acme Ltd"}, "'Acme Ltd' is not a name: use 1 to 63 lower-case letters .a-z."),
+        (
+            CreateTenant,
+            {"tenant": "Acme Ltd"},
+            "'Acme Ltd' is not a name: use 1 to 63 lower-case letters .a-z.",
+        ),
         (CreateTenant, {"tenant": "a" * 10_000_000}, "^.{,200}$"),
         (CreateTenant, {"a" * 10_000_000: 1}, "^.{,200}$"),
         (CreateTenant, {str(i): 1 for i in range(50_000)}, "^body: 50001 things in it are wrong"),
     ],
-)  # fmt: skip
+)
 def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(model, json.dumps(body).encode())
@@ -153,10 +195,12 @@ def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
         (b'{"inputs": "\\ud800\\u', "ends within a text"),
         (b"\0", "none of JSON"),
         (b'\xef\xbb\xbf{"inputs": "a"}', "begins with a byte-order mark: leave out its first three bytes"),
-        *(('{"inputs": "a"}'.encode(wide), "is UTF-16 or UTF-32: send UTF-8")
-          for wide in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be")),
+        *(
+            ('{"inputs": "a"}'.encode(wide), "is UTF-16 or UTF-32: send UTF-8")
+            for wide in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be")
+        ),
     ],
-)  # fmt: skip
+)
 def test_says_why_a_body_is_no_json(body: bytes, said: str) -> None:
     with pytest.raises(Malformed, match=said) as caught:
         parse(InferBody, body)
@@ -164,7 +208,10 @@ def test_says_why_a_body_is_no_json(body: bytes, said: str) -> None:
     assert caught.value.details == {"field": "body"}
 
 
-HALF = "half of a surrogate pair stands alone .line 1, column [0-9]+.: write both halves, or the character itself$"
+HALF = (
+    "half of a surrogate pair stands alone .line 1, column [0-9]+.: write both halves, or the "
+    "character itself$"
+)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +243,19 @@ def test_half_a_surrogate_pair_is_called_so(body: bytes, field: str) -> None:
         (InferBody, rb'{"inputs": "a", "in\u0070uts": "a"}', "inputs"),
         (InferBody, b'{"inputs": ["a", {"text": "a", "text": "a"}]}', "inputs[1].text"),
         (InferBody, b'{"inputs": [{"tokens": ["a"], "tokens": ["a"]}]}', "inputs[0].tokens"),
-        (InferBody, b'{"inputs": "a", "parameters": {"return": [], "exact": true, "return": []}}', "parameters.return"),
+        (
+            InferBody,
+            b'{"inputs": "a", "parameters": {"return": [], "exact": true, "return": []}}',
+            "parameters.return",
+        ),
         (MixedBody, b'[{"inputs": "a", "model": "a.b", "model": "a.c"}]', "[0].model"),
-        (CreateModel, b'{"model": "a.b", "domain": "a", "task": "pair", "options": {"module": {"rank": 2, "rank": 3}}}',
-         "options.module.rank"),
+        (
+            CreateModel,
+            b'{"model": "a.b", "domain": "a", "task": "pair", "options": {"module": {"rank": 2, "rank": 3}}}',
+            "options.module.rank",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("small", [True, False])
 def test_a_member_is_not_given_twice(
     model: Any, body: bytes, field: str, small: bool, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +272,9 @@ def test_a_large_body_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None
     rng = random.Random(7)
     for _ in range(300):
         one = draw({"$ref": "#/components/schemas/InferBody"}, rng, 0)
-        several = [{**draw({"$ref": "#/components/schemas/InferBody"}, rng, 0), "model": "a.b"} for _ in range(3)]
+        several = [
+            {**draw({"$ref": "#/components/schemas/InferBody"}, rng, 0), "model": "a.b"} for _ in range(3)
+        ]
         for model, value in ((InferBody, one), (MixedBody, several)):
             text = json.dumps(value).replace("tiny", rng.choice(["tiny", 'a: \\"b\\":', "::"]))
             parse(model, text.encode())
@@ -231,11 +287,16 @@ def test_a_query_names_a_thing_once() -> None:
     assert caught.value.details["field"] == "limit"
 
 
-@pytest.mark.parametrize(("query", "said"), [
-    ({"limit": "x"}, "must be a whole number"), ({"limit": "0"}, "at least 1"),
-    ({"tasks": "pair"}, "did you mean 'task'"),
-    ({"tenant": "A"}, "lower-case"), ({"colour": "red"}, "the fields here are tenant, domain, task, after, limit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"limit": "x"}, "must be a whole number"),
+        ({"limit": "0"}, "at least 1"),
+        ({"tasks": "pair"}, "did you mean 'task'"),
+        ({"tenant": "A"}, "lower-case"),
+        ({"colour": "red"}, "the fields here are tenant, domain, task, after, limit"),
+    ],
+)
 def test_says_what_is_wrong_with_a_query(query: dict[str, str], said: str) -> None:
     (route,) = (r for r in ROUTES if r.query is ModelQuery)
     with pytest.raises(InvalidInput, match=said) as caught:
@@ -243,7 +304,9 @@ def test_says_what_is_wrong_with_a_query(query: dict[str, str], said: str) -> No
     assert not FOREIGN.search(caught.value.message)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.body is not None], ids=lambda r: f"{r.method} {r.path}")
+@pytest.mark.parametrize(
+    "route", [r for r in ROUTES if r.body is not None], ids=lambda r: f"{r.method} {r.path}"
+)
 def test_no_odd_body_is_answered_in_python(route: Route) -> None:
     operation = DOCUMENT["paths"][route.path][route.method.lower()]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]

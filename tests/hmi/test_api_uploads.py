@@ -75,7 +75,9 @@ async def test_one_tenants_uploads_hold_up_nobody_else(tmp_path: Path) -> None:
     uploads.close()
 
 
-async def test_large_files_give_way_while_they_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_files_give_way_while_they_expand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(uploads_module, "SLICE_S", 0.0)
     uploads = some(tmp_path)
     (tmp_path / "uploads" / "large").write_bytes(gzip.compress(bytes(32 * MIB)))
@@ -91,7 +93,9 @@ async def test_large_files_give_way_while_they_expand(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("settings", [{"max_uploads": 4}, {"upload_bytes": 200 * KIB}])
-async def test_a_tenant_has_its_share_of_places_and_of_the_disk(tmp_path: Path, settings: dict[str, int]) -> None:
+async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
+    tmp_path: Path, settings: dict[str, int]
+) -> None:
     async with running(tmp_path, **settings) as world:
         acme, zeta = await tenant(world), await tenant(world, "zeta")
         slow = [await begun(world, acme) for _ in range(2)]
@@ -102,7 +106,11 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(tmp_path: Path, 
             await asyncio.sleep(0.01)
         file = {"data": b"x" * 40 * KIB}
         status, body, answer = await world.upload("/manage/models", MODEL, file, key=acme)
-        assert (status, body["error"]["kind"], int(answer.headers["Retry-After"]) > 0) == (429, "quota_exceeded", True)
+        assert (status, body["error"]["kind"], int(answer.headers["Retry-After"]) > 0) == (
+            429,
+            "quota_exceeded",
+            True,
+        )
         status, body, _ = await world.upload("/manage/models", {**MODEL, "model": "zeta.m"}, file, key=zeta)
         assert (status, body["error"]["details"]) == (404, {"field": "domain"}), "another tenant's is taken"
         for writer in slow:

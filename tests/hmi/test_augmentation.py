@@ -19,17 +19,28 @@ MANY = 10**6
 
 
 @pytest.mark.parametrize(
-    "text", ["The <<film>>, a 2nd one,\nwas  bad!", ("A cat sits.", "No cat; sits?"), ["U.S.", "-", "Senate", ",", "x"]]
+    "text",
+    [
+        "The <<film>>, a 2nd one,\nwas  bad!",
+        ("A cat sits.", "No cat; sits?"),
+        ["U.S.", "-", "Senate", ",", "x"],
+    ],
 )
 def test_what_is_between_words_stays(text: Any) -> None:
     def between(text: Any) -> Any:
         if isinstance(text, str):
             return re.sub(r"\w+", "w", text)
-        return [("w" if re.match(r"\w", part) else part) if isinstance(text, list) else between(part) for part in text]
+        return [
+            ("w" if re.match(r"\w", part) else part) if isinstance(text, list) else between(part)
+            for part in text
+        ]
 
     made = variants([Row(text, "x")], 40, {}, 0, MANY)
     assert len(made) == 40
-    assert all(type(row.text) is type(text) and between(row.text) == between(text) and row.label == "" for row in made)
+    assert all(
+        type(row.text) is type(text) and between(row.text) == between(text) and row.label == ""
+        for row in made
+    )
     assert len({str(row.text) for row in made}) > 5
 
 
@@ -44,7 +55,9 @@ def test_markers_stay_and_words_of_marks_are_whole() -> None:
 
 def test_a_near_word_takes_the_case_of_the_word() -> None:
     near = {"Senate": ["house"], "USA": ["france"], "a": ["the"], "I": ["we"]}
-    made = " ".join(str(row.text) for row in variants([Row("Senate USA a I", "x")], 40, near, 0, MANY)).split()
+    made = " ".join(
+        str(row.text) for row in variants([Row("Senate USA a I", "x")], 40, near, 0, MANY)
+    ).split()
     assert set(made) == {*near, "House", "FRANCE", "the", "We"}
 
 
@@ -87,7 +100,9 @@ def test_similar_words_are_the_nearest_whole_words_of_the_vocabulary(tiny_source
     found = similar_words([Row(f"{word} ?! unheardofword", "x")], tokenizer, vectors)
     assert list(found) == [word]
     own = next(i for i, w in whole.items() if w == word)
-    slow = {w: float(cosine_similarity(vectors[own], vectors[i], dim=0)) for i, w in whole.items() if i != own}
+    slow = {
+        w: float(cosine_similarity(vectors[own], vectors[i], dim=0)) for i, w in whole.items() if i != own
+    }
     nearest = sorted(slow, key=lambda w: -slow[w])[:NEAREST]
     assert found[word] == nearest
 

@@ -1,4 +1,5 @@
-"""What a tokenizer reads of a long text is bounded by what is kept, and the tokens are those of the whole text."""
+"""What a tokenizer reads of a long text is bounded by what is kept, and the tokens are those of the whole
+text."""
 
 from __future__ import annotations
 
@@ -15,18 +16,78 @@ from hmi.model.tokenizer import Tokenizer
 from tests.tiny import WORDS, write_tiny_mpnet
 
 BITS = [
-    " ", " ", " ", "\n", "\t\r", "  " * 40, "\u00a0", "\u3000", "\u2028", "\u200b", "\x00", "\x01" * 30, "\ufeff",
-    "a" * 99, "a" * 100, "a" * 101, "a" * 400, "s" * 100, "s" * 150, "\u00e9" * 150, "\u0436" * 130, "\uac00" * 120,
-    "\u304c" * 101, "\u0130" * 120, "\u4e2d\u6587\u5b57", "\u4e2d" * 50, "\U00020000", "\uf900", "\u30fb", "\ufffd",
-    "\u0e01\u0e34" * 60, "e\u0301", "\u0301" * 60, "\u0323\u0301", "\u302e\u0301\u0323", "\u034f", "\u2260", "\u037e",
-    "\u1100\u1161\u11a8", "\u212b", "\u00df", "\ufb01", "\u03a3\u03c2", "\U0001f600", "\U0001f468\u200d\U0001f469",
-    "[MASK]", "[MA", "SK]", "[", "]", "[CLS]", "[SEP][SEP]", "<mask>", "<mas", "<s>", "</s", "[UNK]", "##s", "...",
-    "," * 20, "\u2014", "un", "known", "ing", "ed",
-]  # fmt: skip
+    " ",
+    " ",
+    " ",
+    "\n",
+    "\t\r",
+    "  " * 40,
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\u200b",
+    "\x00",
+    "\x01" * 30,
+    "\ufeff",
+    "a" * 99,
+    "a" * 100,
+    "a" * 101,
+    "a" * 400,
+    "s" * 100,
+    "s" * 150,
+    "\u00e9" * 150,
+    "\u0436" * 130,
+    "\uac00" * 120,
+    "\u304c" * 101,
+    "\u0130" * 120,
+    "\u4e2d\u6587\u5b57",
+    "\u4e2d" * 50,
+    "\U00020000",
+    "\uf900",
+    "\u30fb",
+    "\ufffd",
+    "\u0e01\u0e34" * 60,
+    "e\u0301",
+    "\u0301" * 60,
+    "\u0323\u0301",
+    "\u302e\u0301\u0323",
+    "\u034f",
+    "\u2260",
+    "\u037e",
+    "\u1100\u1161\u11a8",
+    "\u212b",
+    "\u00df",
+    "\ufb01",
+    "\u03a3\u03c2",
+    "\U0001f600",
+    "\U0001f468\u200d\U0001f469",
+    "[MASK]",
+    "[MA",
+    "SK]",
+    "[",
+    "]",
+    "[CLS]",
+    "[SEP][SEP]",
+    "<mask>",
+    "<mas",
+    "<s>",
+    "</s",
+    "[UNK]",
+    "##s",
+    "...",
+    "," * 20,
+    "\u2014",
+    "un",
+    "known",
+    "ing",
+    "ed",
+]
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])
-def tokenizer(request: pytest.FixtureRequest, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(
+    request: pytest.FixtureRequest, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
     mpnet = request.param == "mpnet"
     folder = write_tiny_mpnet(tmp_path_factory.mktemp("mpnet") / "m") if mpnet else tiny_source
     return Tokenizer(folder / "tokenizer.json")
@@ -52,7 +113,11 @@ def test_a_beginning_gives_the_tokens_of_the_whole(tokenizer: Tokenizer, seed: i
     max_length = rng.choice([6, 16, 64])
     check(tokenizer, nasty(rng), max_length)
     check(tokenizer, (nasty(rng), nasty(rng)), max_length)
-    check(tokenizer, [nasty(rng)[: rng.choice([3, 20, 4_000])] or "a" for _ in range(rng.randint(1, 80))], max_length)
+    check(
+        tokenizer,
+        [nasty(rng)[: rng.choice([3, 20, 4_000])] or "a" for _ in range(rng.randint(1, 80))],
+        max_length,
+    )
 
 
 def test_every_place_to_cut_is_right(tokenizer: Tokenizer) -> None:
@@ -62,7 +127,10 @@ def test_every_place_to_cut_is_right(tokenizer: Tokenizer) -> None:
     at = 8 * (6 + known.margin)
     for bit in BITS:
         for shift in range(0, 2 * len(bit) + 2, max(1, len(bit) // 8)):
-            for start in ("the " * at, "the " + "\x01" * at):  # few tokens: what stands at the end may be kept
+            for start in (
+                "the " * at,
+                "the " + "\x01" * at,
+            ):  # few tokens: what stands at the end may be kept
                 check(tokenizer, start[: at - shift] + bit + bit + " good", 6)
                 check(tokenizer, start[: at - shift] + bit + "the cell " * 300, 6)
 
@@ -81,11 +149,21 @@ class Counting:
 @pytest.mark.parametrize(
     "text",
     [
-        "a" + " " * 100_000 + "b", "a" * 100_000, "\u0436" * 50_000, "\u4e2d" * 33_000, "," * 100_000, "good " * 20_000,
-        ["a" * 9] * 10_000, ["a" * 100_000], ("a" * 50_000, "," * 50_000), [" " * 50_000 + "good"] * 2,
+        "a" + " " * 100_000 + "b",
+        "a" * 100_000,
+        "\u0436" * 50_000,
+        "\u4e2d" * 33_000,
+        "," * 100_000,
+        "good " * 20_000,
+        ["a" * 9] * 10_000,
+        ["a" * 100_000],
+        ("a" * 50_000, "," * 50_000),
+        [" " * 50_000 + "good"] * 2,
     ],
-)  # fmt: skip
-def test_the_work_is_that_of_what_is_kept(tokenizer: Tokenizer, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_the_work_is_that_of_what_is_kept(
+    tokenizer: Tokenizer, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counting = Counting(tokenizer._fast)
     monkeypatch.setattr(tokenizer, "_fast", counting)
     tokenizer.encode([text], 64)

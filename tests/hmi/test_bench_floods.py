@@ -1,4 +1,5 @@
-"""`hmi bench floods` on a real server: what is sent is what is named, it arrives, and what suffers is seen."""
+"""`hmi bench floods` on a real server: what is sent is what is named, it arrives, and what suffers is
+seen."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def test_covering_counts_the_most_frequent_first() -> None:
     keys = np.random.default_rng(0).zipf(1.7, 3000).astype(np.uint64)
     ranked = [count for _, count in Counter(keys.tolist()).most_common()]
     for alpha in (1, 10, 50, 75, 99, 100):
-        enough = next(i for i, s in enumerate(itertools.accumulate(ranked), 1) if s >= alpha / 100 * len(keys) - 1e-6)
+        enough = next(
+            i for i, s in enumerate(itertools.accumulate(ranked), 1) if s >= alpha / 100 * len(keys) - 1e-6
+        )
         assert covering(keys, alpha) == enough
 
 

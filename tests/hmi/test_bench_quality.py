@@ -58,7 +58,10 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
     def ran(
         arm: str, seed: int, score: float, lr: float = 1e-3, dev: float = 0.9, **more: object
     ) -> tuple[dict[str, object], object]:
-        return {"task": "t", "arm": arm, "seed": seed, "lr": lr, "test": True, **more}, {"dev": dev, "test": score}
+        return {"task": "t", "arm": arm, "seed": seed, "lr": lr, "test": True, **more}, {
+            "dev": dev,
+            "test": score,
+        }
 
     runs = [ran("dedicated", 0, 0.8), ran("dedicated", 1, 0.8), ran("hbert", 0, 0.7), ran("hbert", 1, 0.8)]
     runs.append(({"task": "t", "arm": "hbert", "seed": 2, "lr": 1e-3}, {"dev": 0.1}))  # not tested
@@ -80,7 +83,12 @@ def test_the_best_column_has_what_was_best_on_dev_not_on_test() -> None:
     def ran(task: str, arm: str, dev: float, test: float) -> tuple[dict[str, object], object]:
         return {"task": task, "arm": arm, "seed": 0, "lr": 1e-3, "test": True}, {"dev": dev, "test": test}
 
-    runs = [ran("t", "a", 0.8, 0.7), ran("t", "b", 0.9, 0.6), ran("u", "a", 0.5, 0.4), ran("u", "dedicated", 0.6, 0.8)]
+    runs = [
+        ran("t", "a", 0.8, 0.7),
+        ran("t", "b", 0.9, 0.6),
+        ran("u", "a", 0.5, 0.4),
+        ran("u", "dedicated", 0.6, 0.8),
+    ]
     columns: dict[str, dict[str, object]] = {arm: {"arm": arm} for arm in ("dedicated", "a", "b", "shared")}
     plain = table(runs, {"t": columns, "u": columns})
     found = with_best(plain, ["a", "b"])
@@ -141,7 +149,10 @@ def test_scores_by_number_of_tenants_need_all_of_them() -> None:
     found = by_number(columns_of(runs)["hbert"], (1, 2, 3))
     assert found == {1: 0.0, 2: pytest.approx(5.0)}
     runs.append(({"arm": "hbert", "task": "t", "tenant": 0, "rows": 8}, {"test": 0.9}))
-    assert {name: len(of) for name, of in columns_of(runs).items()} == {"hbert (rows 9)": 3, "hbert (rows 8)": 1}
+    assert {name: len(of) for name, of in columns_of(runs).items()} == {
+        "hbert (rows 9)": 3,
+        "hbert (rows 8)": 1,
+    }
     drawn = lines_svg("scores", {"hbert": found, "shared": {1: 3.0}})
     assert drawn.count("<polyline") == 2
     assert drawn.count("<circle") == 3
@@ -156,7 +167,9 @@ def test_a_setting_names_its_plots_by_what_they_are_made_of(tmp_path: Path) -> N
     assert Amount(megabytes=70).body() == {"pretrain": False, "options": {"budget_bytes": 70_000_000}}
     pretrained = Amount(alpha=12.5, pretrain=30)
     assert pretrained.body() == {"alpha": 12.5, "pretrain": True, "options": {"pretrain_steps": 30}}
-    assert replace(setting, domain=pretrained).branch(biomedical) == "quality/general-b70/biomedical-a12-5-p30"
+    assert (
+        replace(setting, domain=pretrained).branch(biomedical) == "quality/general-b70/biomedical-a12-5-p30"
+    )
     assert replace(setting, domain=None).branch(biomedical) == "quality/general-b70"
     assert (setting.says, replace(setting, domain=None).says) == ("b70 a12-5", "b70")
     assert replace(setting, root="mpnet").branch(captions) == "mpnet/general-b70"
@@ -167,7 +180,10 @@ def test_unlabelled_texts_are_the_rows_beyond_the_cap_and_those_of_the_sets_besi
 ) -> None:
     monkeypatch.setattr(tasks, "TRAIN", 3)
     words = [{"tokens": ["w", str(i)], "tags": ["O", "B-x"]} for i in range(5)]
-    for name, rows in (("scierc_ner", words), ("sci_cite", [{"text": "An end-to-end test, here.", "label": "a"}])):
+    for name, rows in (
+        ("scierc_ner", words),
+        ("sci_cite", [{"text": "An end-to-end test, here.", "label": "a"}]),
+    ):
         (tmp_path / name).mkdir()
         with gzip.open(tmp_path / name / "train.jsonl.gz", "wt") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -125,7 +125,9 @@ def test_plain_rows_summed_in_numpy_are_what_the_store_and_its_reference_return(
 
 
 @pytest.mark.parametrize("make", PEERS, ids=lambda make: make.__name__)
-def test_every_mode_of_a_peer_returns_the_rows_in_the_order_asked(make: type, chain: Chain, tmp_path: Path) -> None:
+def test_every_mode_of_a_peer_returns_the_rows_in_the_order_asked(
+    make: type, chain: Chain, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(2)
     keys, rows = (
         np.sort(rng.choice(10**9, 500, replace=False)).astype(np.uint64),
@@ -157,7 +159,11 @@ def test_rotating_gives_every_batch_its_turn() -> None:
 
 def test_syncs_counts_waits_for_the_disk_and_puts_everything_back(tmp_path: Path) -> None:
     real = os.fsync
-    with Store.open(tmp_path / "s", create=True) as store, syncs() as counter, (tmp_path / "f").open("wb") as file:
+    with (
+        Store.open(tmp_path / "s", create=True) as store,
+        syncs() as counter,
+        (tmp_path / "f").open("wb") as file,
+    ):
         os.fsync(file.fileno())
         assert counter.count == 1
         with store.writer("a", schema=Schema(dim=8, vocab=10), build="b") as writer:
@@ -180,11 +186,18 @@ def test_every_section_measures_its_rows(tmp_path: Path) -> None:
     assert len(told) == plan.steps
     assert not list(tmp_path.iterdir())
     goals = [
-        "fused_over_gather_depth_1_hits_d32", "fused_over_gather_depth_4_hits_d32",
-        "fused_over_gather_depth_4_natural_d32", "lmdb_rows_over_fused_d32", "index_build", "index_at_1e8_keys",
-        "bulk_build_over_flat_write_d32", "space_over_vectors_and_scales_d32", "publish_syncs_after_seal",
-        "reader_publishing_over_idle", "torn_reads",
-    ]  # fmt: skip
+        "fused_over_gather_depth_1_hits_d32",
+        "fused_over_gather_depth_4_hits_d32",
+        "fused_over_gather_depth_4_natural_d32",
+        "lmdb_rows_over_fused_d32",
+        "index_build",
+        "index_at_1e8_keys",
+        "bulk_build_over_flat_write_d32",
+        "space_over_vectors_and_scales_d32",
+        "publish_syncs_after_seal",
+        "reader_publishing_over_idle",
+        "torn_reads",
+    ]
     for name in goals:
         assert rows[name].value is not None, name
         assert rows[name].goal is not None, name

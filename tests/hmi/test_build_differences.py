@@ -107,7 +107,9 @@ def test_an_interrupted_build_leaves_out_what_any_other_does(
         assert made[key] == result[key]
     same_rows(manager, whole, manager.plots.version(name))
     if not lost:
-        chosen = sum(result[f"{what}_{kind}"] for what in ("stored", "dropped") for kind in ("bigrams", "trigrams"))
+        chosen = sum(
+            result[f"{what}_{kind}"] for what in ("stored", "dropped") for kind in ("bigrams", "trigrams")
+        )
         assert sum(computed) < chosen + attempts * 2 * 80, "what is durable is not computed again"
 
 
@@ -141,7 +143,10 @@ def same_rows(manager: Manager, one: VersionInfo, other: VersionInfo) -> None:
 
 
 def test_decisions_are_found_again(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "plots", create=True) as store, store.writer("r", schema=SCHEMA, build="b") as writer:
+    with (
+        Store.open(tmp_path / "plots", create=True) as store,
+        store.writer("r", schema=SCHEMA, build="b") as writer,
+    ):
         rng = np.random.default_rng(0)
         unigrams = np.arange(1, 100, dtype=np.uint32)[:, None]
         writer.add(1, unigrams, np.ones((99, 3, 32), np.float32))

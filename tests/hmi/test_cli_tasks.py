@@ -19,7 +19,10 @@ OPTIONS = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max
 
 @pytest.fixture
 def folder(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> Path:
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     shutil.copytree(made, tmp_path / "d")
@@ -31,7 +34,9 @@ def labelled_sets() -> str:
     return "".join(json.dumps({"text": t, "labels": ["a", "b"][: i % 3]}) + "\n" for i, t in enumerate(texts))
 
 
-async def test_embeddings_and_sets_of_labels(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_embeddings_and_sets_of_labels(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = ("--data", folder)
     rows = tmp_path / "sets.jsonl"
     rows.write_text(labelled_sets())
@@ -51,8 +56,10 @@ async def test_embeddings_and_sets_of_labels(folder: Path, tmp_path: Path, capsy
 
     await asyncio.to_thread(commands)
     async with running(folder) as world:
-        mixed = [{"model": "acme.vectors", "inputs": "the market falls"}, {"model": "acme.sets", "inputs": ["a gene"],
-                  "parameters": {"return": ["scores"]}}]  # fmt: skip
+        mixed = [
+            {"model": "acme.vectors", "inputs": "the market falls"},
+            {"model": "acme.sets", "inputs": ["a gene"], "parameters": {"return": ["scores"]}},
+        ]
         status, (vectors, sets), _ = await world.call("POST", "/infer", mixed)
         assert status == 200
         (vector,) = vectors["outputs"]
@@ -62,8 +69,9 @@ async def test_embeddings_and_sets_of_labels(folder: Path, tmp_path: Path, capsy
         assert set(output["scores"]) == {"a", "b"}
         wanted = [label for label, score in output["scores"].items() if score >= 0.5]
         assert sorted(given["label"] for given in output["labels"]) == sorted(wanted)
-        status, body, _ = await world.upload("/manage/models", {"model": "acme.v2", "domain": "tiny",
-                                                                "task": "embedding"}, {"data": b"{}"})  # fmt: skip
+        status, body, _ = await world.upload(
+            "/manage/models", {"model": "acme.v2", "domain": "tiny", "task": "embedding"}, {"data": b"{}"}
+        )
         assert (status, body["error"]["details"]["field"]) == (422, "data")
         spec = {"model": "acme.v2", "domain": "tiny", "task": "embedding"}
         status, body, _ = await world.call("POST", "/manage/models", spec)
@@ -71,7 +79,9 @@ async def test_embeddings_and_sets_of_labels(folder: Path, tmp_path: Path, capsy
         assert (await world.finish(body["job"]))["state"] == "succeeded"
 
 
-def test_a_report_shows_scores_and_draws(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_shows_scores_and_draws(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, plot = ("--data", folder), tmp_path / "plot.svg"
     shown = hmi(capsys, "model", "report", "acme.m", "--plot", plot, *data)
     for heading in ("accuracy", "PRECISION", "TAKEN FOR", "SHARE RIGHT", "expected calibration error"):

@@ -1,4 +1,5 @@
-"""Every command of the tree: what all of them take, what needs a data folder, and what loads the heavy libraries."""
+"""Every command of the tree: what all of them take, what needs a data folder, and what loads the heavy
+libraries."""
 
 from __future__ import annotations
 
@@ -25,24 +26,63 @@ from tests.hmi.manager_lab import add_root
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
-    "bench floods": "", "bench path": "", "bench plot": "--corpus FILE",
+    "bench floods": "",
+    "bench path": "",
+    "bench plot": "--corpus FILE",
     "bench quality": "--sets . --corpora . --out OUT",
-    "bench steps": "--sets . --corpora .", "bench store": "", "bench tenants": "--sets . --corpora . --out OUT",
+    "bench steps": "--sets . --corpora .",
+    "bench store": "",
+    "bench tenants": "--sets . --corpora . --out OUT",
     "check": "ROWS",
-    "domain create": "tiny/a FILE", "domain delete": "tiny/a --yes", "domain grow": "tiny/a", "domain list": "",
-    "domain rollback": "tiny/a v1", "domain set": "tiny/a --record-misses on", "domain show": "tiny/a",
-    "domain update": "tiny/a FILE", "infer": "acme.m text", "job cancel": "j1", "job list": "", "job resume": "j1",
-    "job show": "j1", "job watch": "j1", "key create": "acme", "key list": "acme", "key revoke": "k1 acme",
-    "model create": "acme.m ROWS --domain tiny", "model delete": "acme.m --yes", "model export-module": "acme.m OUT",
-    "model import-module": "acme.m ADAPTER --domain tiny", "model list": "", "model publish": "acme.m 1",
+    "domain create": "tiny/a FILE",
+    "domain delete": "tiny/a --yes",
+    "domain grow": "tiny/a",
+    "domain list": "",
+    "domain rollback": "tiny/a v1",
+    "domain set": "tiny/a --record-misses on",
+    "domain show": "tiny/a",
+    "domain update": "tiny/a FILE",
+    "infer": "acme.m text",
+    "job cancel": "j1",
+    "job list": "",
+    "job resume": "j1",
+    "job show": "j1",
+    "job watch": "j1",
+    "key create": "acme",
+    "key list": "acme",
+    "key revoke": "k1 acme",
+    "model create": "acme.m ROWS --domain tiny",
+    "model delete": "acme.m --yes",
+    "model export-module": "acme.m OUT",
+    "model import-module": "acme.m ADAPTER --domain tiny",
+    "model list": "",
+    "model publish": "acme.m 1",
     "model report": "acme.m",
-    "model rollback": "acme.m 1", "model show": "acme.m", "model update": "acme.m ROWS", "openapi": "",
-    "root delete": "tiny --yes", "root export-locality": "tiny OUT", "root import": "tiny ADAPTER", "root list": "",
-    "root measure": "tiny FILE", "root show": "tiny", "serve": "--port 0", "settings": "", "store compact": "--all",
-    "store diff": "tiny tiny", "store export": "tiny OUT", "store gc": "", "store import": "FILE", "store info": "",
-    "store scrub": "", "store top": "", "store verify": "", "tenant create": "acme", "tenant delete": "acme --yes",
+    "model rollback": "acme.m 1",
+    "model show": "acme.m",
+    "model update": "acme.m ROWS",
+    "openapi": "",
+    "root delete": "tiny --yes",
+    "root export-locality": "tiny OUT",
+    "root import": "tiny ADAPTER",
+    "root list": "",
+    "root measure": "tiny FILE",
+    "root show": "tiny",
+    "serve": "--port 0",
+    "settings": "",
+    "store compact": "--all",
+    "store diff": "tiny tiny",
+    "store export": "tiny OUT",
+    "store gc": "",
+    "store import": "FILE",
+    "store info": "",
+    "store scrub": "",
+    "store top": "",
+    "store verify": "",
+    "tenant create": "acme",
+    "tenant delete": "acme --yes",
     "tenant list": "",
-}  # fmt: skip
+}
 """How each is called. FILE, ROWS and ADAPTER are there, OUT is not."""
 NO_JSON = {"serve": "it answers by HTTP"}
 COMMON = ("--data", "--url", "--key")
@@ -52,18 +92,27 @@ NO_DATA = {*NO_SERVER, "job watch"}
 """`job watch` wants a server."""
 BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
 NO_URL = {
-    **dict.fromkeys((f"bench {name}" for name in BENCHES),
-                    "it measures this machine"),
-    **dict.fromkeys((f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
-                    "it reads or changes the files of the store"),
-    "job resume": "a server resumes its jobs by itself", "root export-locality": "it reads the root's files",
-    "root measure": "it reads the root's files and its source", "serve": "it is the server",
+    **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
+    **dict.fromkeys(
+        (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
+        "it reads or changes the files of the store",
+    ),
+    "job resume": "a server resumes its jobs by itself",
+    "root export-locality": "it reads the root's files",
+    "root measure": "it reads the root's files and its source",
+    "serve": "it is the server",
     "settings": "they are those of this machine",
-}  # fmt: skip
+}
 ELSEWHERE = {
-    *(f"bench {name}" for name in BENCHES), "check", "openapi", "settings", "serve", "root import", "tenant create",
+    *(f"bench {name}" for name in BENCHES),
+    "check",
+    "openapi",
+    "settings",
+    "serve",
+    "root import",
+    "tenant create",
     "job watch",
-}  # fmt: skip
+}
 """Work without a data folder, make one, or (job watch) want a server."""
 
 
@@ -112,7 +161,12 @@ def called(tmp_path: Path) -> dict[str, list[str]]:
     adapter.mkdir()
     for name in ("adapter_config.json", "adapter.safetensors"):
         (adapter / name).write_text("{}")
-    places = {"FILE": tmp_path / "file", "ROWS": tmp_path / "rows", "OUT": tmp_path / "out", "ADAPTER": adapter}
+    places = {
+        "FILE": tmp_path / "file",
+        "ROWS": tmp_path / "rows",
+        "OUT": tmp_path / "out",
+        "ADAPTER": adapter,
+    }
     return {
         name: [*name.split(), *(str(places.get(part, part)) for part in given.split())]
         for name, given in COMMANDS.items()
@@ -130,7 +184,9 @@ def test_every_command_takes_json_and_a_url() -> None:
         assert ("--json" in options) != (name in NO_JSON), name
 
 
-def test_a_url_is_used_or_refused(called: dict[str, list[str]], url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_is_used_or_refused(
+    called: dict[str, list[str]], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in called.keys() - NO_SERVER:
         told = hmi(capsys, *called[name], "--url", url, code=1)
         assert ("leave --url out" in told) == (name in NO_URL), (name, told)
@@ -140,7 +196,9 @@ def test_a_url_is_used_or_refused(called: dict[str, list[str]], url: str, capsys
 def offered(command: click.Command, name: str) -> list[click.Option]:
     """The options that a command's help shows."""
     context = click.Context(command, info_name=name)
-    options = [p for p in command.get_params(context) if isinstance(p, click.Option) and p.get_help_record(context)]
+    options = [
+        p for p in command.get_params(context) if isinstance(p, click.Option) and p.get_help_record(context)
+    ]
     page = command.get_help(context)
     assert all(option.opts[-1] in page for option in options)
     return options
@@ -163,7 +221,13 @@ def test_help_offers_what_is_not_refused(
                 value = [] if about.is_flag else [about.type.choices[-1]]
             if value is None:
                 continue
-            place = () if option in COMMON else ("--url", url) if "--url" in given else ("--data", tmp_path / "typo")
+            place = (
+                ()
+                if option in COMMON
+                else ("--url", url)
+                if "--url" in given
+                else ("--data", tmp_path / "typo")
+            )
             if name in ELSEWHERE and "--url" not in place and option != "--url":
                 continue
             with pytest.raises(SystemExit):
@@ -193,10 +257,23 @@ def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.Capt
 
 
 READ_ONLY = (
-    "--help", "model create --help", "tenant list", "tenant create zeta", "key list acme", "job list", "root list",
-    "root show tiny", "domain list", "domain show tiny", "model list", "store info", "store gc --dry-run", "store top",
-    "openapi", "settings",
-)  # fmt: skip
+    "--help",
+    "model create --help",
+    "tenant list",
+    "tenant create zeta",
+    "key list acme",
+    "job list",
+    "root list",
+    "root show tiny",
+    "domain list",
+    "domain show tiny",
+    "model list",
+    "store info",
+    "store gc --dry-run",
+    "store top",
+    "openapi",
+    "settings",
+)
 
 
 def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -216,7 +293,8 @@ def test_a_call_of_a_server_loads_no_server(called: dict[str, list[str]], url: s
 
 
 def loaded(commands: list[list[str]], code: int, *more: str) -> list[list[object]]:
-    """Run commands in one process of their own: after each, which heavy modules there are. All must end with `code`."""
+    """Run commands in one process of their own: after each, which heavy modules there are. All must end with
+    `code`."""
     names = ["torch", "numba", "transformers", "safetensors.torch", "tokenizers", *more]
     program = f"""
 import json, sys, hmi.cli
@@ -257,10 +335,19 @@ def test_a_deletion_asks_or_says_how_not_to(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("model delete", "acme.none"), ("domain delete", "tiny/none"), ("root delete", "none"), ("tenant delete", "none")],
+    [
+        ("model delete", "acme.none"),
+        ("domain delete", "tiny/none"),
+        ("root delete", "none"),
+        ("tenant delete", "none"),
+    ],
 )
 def test_what_is_not_there_is_not_asked_about(
-    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = ("--data", tmp_path / "d")
     hmi(capsys, "tenant", "create", "acme", *data)

@@ -26,7 +26,10 @@ OPTIONS = ("--option", "epochs=2", "--option", "module.rank=2", "--option", "max
 
 @pytest.fixture
 def folder(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> Path:
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     shutil.copytree(made, tmp_path / "d")
@@ -41,7 +44,9 @@ def test_a_folder_that_is_named_wins_over_the_environments_server(
         assert "tiny" in hmi(capsys, *words)
     assert "there is no data folder" in hmi(capsys, "root", "list", "--data", tmp_path / "none", code=1)
     assert "unset it, or give --data" in hmi(capsys, "store", "verify", code=1)
-    assert "127.0.0.1:9" in hmi(capsys, "root", "list", "--url", "http://127.0.0.1:9", "--data", folder, code=1)
+    assert "127.0.0.1:9" in hmi(
+        capsys, "root", "list", "--url", "http://127.0.0.1:9", "--data", folder, code=1
+    )
 
 
 def test_what_is_made_is_told_with_what_comes_next(
@@ -52,18 +57,33 @@ def test_what_is_made_is_told_with_what_comes_next(
     (tmp_path / "text").write_bytes(corpus(100))
 
     told = hmi(capsys, "model", "create", "acme.one", tmp_path / "rows", "--domain", "tiny", *OPTIONS, *data)
-    for part in ("acme.one, version 1", "score: accuracy", "held-out rows", "trained on: 48 rows", "epochs: 2 of 2",
-                 "size: ", "next: hmi infer acme.one"):  # fmt: skip
+    for part in (
+        "acme.one, version 1",
+        "score: accuracy",
+        "held-out rows",
+        "trained on: 48 rows",
+        "epochs: 2 of 2",
+        "size: ",
+        "next: hmi infer acme.one",
+    ):
         assert part in told
 
     told = hmi(capsys, "domain", "create", "tiny/a", tmp_path / "text", "--alpha", 20, *data)
-    for part in ("tiny/a, version v", "trigrams", "coverage: 20% of the n-grams", "times the text", "--budget",
-                 "next: hmi model create TENANT.MODEL ROWS --domain tiny/a"):  # fmt: skip
+    for part in (
+        "tiny/a, version v",
+        "trigrams",
+        "coverage: 20% of the n-grams",
+        "times the text",
+        "--budget",
+        "next: hmi model create TENANT.MODEL ROWS --domain tiny/a",
+    ):
         assert part in told, told
     found = json.loads(hmi(capsys, "domain", "show", "tiny/a", "--json", *data))
     assert found["versions"][0]["report"]["text_bytes"] == (tmp_path / "text").stat().st_size
 
-    job = hmi(capsys, "model", "create", "acme.two", tmp_path / "rows", "--domain", "tiny", "--detach", *data).strip()
+    job = hmi(
+        capsys, "model", "create", "acme.two", tmp_path / "rows", "--domain", "tiny", "--detach", *data
+    ).strip()
     again = hmi(capsys, "model", "create", "acme.two", tmp_path / "rows", "--domain", "tiny", *data, code=1)
     assert f"hmi job resume {job}" in again
     assert "cancelled" in hmi(capsys, "job", "cancel", job, "--json", *data)
@@ -74,13 +94,28 @@ def test_what_is_made_is_told_with_what_comes_next(
 def test_a_model_of_words_names_the_option_that_makes_them() -> None:
     asks = f"acme.m is a tagging model: give {KINDS['tagging'](('O',)).form[1]} in inputs[0]"
     assert _hint(asks, pair=False, tokens=False) == "; --tokens splits each TEXT at spaces"
-    paired = f"acme.m is a pair model: give {KINDS['pair'](('a', 'b'), TaskRules(paired=True)).form[1]} in inputs[0]"
+    paired = (
+        f"acme.m is a pair model: give {KINDS['pair'](('a', 'b'), TaskRules(paired=True)).form[1]} "
+        "in inputs[0]"
+    )
     assert "--pair" in _hint(paired, pair=False, tokens=False)
 
 
-def test_detached_on_a_folder_is_said_to_wait(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_detached_on_a_folder_is_said_to_wait(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "rows").write_bytes(rows(60))
-    create = ["model", "create", "acme.two", tmp_path / "rows", "--domain", "tiny", "--detach", "--data", folder]
+    create = [
+        "model",
+        "create",
+        "acme.two",
+        tmp_path / "rows",
+        "--domain",
+        "tiny",
+        "--detach",
+        "--data",
+        folder,
+    ]
     code, out, err = said(capsys, *create)
     assert code == 0
     assert "nothing runs it yet" in err
@@ -127,7 +162,11 @@ WRONG = {
 
 
 def test_a_batch_without_a_terminal_tells_of_each_as_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = {"score": "accuracy 0.9 on 40 held-out rows", "epochs": "5 of 9, stopped early", "size": "0.5 MiB"}
+    figures = {
+        "score": "accuracy 0.9 on 40 held-out rows",
+        "epochs": "5 of 9, stopped early",
+        "size": "0.5 MiB",
+    }
     good = Outcome("acme.one", "succeeded", seconds=3.0, figures=figures)
     bad = Outcome("zeta.two", "failed", "row 3: `label` is missing")
     seen: list[str] = []
@@ -163,15 +202,22 @@ def test_a_report_fits_in_80_columns(count: int, capsys: pytest.CaptureFixture[s
     names = [f"a-long-label-{i:02}" for i in range(count)]
     confused = [[3 if i == j else int(j == (i + 1) % count) for j in range(count)] for i in range(count)]
     scores = {"f1": 0.5, "precision": 0.5, "recall": 0.5, "support": 4}
-    report._show({"accuracy": 0.5, "per_label": dict.fromkeys(names, scores),
-                  "confusion": {"labels": names, "rows": confused}})  # fmt: skip
+    report._show(
+        {
+            "accuracy": 0.5,
+            "per_label": dict.fromkeys(names, scores),
+            "confusion": {"labels": names, "rows": confused},
+        }
+    )
     told = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in told.splitlines()) <= 80
     assert "TAKEN FOR" in told
     assert click.unstyle(told) == told
 
 
-def test_a_job_without_its_process_is_not_listed_as_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_its_process_is_not_listed_as_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As SIGKILL of a command leaves it: `running`, and nobody holds its lock."""
     data = ("--data", tmp_path / "d")
     hmi(capsys, "tenant", "create", "acme", *data)

@@ -51,7 +51,9 @@ def test_documents_are_read_plain_and_compressed(tmp_path: Path, pack: object) -
     assert check_corpus(path) == 2
 
 
-@pytest.mark.parametrize("first", ['{"text": "a b"}', '{ "text": "a b" }', '[{"text": "a b"},', '[ {"text": "a b"},'])
+@pytest.mark.parametrize(
+    "first", ['{"text": "a b"}', '{ "text": "a b" }', '[{"text": "a b"},', '[ {"text": "a b"},']
+)
 def test_no_json_is_read_as_text(tmp_path: Path, first: str) -> None:
     rest = '{"text": "c"}]' if first.startswith("[") else '{"text": "c"}'
     assert list(read_documents(put(tmp_path, f"{first}\n{rest}\n"))) == ["a b", "c"]
@@ -109,7 +111,9 @@ def test_one_class_only_and_ten_thousand_classes(tmp_path: Path) -> None:
     same = read_rows(put(tmp_path, jsonl(*[{"text": "t", "label": "x"}] * 9)), "classification")
     with pytest.raises(InvalidData, match="at least two classes"):
         checked_labels((row.label for row in same), "data")
-    many = read_rows(put(tmp_path, jsonl(*({"text": "t", "label": i} for i in range(10_000)))), "classification")
+    many = read_rows(
+        put(tmp_path, jsonl(*({"text": "t", "label": i} for i in range(10_000)))), "classification"
+    )
     with pytest.raises(InvalidData, match="10000 different labels"):
         checked_labels((row.label for row in many), "data")
 
@@ -131,7 +135,11 @@ def test_pairs_and_tags_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("classification", '{"text": "a \\ud800 b", "label": "x"}', "`text` has half a surrogate pair at character 3"),
+        (
+            "classification",
+            '{"text": "a \\ud800 b", "label": "x"}',
+            "`text` has half a surrogate pair at character 3",
+        ),
         ("classification", '{"text": "a", "label": "\\udc00"}', "`label` has half a surrogate"),
         ("tagging", '{"tokens": ["a", "\\ud800"], "tags": ["O", "O"]}', "`tokens` has half a surrogate"),
         ("pair", '{"text": "a", "text_pair": "\\ud800", "label": "x"}', "`text_pair` has half"),

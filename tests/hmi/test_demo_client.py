@@ -33,7 +33,9 @@ class Handler(BaseHTTPRequestHandler):
             type(self).polls += 1
             ended = type(self).polls > 2
             progress = {"phase": "fine-tuning", "step": type(self).polls, "total": 3}
-            self._say(200, {"state": "succeeded" if ended else "running", "progress": progress, "result": {"a": 1}})
+            self._say(
+                200, {"state": "succeeded" if ended else "running", "progress": progress, "result": {"a": 1}}
+            )
         elif self.path.startswith("/manage/models"):
             self._say(200, {"models": [{"model": "acme.topic", "bytes": 1234}]})
         else:
@@ -109,7 +111,9 @@ def test_later_is_tried_again(server: tuple[DemoClient, type[Handler]]) -> None:
     assert len(handler.seen) == 3
 
 
-def test_files_travel_as_multipart_byte_for_byte(server: tuple[DemoClient, type[Handler]], tmp_path: Path) -> None:
+def test_files_travel_as_multipart_byte_for_byte(
+    server: tuple[DemoClient, type[Handler]], tmp_path: Path
+) -> None:
     client, handler = server
     content = b"line\r\n--odd--\n\x00\xff"
     (tmp_path / "rows.jsonl").write_bytes(content)

@@ -1,4 +1,5 @@
-"""The demo's text: parsing, cleaning, splits that share nothing, the folder layout, and wheels that do not come."""
+"""The demo's text: parsing, cleaning, splits that share nothing, the folder layout, and wheels that do not
+come."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ TOPICS = dict.fromkeys(topic for _, _, _, labels in news._REPORTS for topic in l
 
 
 def prose(rng: random.Random, count: int) -> str:
-    return " ".join(f"{rng.choice('bdfgklmn')}{rng.choice('aeiou')}{rng.randrange(999)}" for _ in range(count))
+    return " ".join(
+        f"{rng.choice('bdfgklmn')}{rng.choice('aeiou')}{rng.randrange(999)}" for _ in range(count)
+    )
 
 
 def table(names: list[str], rows: list[list[str]]) -> str:
@@ -53,7 +56,11 @@ def orange_wheel(path: Path) -> None:
     tweets = [["False", "en", author, prose(rng, 12)] for author in authors for _ in range(60)]
     tweets.append(["True", "en", "HillaryClinton", "a retweet of five words or more"])
     tables["election-tweets-2016"] = table(tweet_names, tweets)
-    lines = [[f"{e:04d}", f"{prose(rng, 9)}, {prose(rng, 9)}. {prose(rng, 9)}?"] for e in range(60) for _ in range(4)]
+    lines = [
+        [f"{e:04d}", f"{prose(rng, 9)}, {prose(rng, 9)}. {prose(rng, 9)}?"]
+        for e in range(60)
+        for _ in range(4)
+    ]
     tables["friends-transcripts"] = table(["Season & Episode", "Quote"], lines)
     for name, column in (("grimm-tales", "Content"), ("andersen", "Content"), ("book-excerpts", "Text")):
         tables[name] = table([column], [[prose(rng, 300)] for _ in range(3)])
@@ -75,9 +82,11 @@ def article(pmid: int, rng: random.Random, structured: bool) -> str:
         f"<MeshHeading><DescriptorName>{h}</DescriptorName></MeshHeading>" for h in (species, f"H{pmid // 2}")
     )
     return (
-        f"<PubmedArticle><MedlineCitation><PMID>{pmid}</PMID><Article><ArticleTitle>On {prose(rng, 6)}.</ArticleTitle>"
+        f"<PubmedArticle><MedlineCitation><PMID>{pmid}</PMID><Article><ArticleTitle>On "
+        f"{prose(rng, 6)}.</ArticleTitle>"
         f"<Language>eng</Language><Abstract>{parts}</Abstract><PublicationTypeList><PublicationType>{kind}"
-        "</PublicationType></PublicationTypeList></Article><ChemicalList><Chemical><NameOfSubstance>Acids, Zinc"
+        "</PublicationType></PublicationTypeList></Article><ChemicalList><Chemical>"
+        "<NameOfSubstance>Acids, Zinc"
         "</NameOfSubstance></Chemical></ChemicalList>"
         f"<MeshHeadingList>{headings}</MeshHeadingList></MedlineCitation></PubmedArticle>"
     )
@@ -164,7 +173,9 @@ def test_folder_round_trip(sources: texts.Sources, tmp_path: Path) -> None:
         (None, "", "has no tenant"),
     ],
 )
-def test_a_bad_folder_is_refused_with_the_cure(tmp_path: Path, about: str | None, missing: str, says: str) -> None:
+def test_a_bad_folder_is_refused_with_the_cure(
+    tmp_path: Path, about: str | None, missing: str, says: str
+) -> None:
     (tmp_path / "acme").mkdir()
     (tmp_path / "root.txt").write_text("a\n")
     for split in ("train", "test"):
@@ -220,7 +231,9 @@ def test_punctuation_becomes_tags() -> None:
 
 def test_chemicals_are_tagged_longest_first_in_any_spelling() -> None:
     names = [*tagging.spellings("Acids, Fatty"), *tagging.spellings("Fatty Acids, Volatile"), ["acid"]]
-    tags = tagging.tag_chemicals(["Volatile", "fatty", "acids", "and", "an", "acid", "were", "fattier"], names)
+    tags = tagging.tag_chemicals(
+        ["Volatile", "fatty", "acids", "and", "an", "acid", "were", "fattier"], names
+    )
     assert tags == ["B-CHEMICAL", "I-CHEMICAL", "I-CHEMICAL", "O", "O", "B-CHEMICAL", "O", "O"]
     assert tagging.spellings("Insulin (Human)") == [["insulin"]]
     assert tagging.spellings("N") == []

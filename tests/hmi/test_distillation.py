@@ -1,4 +1,5 @@
-"""Making the lower layers local: each step must bring the root nearer to its source, and ship without loss."""
+"""Making the lower layers local: each step must bring the root nearer to its source, and ship without
+loss."""
 
 from __future__ import annotations
 

@@ -16,9 +16,11 @@ from hmi.model.tasks import task_of
 from hmi.model.tokenizer import Tokenizer
 
 TEXTS = [
-    "Oil prices rose sharply after OPEC agreed to cut output.", "How do I reset my password?",
-    "The patient was treated with aspirin for acute chest pain.", "A man is playing a guitar on stage.",
-]  # fmt: skip
+    "Oil prices rose sharply after OPEC agreed to cut output.",
+    "How do I reset my password?",
+    "The patient was treated with aspirin for acute chest pain.",
+    "A man is playing a guitar on stage.",
+]
 
 
 def test_the_default_roots_embeddings_are_near_the_sources() -> None:

@@ -21,7 +21,9 @@ def test_hidden_states_equal_transformers(tiny_source: Path, teacher: Encoder) -
     types = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
     mask = ids > 0
     with torch.no_grad():
-        want = theirs(ids, attention_mask=mask.long(), token_type_ids=types, output_hidden_states=True).hidden_states
+        want = theirs(
+            ids, attention_mask=mask.long(), token_type_ids=types, output_hidden_states=True
+        ).hidden_states
         for layer in (1, 2, 4):
             got = teacher(ids, mask, types, upto=layer)
             torch.testing.assert_close(got[mask], want[layer][mask], atol=1e-5, rtol=1e-5)

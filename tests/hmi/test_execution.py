@@ -1,4 +1,5 @@
-"""Hooks between layers: rows may be dropped or merged, and texts may leave, as a slow padded run of each text does."""
+"""Hooks between layers: rows may be dropped or merged, and texts may leave, as a slow padded run of each text
+does."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def key(reads: Reads) -> BatchKey:
 
 
 def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
-    """Of each text only the rows `kept`, ascending; what is dropped is represented by the kept row before it."""
+    """Of each text only the rows `kept`, ascending; what is dropped is represented by the kept row before
+    it."""
     starts = rows.offsets[:-1]
     index = [start + i for start, mine in zip(starts, kept, strict=True) for i in mine]
     new = offsets_of([len(mine) for mine in kept])
@@ -56,7 +58,8 @@ class Drop:
 def slow(
     root: Root, x: Tensor, module: TenantModule | None, cut: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """One text, padded form: (the last layer's rows, those that entered it). `cut(layer, rows)` is a hook's work."""
+    """One text, padded form: (the last layer's rows, those that entered it). `cut(layer, rows)` is a hook's
+    work."""
     rows = before = x
     for i, layer in enumerate(root.upper):
         before = cut(i, rows)
@@ -87,7 +90,9 @@ def test_rows_that_a_hook_drops(
     assert list(left.offsets) == offsets_of(LENGTHS), "answers are by original tokens"
     for i, (text, module) in enumerate(zip(texts, modules, strict=True)):
         kept = len(text) - len(text) // 4
-        last, entered = slow(tiny_root, text, module, lambda at, x, kept=kept: x[:kept] if at == before else x)  # type: ignore[misc]
+        last, entered = slow(
+            tiny_root, text, module, lambda at, x, kept=kept: x[:kept] if at == before else x
+        )  # type: ignore[misc]
         mine = left.before[left.offsets[i] : left.offsets[i + 1]]
         of = [min(j, kept - 1) if before <= len(tiny_root.upper) - 1 else j for j in range(len(text))]
         torch.testing.assert_close(mine, entered[of], atol=1e-5, rtol=1e-5)
@@ -134,7 +139,9 @@ class Leave:
         stay = [i for i, t in enumerate(rows.texts) if t not in self.who]
         spans = list(rows.spans())
         gone = self._part(rows, go, spans)
-        left = Left(gone.texts, gone.x[list(gone.offsets[:-1])], gone.x, gone.offsets, after=layer, why="exit")
+        left = Left(
+            gone.texts, gone.x[list(gone.offsets[:-1])], gone.x, gone.offsets, after=layer, why="exit"
+        )
         return self._part(rows, stay, spans), left
 
     def _part(self, rows: Rows, which: Sequence[int], spans: Sequence[tuple[int, int]]) -> Rows:

@@ -1,4 +1,5 @@
-"""Forty files as people have them: what is unambiguous is taken, and the rest is told its cause and its cure."""
+"""Forty files as people have them: what is unambiguous is taken, and the rest is told its cause and its
+cure."""
 
 from __future__ import annotations
 
@@ -35,13 +36,40 @@ def test_there_are_forty_and_the_page_has_them() -> None:
 
 TASKS: tuple[Task | None, ...] = (None, "classification", "pair", "multilabel", "regression", "tagging")
 PIECES = st.sampled_from(
-    ['{"text": "a", "label": "b"}', "[", "]", "{", "}", '"', ",", ";", "\t", "\n", "\r\n", "text,label", "a,b", "O",
-     "B-X", " ", "\ufeff", "\0", "sep=;", "-DOCSTART-", "é", "[1]", "null", "\ud7ff", "1e999"]
-)  # fmt: skip
+    [
+        '{"text": "a", "label": "b"}',
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        ",",
+        ";",
+        "\t",
+        "\n",
+        "\r\n",
+        "text,label",
+        "a,b",
+        "O",
+        "B-X",
+        " ",
+        "\ufeff",
+        "\0",
+        "sep=;",
+        "-DOCSTART-",
+        "é",
+        "[1]",
+        "null",
+        "\ud7ff",
+        "1e999",
+    ]
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(PIECES, max_size=30).map("".join), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]))
+@given(
+    st.lists(PIECES, max_size=30).map("".join), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+)
 def test_whatever_a_file_holds_gets_an_answer(text: str, encoding: str) -> None:
     data = text.encode(encoding, "replace")
     for task in TASKS:
@@ -59,12 +87,18 @@ def test_whatever_bytes_a_file_has_it_gets_an_answer(data: bytes) -> None:
     inspect_file(data, None, corpus=True)
 
 
-@given(st.lists(st.tuples(st.text(min_size=1).filter(str.strip), st.sampled_from("ab")), min_size=4, max_size=9))
+@given(
+    st.lists(st.tuples(st.text(min_size=1).filter(str.strip), st.sampled_from("ab")), min_size=4, max_size=9)
+)
 @settings(max_examples=100, deadline=None)
 def test_rows_come_back_from_every_form_as_they_went(rows: list[tuple[str, str]]) -> None:
     rows = [(text.replace("\0", "0").replace("\r", " ").strip() or "x", label) for text, label in rows]
     told = [{"text": text, "label": label} for text, label in rows]
-    forms = {"lines": "\n".join(map(json.dumps, told)), "list": json.dumps(told), "pretty": json.dumps(told, indent=1)}
+    forms = {
+        "lines": "\n".join(map(json.dumps, told)),
+        "list": json.dumps(told),
+        "pretty": json.dumps(told, indent=1),
+    }
     for delimiter in ",;\t":
         out = io.StringIO()
         writer = csv.writer(out, delimiter=delimiter)
@@ -79,7 +113,9 @@ def test_rows_come_back_from_every_form_as_they_went(rows: list[tuple[str, str]]
 def test_no_token_of_conll_is_lost() -> None:
     """A token may be the sign of a remark, and one with a space in it is no token and another column."""
     text = "-DOCSTART- O\n\n" + "EU B-ORG\n# O\n1 O\n\n" * 100 + "New York B-LOC\nx O\n"
-    with pytest.raises(InvalidData, match=r"has 3 columns instead of 2 in line 403: give a token without spaces"):
+    with pytest.raises(
+        InvalidData, match=r"has 3 columns instead of 2 in line 403: give a token without spaces"
+    ):
         read_rows(text.encode(), "tagging")
     rows = given_rows(text.encode(), "tagging", skip=1).rows
     assert [row.text for row in rows] == [["EU", "#", "1"]] * 100
@@ -88,14 +124,21 @@ def test_no_token_of_conll_is_lost() -> None:
 def test_what_excel_writes_above_the_header_is_no_header() -> None:
     rows = "".join(f"one {i};{'ab'[i % 2]}\n" for i in range(4))
     for head in ("sep=;\ntext;label\n", "sep=;\n\ntext;label\n", "\nsep=;\n\n\ntext;label\n"):
-        assert [row.label for row in read_rows((head + rows).encode(), "classification")] == ["a", "b", "a", "b"]
+        assert [row.label for row in read_rows((head + rows).encode(), "classification")] == [
+            "a",
+            "b",
+            "a",
+            "b",
+        ]
 
 
 def test_lone_quotes_in_a_table_with_tabs_are_a_part_of_the_text() -> None:
     by_name = {file.name: file.data for file in files()}
     assert [row.text for row in read_rows(by_name["glue-two.tsv"], "classification")][3:] == [
-        '"Gern wieder', "Zu spät", 'Très bien"',
-    ]  # fmt: skip
+        '"Gern wieder',
+        "Zu spät",
+        'Très bien"',
+    ]
     assert read_rows(by_name["excel-quotes.tsv"], "classification")[3].text == 'Gern\n"wieder"'
     assert read_rows(by_name["stsb.tsv"], "regression")[3] == Row(('"Gern wieder', "redeiw nreG"), 3.5)
     text = "text\tlabel\n" + "".join(f'"{i} it is\t{"ab"[i % 2]}\n' for i in range(90_000))

@@ -52,7 +52,10 @@ def made(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grow") / "data"
     manager = Manager(Settings(data=folder, job_workers=0))
     few = {"steps": 2, "upper_steps": 1}
-    run(manager, manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1, 280)}, alpha=5, options=few))
+    run(
+        manager,
+        manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1, 280)}, alpha=5, options=few),
+    )
     run(manager, manager.create_domain(NEWS, text(2), alpha=60))
     manager.close()
     return folder
@@ -67,7 +70,9 @@ def manager(made: Path, tmp_path: Path) -> Iterator[Manager]:
 
 
 def root_of(manager: Manager) -> Root:
-    return load_root(manager.settings.data / "roots" / "tiny" / manager.registry.root("tiny").version, with_lower=True)
+    return load_root(
+        manager.settings.data / "roots" / "tiny" / manager.registry.root("tiny").version, with_lower=True
+    )
 
 
 def look(manager: Manager, texts: list[str], version: str = NEWS) -> Hits:
@@ -186,7 +191,10 @@ def test_misses_go_with_the_switch_and_with_the_domain(manager: Manager) -> None
 
 @pytest.fixture
 def data(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> Path:
     """A data folder with the root tiny, and a model acme.m on the root's own PLOT."""
     shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
@@ -228,10 +236,14 @@ async def test_over_http_and_a_restart(data: Path) -> None:
         with reader:
             for ids, full in zip((e.ids for e in encoded), (True, False), strict=True):
                 hits = reader.lookup(*ragged([ids]))[1]
-                assert (hits.order == 3).all() == full, "what was computed in full was not looked up, so not recorded"
+                assert (hits.order == 3).all() == full, (
+                    "what was computed in full was not looked up, so not recorded"
+                )
 
 
-def test_a_server_that_is_stopped_keeps_what_it_recorded(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_stopped_keeps_what_it_recorded(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """SIGTERM comes long before the next writing."""
     files = MissFiles(data / "misses")
     with serving(data) as (url, server):
@@ -243,15 +255,18 @@ def test_a_server_that_is_stopped_keeps_what_it_recorded(data: Path, capsys: pyt
         assert server.wait(60) == 0
     sketch = files.all("tiny")
     assert sketch is not None
-    assert sketch.top(min_count=3)[1].tolist().count(3) >= len(OFTEN.split()), "each trigram of three equal texts"
+    assert sketch.top(min_count=3)[1].tolist().count(3) >= len(OFTEN.split()), (
+        "each trigram of three equal texts"
+    )
 
 
 async def test_a_tenant_may_not_switch_or_grow(data: Path) -> None:
     async with running(data) as world:
         _, made, _ = await world.call("POST", "/manage/tenants/acme/keys", {})
         for method, path, body in (
-            ("PATCH", "/manage/domains/tiny", {"record_misses": True}), ("POST", "/manage/domains/tiny/grow", {}),
-        ):  # fmt: skip
+            ("PATCH", "/manage/domains/tiny", {"record_misses": True}),
+            ("POST", "/manage/domains/tiny/grow", {}),
+        ):
             status, answer, _ = await world.call(method, path, body, key=made["key"])
             assert (status, answer["error"]["kind"]) == (403, "forbidden")
 

@@ -1,4 +1,5 @@
-"""Heads with queries of their own, beside a slow form, and heads that read less than the one that goes on from them."""
+"""Heads with queries of their own, beside a slow form, and heads that read less than the one that goes on
+from them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_queries_attend_to_tokens_only() -> None:
         rows, parts = before[i, :length], [read[i]]
         for query in head.query:
             weights = torch.stack([(row * query).sum().exp() for row in rows])
-            parts.append(sum((w / weights.sum() * row for w, row in zip(weights, rows, strict=True)), torch.zeros(5)))
+            parts.append(
+                sum((w / weights.sum() * row for w, row in zip(weights, rows, strict=True)), torch.zeros(5))
+            )
         torch.testing.assert_close(got[i], torch.cat(parts))
 
 

@@ -52,7 +52,10 @@ def test_a_plot_gives_what_the_lower_layers_compute(
 ) -> None:
     source = tiny_source if kind == "bert" else write_tiny_mpnet(tmp_path / "tiny-mpnet")
     options = {**RIDGE_ONLY, "n": n}
-    run(manager, manager.import_root("tiny", str(source), texts={"text-0": text(1)}, alpha=10, options=options))
+    run(
+        manager,
+        manager.import_root("tiny", str(source), texts={"text-0": text(1)}, alpha=10, options=options),
+    )
     run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
     record = manager.registry.root("tiny")
     assert (record.n, record.split) == (n, 2)
@@ -77,7 +80,10 @@ def test_a_plot_gives_what_the_lower_layers_compute(
 
 def test_a_branch_of_long_ngrams_is_pretrained_further(manager: Manager, tiny_source: Path) -> None:
     options = {**RIDGE_ONLY, "n": 5}
-    run(manager, manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1)}, alpha=10, options=options))
+    run(
+        manager,
+        manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1)}, alpha=10, options=options),
+    )
     run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
     before = {order: set(map(tuple, own(manager, order).tolist())) for order in range(2, 6)}
     run(manager, manager.update_domain("tiny/news", text(3, 10), alpha=100, pretrain=True, options=PRETRAIN))
@@ -115,12 +121,17 @@ def test_fidelity_is_measured_by_kind_and_shown(
     (tmp_path / "mine.txt").write_bytes(text(5, 40))
     told = hmi(capsys, "root", "measure", "tiny", tmp_path / "mine.txt", *data, code=1)
     assert "neither a folder" in told
-    told = hmi(capsys, "root", "measure", "tiny", tmp_path / "mine.txt", "--source", tiny_source, "--json", *data)
+    told = hmi(
+        capsys, "root", "measure", "tiny", tmp_path / "mine.txt", "--source", tiny_source, "--json", *data
+    )
     assert set(json.loads(told)) == {"mine.txt", "short"}
 
 
 def test_too_little_text_and_impossible_lengths_are_told(manager: Manager, tiny_source: Path) -> None:
     with pytest.raises(InvalidInput, match="too few to learn locality"):
-        run(manager, manager.import_root("few", str(tiny_source), texts={"text-0": text(1, 40)}, options=RIDGE_ONLY))
+        run(
+            manager,
+            manager.import_root("few", str(tiny_source), texts={"text-0": text(1, 40)}, options=RIDGE_ONLY),
+        )
     with pytest.raises(InvalidInput, match="n"):
         manager.import_root("six", str(tiny_source), options={"n": 6})

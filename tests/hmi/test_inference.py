@@ -54,7 +54,9 @@ class Echo:
 
 def _echo(request: InferRequest) -> InferResult:
     text = str(request.text)
-    made_by = Provenance({"trigram": len(text), "miss": 1}, len(text), request.exact, Versions(7, "v", "d", "r"))
+    made_by = Provenance(
+        {"trigram": len(text), "miss": 1}, len(text), request.exact, Versions(7, "v", "d", "r")
+    )
     return InferResult(
         model=request.model,
         version=7,
@@ -71,7 +73,9 @@ def inference(**settings: Any) -> tuple[Inference, Echo]:
 
 def texts(*given: Any) -> list[Input]:
     places = [f"inputs[{i}]" for i in range(len(given))]
-    return [Input(t, at, (at, at) if isinstance(t, tuple) else (at,)) for t, at in zip(given, places, strict=True)]
+    return [
+        Input(t, at, (at, at) if isinstance(t, tuple) else (at,)) for t, at in zip(given, places, strict=True)
+    ]
 
 
 async def test_results_are_in_the_order_of_the_asks_and_their_inputs() -> None:
@@ -80,7 +84,9 @@ async def test_results_are_in_the_order_of_the_asks_and_their_inputs() -> None:
     asks = [Ask(model, texts(*given)) for model, given in zip((TOPIC, MOOD, TOPIC), sizes, strict=True)]
     results = await room.answer(asks, ACME, time.monotonic())
     assert [result.model for result in results] == [TOPIC, MOOD, TOPIC]
-    assert [[output.label for output in result.outputs] for result in results] == [list(given) for given in sizes]
+    assert [[output.label for output in result.outputs] for result in results] == [
+        list(given) for given in sizes
+    ]
     assert [result.version for result in results] == [7, 7, 7]
     assert len(echo.calls) == 1, "at once, so that the engine batches them together"
     assert [request.ask for request in echo.calls[0]] == [0, 0, 1, 2, 2, 2]
@@ -94,7 +100,14 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == InferRequest(TOPIC, "a", place="inputs[0]")
-    told = {"exact": True, "scores": True, "provenance": True, "deadline": 100.05, "ask": 1, "model_place": "[1].model"}
+    told = {
+        "exact": True,
+        "scores": True,
+        "provenance": True,
+        "deadline": 100.05,
+        "ask": 1,
+        "model_place": "[1].model",
+    }
     assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)  # type: ignore[arg-type]
     assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)  # type: ignore[arg-type]
 
@@ -142,7 +155,9 @@ async def test_too_many_inputs_are_not_read() -> None:
         ([Ask(TOPIC, Unread()), Ask(MOOD, Unread())], "body"),
         ([Ask(TOPIC, texts(*"abcde"))], "inputs"),
     ):
-        with pytest.raises(TooLarge, match=f"^{name} is over the limit of 4 inputs: send several requests$") as caught:
+        with pytest.raises(
+            TooLarge, match=f"^{name} is over the limit of 4 inputs: send several requests$"
+        ) as caught:
             await room.answer(asks, ACME, 0.0, field=name)
         assert caught.value.details == {"field": name, "limit": 4}
     assert not echo.calls
@@ -168,7 +183,9 @@ async def test_a_wrong_input_is_named_by_its_part_and_keeps_the_engine_from_all(
     parts = ("one", "two") if isinstance(text, tuple) else ("one",)
     for large in (False, True):
         with pytest.raises((InvalidInput, TooLarge)) as caught:
-            await room.answer([Ask(TOPIC, [*texts("good"), Input(text, "place", parts)])], ACME, 0.0, large=large)
+            await room.answer(
+                [Ask(TOPIC, [*texts("good"), Input(text, "place", parts)])], ACME, 0.0, large=large
+            )
         assert (caught.value.message, caught.value.details["field"]) == (message, wrong)
     assert not echo.calls
     await room.answer([Ask(TOPIC, texts("é" * 5, ("a" * 10, "b" * 10), ["é" * 2, "é" * 3]))], ACME, 0.0)

@@ -13,7 +13,14 @@ from safetensors.torch import save
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.model.interchange import FORMAT, read_adapter_config, write_adapter_config
-from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors, write_head, write_module
+from hmi.model.interchange_tensors import (
+    HeadTwin,
+    read_head,
+    read_module,
+    read_safetensors,
+    write_head,
+    write_module,
+)
 from hmi.model.modules import new_module
 from hmi.model.root import Root
 
@@ -41,14 +48,22 @@ def test_heads_without_a_twin_say_why(tiny_root: Root) -> None:
     size, shape = tiny_root.dim, tiny_root.info.shape
     reads_mean = HeadTwin("classification", ("a", "b"), torch.ones(2, 2 * size), torch.zeros(2))
     assert "the mean" in str(write_head("a", reads_mean, shape))
-    assert "pair" in str(write_head("a", HeadTwin("pair", ("a", "b"), torch.ones(2, 3 * size), torch.zeros(2)), shape))
+    assert "pair" in str(
+        write_head("a", HeadTwin("pair", ("a", "b"), torch.ones(2, 3 * size), torch.zeros(2)), shape)
+    )
 
 
 HEAD = {"head_type": "classification", "layers": 1, "num_labels": 2, "label2id": {"a": 1, "b": 0}}
 
 
 def read_plain_head(root: Root, changes: dict[str, Any], weight: torch.Tensor) -> HeadTwin:
-    config = {"name": "a", "model_type": "bert", "hidden_size": 32, "version": FORMAT, "config": {**HEAD, **changes}}
+    config = {
+        "name": "a",
+        "model_type": "bert",
+        "hidden_size": 32,
+        "version": FORMAT,
+        "config": {**HEAD, **changes},
+    }
     tensors = save({"heads.a.1.weight": weight, "heads.a.1.bias": torch.zeros(2)})
     return read_head(json.dumps(config).encode(), tensors, root.info.shape)
 
@@ -62,10 +77,14 @@ def test_a_head_has_its_labels_in_the_order_of_their_ids(tiny_root: Root) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("head_type", "question_answering"), ("layers", 2), ("use_pooler", True), ("label2id", None),
-        ("label2id", {"a": 0, "b": 2}), ("label2id", {"a": 0}),
+        ("head_type", "question_answering"),
+        ("layers", 2),
+        ("use_pooler", True),
+        ("label2id", None),
+        ("label2id", {"a": 0, "b": 2}),
+        ("label2id", {"a": 0}),
     ],
-)  # fmt: skip
+)
 def test_heads_of_another_form_are_refused_by_name(tiny_root: Root, field: str, value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_plain_head(tiny_root, {field: value}, torch.ones(2, 32))
@@ -79,38 +98,62 @@ def test_heads_of_impossible_numbers_are_refused(tiny_root: Root, weight: torch.
 
 
 GOOD = {
-    "name": "a", "model_type": "bert", "hidden_size": 32, "version": FORMAT,
+    "name": "a",
+    "model_type": "bert",
+    "hidden_size": 32,
+    "version": FORMAT,
     "config": {"architecture": "lora", "r": 4, "alpha": 8, "attn_matrices": ["q"], "leave_out": [0, 1]},
-}  # fmt: skip
+}
 BOTTLENECK = {
-    "mh_adapter": False, "output_adapter": True, "reduction_factor": 8, "non_linearity": "relu",
-    "original_ln_before": True, "leave_out": [0, 1],
-}  # fmt: skip
+    "mh_adapter": False,
+    "output_adapter": True,
+    "reduction_factor": 8,
+    "non_linearity": "relu",
+    "original_ln_before": True,
+    "leave_out": [0, 1],
+}
 
 
 def test_the_configurations_that_are_spoilt_below_are_good(tiny_root: Root) -> None:
     for config in (GOOD["config"], BOTTLENECK):
-        twin = read_adapter_config(json.dumps({**GOOD, "config": config}).encode(), tiny_root.info.shape, SPLIT)
+        twin = read_adapter_config(
+            json.dumps({**GOOD, "config": config}).encode(), tiny_root.info.shape, SPLIT
+        )
         assert twin.spec.kind == ("lora" if config is GOOD["config"] else "sequential")
 
 
 @pytest.mark.parametrize(
     ("field", "value", "base"),
     [
-        ("composition_mode", "scale", GOOD["config"]), ("use_dora", True, GOOD["config"]),
-        ("use_gating", True, GOOD["config"]), ("vera_d", 0.1, GOOD["config"]), ("r", {"q": 4}, GOOD["config"]),
-        ("r", 0, GOOD["config"]), ("alpha", "8", GOOD["config"]), ("attn_matrices", ["q", "o"], GOOD["config"]),
-        ("leave_out", [0], GOOD["config"]), ("leave_out", None, GOOD["config"]), ("novelty", 1, GOOD["config"]),
-        ("architecture", "prefix_tuning", GOOD["config"]), ("architecture", "reft", GOOD["config"]),
+        ("composition_mode", "scale", GOOD["config"]),
+        ("use_dora", True, GOOD["config"]),
+        ("use_gating", True, GOOD["config"]),
+        ("vera_d", 0.1, GOOD["config"]),
+        ("r", {"q": 4}, GOOD["config"]),
+        ("r", 0, GOOD["config"]),
+        ("alpha", "8", GOOD["config"]),
+        ("attn_matrices", ["q", "o"], GOOD["config"]),
+        ("leave_out", [0], GOOD["config"]),
+        ("leave_out", None, GOOD["config"]),
+        ("novelty", 1, GOOD["config"]),
+        ("architecture", "prefix_tuning", GOOD["config"]),
+        ("architecture", "reft", GOOD["config"]),
         ("selfattn_lora", False, GOOD["config"]),
-        ("non_linearity", "gelu", BOTTLENECK), ("scaling", "learned", BOTTLENECK), ("ln_before", True, BOTTLENECK),
-        ("phm_layer", True, BOTTLENECK), ("inv_adapter", "nice", BOTTLENECK), ("mh_adapter", True, BOTTLENECK),
-        ("reduction_factor", {"2": 8, "default": 4}, BOTTLENECK), ("reduction_factor", 0, BOTTLENECK),
-        ("reduction_factor", 1e-308, BOTTLENECK), ("scaling", float("nan"), BOTTLENECK),
-        ("residual_before_ln", "post_add", BOTTLENECK), ("original_ln_after", False, BOTTLENECK),
+        ("non_linearity", "gelu", BOTTLENECK),
+        ("scaling", "learned", BOTTLENECK),
+        ("ln_before", True, BOTTLENECK),
+        ("phm_layer", True, BOTTLENECK),
+        ("inv_adapter", "nice", BOTTLENECK),
+        ("mh_adapter", True, BOTTLENECK),
+        ("reduction_factor", {"2": 8, "default": 4}, BOTTLENECK),
+        ("reduction_factor", 0, BOTTLENECK),
+        ("reduction_factor", 1e-308, BOTTLENECK),
+        ("scaling", float("nan"), BOTTLENECK),
+        ("residual_before_ln", "post_add", BOTTLENECK),
+        ("original_ln_after", False, BOTTLENECK),
         ("output_adapter", False, BOTTLENECK),
     ],
-)  # fmt: skip
+)
 def test_settings_without_a_twin_are_refused_by_name(
     tiny_root: Root, field: str, value: Any, base: dict[str, Any]
 ) -> None:

@@ -16,7 +16,14 @@ from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.encoder import Encoder
 from hmi.model.heads import head_input
 from hmi.model.interchange import Twin, read_adapter_config, write_adapter_config
-from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors, write_head, write_module
+from hmi.model.interchange_tensors import (
+    HeadTwin,
+    read_head,
+    read_module,
+    read_safetensors,
+    write_head,
+    write_module,
+)
 from hmi.model.modules import module_from, new_module
 from hmi.model.root import Root
 
@@ -30,18 +37,26 @@ SPLIT = 2
 CONFIGS: dict[str, tuple[str, dict[str, Any], ModuleSpec]] = {
     "lora": (
         "LoRAConfig",
-        {"r": 4, "alpha": 20, "attn_matrices": ["v", "q", "k"], "intermediate_lora": True, "output_lora": True},
+        {
+            "r": 4,
+            "alpha": 20,
+            "attn_matrices": ["v", "q", "k"],
+            "intermediate_lora": True,
+            "output_lora": True,
+        },
         ModuleSpec(rank=4, sites=("q", "k", "v", "fi", "fo")),
     ),
     "lora-qv": ("LoRAConfig", {}, ModuleSpec(rank=8, sites=("q", "v"))),
     "lora-ffn": (
-        "LoRAConfig", {"selfattn_lora": False, "output_lora": True}, ModuleSpec(rank=8, sites=("fo",)),
+        "LoRAConfig",
+        {"selfattn_lora": False, "output_lora": True},
+        ModuleSpec(rank=8, sites=("fo",)),
     ),
     "parallel": ("ParBnConfig", {"mh_adapter": True}, ModuleSpec(kind="parallel", rank=16)),
     "parallel-ffn": ("ParBnConfig", {}, ModuleSpec(kind="parallel", rank=16, sites=("ffn",))),
     "sequential": ("SeqBnConfig", {"scaling": 0.5}, ModuleSpec(kind="sequential", rank=2)),
     "houlsby": ("DoubleSeqBnConfig", {"reduction_factor": 5}, ModuleSpec(kind="houlsby", rank=6)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -74,7 +89,8 @@ def theirs(bert: Any) -> Tensor:
 
 
 def ours(root: Root, teacher: Encoder, state: dict[str, Tensor] | None) -> Tensor:
-    """The true lower layers, then the upper ones with a module rebuilt from its tensors, packed as in serving."""
+    """The true lower layers, then the upper ones with a module rebuilt from its tensors, packed as in
+    serving."""
     with torch.inference_mode():
         x = teacher(IDS, torch.ones_like(IDS, dtype=torch.bool), upto=SPLIT)[0]
     module = None if state is None else module_from(state)
@@ -96,7 +112,9 @@ def test_an_imported_adapter_gives_the_same_states(
     twin, state = read_folder(tmp_path, tiny_root)
     assert twin.spec == CONFIGS[name][2]
     torch.testing.assert_close(ours(tiny_root, teacher, state), theirs(bert), atol=1e-4, rtol=1e-4)
-    assert float((ours(tiny_root, teacher, None) - theirs(bert)).abs().max()) > 0.05, "the adapter changes something"
+    assert float((ours(tiny_root, teacher, None) - theirs(bert)).abs().max()) > 0.05, (
+        "the adapter changes something"
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -149,7 +167,9 @@ def test_heads_of_one_linear_map_come_along(
     assert (head.task, head.labels) == (kind, ("O", "B-x", "I-x"))
     rows = ours(tiny_root, teacher, read_folder(tmp_path, tiny_root)[1])[None]
     mask = torch.ones(1, rows.shape[1], dtype=torch.bool)
-    read = head_input(head.task, rows, torch.randn(rows.shape), torch.zeros(1, rows.shape[1], dtype=torch.long), mask)
+    read = head_input(
+        head.task, rows, torch.randn(rows.shape), torch.zeros(1, rows.shape[1], dtype=torch.long), mask
+    )
     with torch.inference_mode():
         logits = bert(IDS, head="lora").logits
     torch.testing.assert_close(read @ head.weight.T + head.bias, logits, atol=1e-4, rtol=1e-4)
@@ -162,7 +182,9 @@ def test_heads_of_one_linear_map_come_along(
 
 def test_an_exported_head_is_loaded_by_adapters(bert: Any, tiny_root: Root, tmp_path: Path) -> None:
     weight = torch.randn(3, tiny_root.dim)
-    made = write_head("mine", HeadTwin("tagging", ("a", "b", "c"), weight, torch.ones(3)), tiny_root.info.shape)
+    made = write_head(
+        "mine", HeadTwin("tagging", ("a", "b", "c"), weight, torch.ones(3)), tiny_root.info.shape
+    )
     assert not isinstance(made, str)
     (tmp_path / "head_config.json").write_text(json.dumps(made[0]))
     save_file(made[1], tmp_path / "model_head.safetensors")

@@ -21,7 +21,9 @@ def test_a_loss_that_is_no_number_ends_the_training_at_once(tiny_root: Root) -> 
         return [x * float("nan") for x in train.features(rows)]
 
     steps: list[int] = []
-    trainer = tenant_trainer(tiny_root, MODULE, PLAN, Examples(train.lengths, train.types, broken, train.targets))  # type: ignore[arg-type]
+    trainer = tenant_trainer(
+        tiny_root, MODULE, PLAN, Examples(train.lengths, train.types, broken, train.targets)
+    )  # type: ignore[arg-type]
     with pytest.raises(InvalidData, match=r"diverged .* step 1\)") as caught:
         list(trainer.epochs(lambda step, total, loss: steps.append(step)))
     assert steps == []

@@ -1,4 +1,5 @@
-"""What a job that did not succeed leaves: no segment of its build, no files of its root, and nothing of others gone."""
+"""What a job that did not succeed leaves: no segment of its build, no files of its root, and nothing of
+others gone."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def half_build(manager: Manager, ref: str, build: str) -> int:
     ids = np.stack(np.meshgrid(*[np.arange(1, 11)] * 3), -1).reshape(-1, 3).astype(np.uint32)
     schema = Schema(dim=4, vocab=50)
     parent = ref.rpartition("/")[0] or None
-    with manager.plots.writer(ref, schema=schema, parent=parent, build=build, segment_bytes=1 << 14) as writer:
+    with manager.plots.writer(
+        ref, schema=schema, parent=parent, build=build, segment_bytes=1 << 14
+    ) as writer:
         writer.add(3, ids, np.ones((len(ids), 3, 4), np.float32))
     return manager.plots.info().segments - before
 
@@ -80,10 +83,18 @@ def test_a_published_root_stays_whatever_became_of_its_job(manager: Manager, tin
     folder = root_files(manager, "other", job)
     manager.registry.put_root(
         RootRecord(
-            name="other", version=job, created=now(), source={"kind": "folder"}, dim=4, layers=4, split=2, fidelity={},
-            bytes=1, job=job,
+            name="other",
+            version=job,
+            created=now(),
+            source={"kind": "folder"},
+            dim=4,
+            layers=4,
+            split=2,
+            fidelity={},
+            bytes=1,
+            job=job,
         )
-    )  # fmt: skip
+    )
     manager.cancel_job(job)
     assert folder.exists()
 

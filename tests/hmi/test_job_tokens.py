@@ -1,4 +1,5 @@
-"""Long texts cost no more than they give: cut before tokenising, with exactly the tokens of the whole text."""
+"""Long texts cost no more than they give: cut before tokenising, with exactly the tokens of the whole
+text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Updates of a PLOT keep what it covered, share only rows of the same lower layers, and stand on one version."""
+"""Updates of a PLOT keep what it covered, share only rows of the same lower layers, and stand on one
+version."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ def run(manager: Manager, job: JobRecord) -> dict[str, Any]:
 def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     opened = Manager(Settings(data=tmp_path_factory.mktemp("updates") / "data", job_workers=0))
     few = {"steps": 2, "upper_steps": 1}
-    run(opened, opened.import_root("tiny", str(tiny_source), texts={"text-0.txt": text(1, 280)}, alpha=5, options=few))
+    run(
+        opened,
+        opened.import_root(
+            "tiny", str(tiny_source), texts={"text-0.txt": text(1, 280)}, alpha=5, options=few
+        ),
+    )
     run(opened, opened.create_domain("tiny/news", text(2), alpha=60))
     yield opened
     opened.close()
@@ -74,7 +80,9 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
     ngrams = np.array(sorted(own(manager, old.id, 3)), np.uint32)
     with manager.plots.reader(old.id) as before, manager.plots.reader(new.id) as after:
         assert (after.depths(3, ngrams) == 0).all()
-        assert not np.array_equal(before.get(3, ngrams)[0], after.get(3, ngrams)[0]), "computed by the new layers"
+        assert not np.array_equal(before.get(3, ngrams)[0], after.get(3, ngrams)[0]), (
+            "computed by the new layers"
+        )
     # A branch of it computes with the new layers, so what the root has is not shared.
     run(manager, manager.create_domain("tiny/med/sub", text(1, 280), alpha=5))
     assert own(manager, "tiny/med/sub", 3) & own(manager, "tiny", 3)
@@ -116,15 +124,23 @@ def test_an_update_stands_on_the_version_that_it_was_chosen_against(manager: Man
     manager.rollback_domain("tiny/news", first.id)
 
 
-def _write(manager: Manager, lower: LocalLower, onto: str, extend: bool, meta: Mapping[str, Any]) -> VersionInfo:
+def _write(
+    manager: Manager, lower: LocalLower, onto: str, extend: bool, meta: Mapping[str, Any]
+) -> VersionInfo:
     job = manager.runner.submit("build_plot", {})
     ctx = JobContext(job, manager.settings, manager.registry)
     wanted = [Wanted(3, 1, [np.array([[5, 6, 7]], np.uint32)])]
     try:
         return write_version(
-            ctx, "tiny/news", lower, wanted, parent=None, onto=onto, extend=extend,
+            ctx,
+            "tiny/news",
+            lower,
+            wanted,
+            parent=None,
+            onto=onto,
+            extend=extend,
             meta=lambda stored: PlotMeta("", report={"stored": stored[3], **meta}),
-        )  # fmt: skip
+        )
     finally:
         ctx.close()
         manager.cancel_job(job.job)

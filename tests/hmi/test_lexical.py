@@ -1,4 +1,5 @@
-"""Buckets equal a slow plain form, a fresh table changes nothing, and a window alone gets what it gets in a batch."""
+"""Buckets equal a slow plain form, a fresh table changes nothing, and a window alone gets what it gets in a
+batch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hmi.model.batching import Encoded
-from hmi.model.lexical import BUCKETS, WIDTH, Bags, Lexical, bags_of, codes_of, lexical_buckets, lexical_from, shape_of
+from hmi.model.lexical import (
+    BUCKETS,
+    WIDTH,
+    Bags,
+    Lexical,
+    bags_of,
+    codes_of,
+    lexical_buckets,
+    lexical_from,
+    shape_of,
+)
 
 FULL = (1 << 64) - 1
 
@@ -119,7 +130,8 @@ def test_alone_equals_batched(labels: int) -> None:
     together = table(logits, bags)
     for i, bag in enumerate(bags):
         alone = table(logits[i : i + 1, : len(texts[i]) + 2], [bag])
-        # With the map to many labels, a product's rounding may hang on its size; the engine adds one window at a time.
+        # With the map to many labels, a product's rounding may hang on its size; the engine adds one window
+        # at a time.
         torch.testing.assert_close(
             together[i, : len(texts[i]) + 2], alone[0], rtol=0, atol=0 if labels <= WIDTH else 1e-5
         )

@@ -32,10 +32,14 @@ def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
         return 0 if trigram[i] == lower.cls_id else POSITION_BASE + i
 
     rows = [
-        e.word.weight[trigram[i]].double() + e.position.weight[position(i)].double() + e.token_type.weight[0].double()
+        e.word.weight[trigram[i]].double()
+        + e.position.weight[position(i)].double()
+        + e.token_type.weight[0].double()
         for i in at
     ]
-    x = F.layer_norm(torch.stack(rows), (lower.shape.dim,), e.ln.weight.double(), e.ln.bias.double(), lower.shape.eps)
+    x = F.layer_norm(
+        torch.stack(rows), (lower.shape.dim,), e.ln.weight.double(), e.ln.bias.double(), lower.shape.eps
+    )
     for index, layer in enumerate(lower.layers):
         w = {k: v.double() for k, v in layer.state_dict().items()}
         q, k, v = (x @ w["qkv.weight"].T + w["qkv.bias"]).chunk(3, dim=-1)
@@ -57,7 +61,9 @@ def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("trigram", [[7, 8, 9], [0, 2, 7], [2, 7, 8], [8, 3, 0], [0, 9, 0], [9, 0, 0], [0, 0, 9]])
+@pytest.mark.parametrize(
+    "trigram", [[7, 8, 9], [0, 2, 7], [2, 7, 8], [8, 3, 0], [0, 9, 0], [9, 0, 0], [0, 0, 9]]
+)
 def test_an_entry_is_the_lower_layers_on_that_trigram_alone(lower: LocalLower, trigram: list[int]) -> None:
     got = lower.entries(torch.tensor([trigram]))[0]
     torch.testing.assert_close(got.double(), slow_entry(lower, trigram), atol=1e-5, rtol=1e-4)
@@ -66,7 +72,9 @@ def test_an_entry_is_the_lower_layers_on_that_trigram_alone(lower: LocalLower, t
 def test_bigram_and_unigram_entries_are_trigrams_with_missing_neighbours(lower: LocalLower) -> None:
     bigram = lower.ngram_entries(torch.tensor([[7, 8]]))[0]
     left, right = slow_entry(lower, [7, 8, 0]), slow_entry(lower, [0, 7, 8])
-    torch.testing.assert_close(bigram.double(), torch.stack([left[0], left[1], right[1], right[2]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        bigram.double(), torch.stack([left[0], left[1], right[1], right[2]]), atol=1e-5, rtol=0
+    )
     unigram = lower.ngram_entries(torch.tensor([[7]]))[0]
     want = [slow_entry(lower, [7, 0, 0])[0], slow_entry(lower, [0, 7, 0])[1], slow_entry(lower, [0, 0, 7])[2]]
     torch.testing.assert_close(unigram.double(), torch.stack(want), atol=1e-5, rtol=0)
@@ -75,7 +83,11 @@ def test_bigram_and_unigram_entries_are_trigrams_with_missing_neighbours(lower: 
 def test_a_three_token_text_sums_three_trigrams(lower: LocalLower) -> None:
     a, b, c = 7, 8, 9
     got = lower(torch.tensor([[a, b, c]]))[0].double()
-    first, middle, last = slow_entry(lower, [0, a, b]), slow_entry(lower, [a, b, c]), slow_entry(lower, [b, c, 0])
+    first, middle, last = (
+        slow_entry(lower, [0, a, b]),
+        slow_entry(lower, [a, b, c]),
+        slow_entry(lower, [b, c, 0]),
+    )
     torch.testing.assert_close(got[1], middle[1] + last[0] + first[2], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(got[0], first[1] + middle[0], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(got[2], last[1] + middle[2], atol=1e-5, rtol=1e-4)

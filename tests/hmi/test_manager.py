@@ -49,14 +49,24 @@ def test_importing_a_root_is_checked_at_once(manager: Manager, tiny_source: Path
     with pytest.raises(UnsupportedModel):
         manager.import_root("tiny", str(tmp_path / "nothing"))
     nan = float("nan")
-    for wrong in ({"alpha": 101}, {"alpha": nan}, {"split": 0}, {"options": {"steps": -1}}, {"options": {"x": 1}}):
+    for wrong in (
+        {"alpha": 101},
+        {"alpha": nan},
+        {"split": 0},
+        {"options": {"steps": -1}},
+        {"options": {"x": 1}},
+    ):
         with pytest.raises(InvalidInput):
             manager.import_root("tiny", str(tiny_source), **wrong)
     assert manager.jobs() == []
-    job = manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": b"some text\nmore"}, options={"steps": 7})
+    job = manager.import_root(
+        "tiny", str(tiny_source), texts={"text-0.txt": b"some text\nmore"}, options={"steps": 7}
+    )
     assert job.spec["source"] == str(tiny_source.resolve())
     assert job.spec["options"]["steps"] == 7
-    assert (manager.settings.data / "jobs" / job.job / "input" / "text-0.txt").read_bytes() == b"some text\nmore"
+    assert (
+        manager.settings.data / "jobs" / job.job / "input" / "text-0.txt"
+    ).read_bytes() == b"some text\nmore"
     with pytest.raises(Conflict, match=job.job):
         manager.import_root("tiny", str(tiny_source))
     end(manager, job.job)
@@ -95,7 +105,9 @@ def test_domains_need_their_parent_and_a_free_name(manager: Manager) -> None:
     publish_plot(manager, "tiny/news")
     with pytest.raises(Conflict, match="exists already"):
         manager.create_domain("tiny/news", b"some text\nmore")
-    assert manager.update_domain("tiny/news", b"some text\nmore").spec["alpha"] == 30.0, "as the current version has it"
+    assert manager.update_domain("tiny/news", b"some text\nmore").spec["alpha"] == 30.0, (
+        "as the current version has it"
+    )
 
 
 def test_domains_are_shown_and_rolled_back(manager: Manager) -> None:

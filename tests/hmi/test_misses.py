@@ -60,7 +60,9 @@ def test_a_restart_goes_on(files: MissFiles) -> None:
         look(recorder, version(NEWS), [5, 6], times)
         look(recorder, version(NEWS, 2), [7])
         recorder.stop()
-    assert kept(files, NEWS) == {(0, 5, 6): 3, (5, 6, 0): 3, (0, 7, 0): 2}, "the versions' sketches are added up"
+    assert kept(files, NEWS) == {(0, 5, 6): 3, (5, 6, 0): 3, (0, 7, 0): 2}, (
+        "the versions' sketches are added up"
+    )
     assert len(list(files.folder.glob("tiny.news/*.safetensors"))) == 2
 
 
@@ -144,7 +146,9 @@ def test_it_is_written_every_few_seconds(files: MissFiles) -> None:
     assert "hmi-misses" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_memory_holds_a_few_sketches_and_none_is_lost(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_holds_a_few_sketches_and_none_is_lost(
+    files: MissFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(miss_recorder, "MOST", 2)
     files.switch_on(NEWS)
     recorder = MissRecorder(files)
@@ -192,7 +196,9 @@ def test_what_no_longer_exists_is_pruned(files: MissFiles) -> None:
     assert not (files.folder / "tiny.law").exists()
 
 
-def test_no_miss_is_lost_or_doubled_while_it_is_written(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_miss_is_lost_or_doubled_while_it_is_written(
+    files: MissFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(miss_recorder, "MOST", 2)
     files.switch_on(NEWS)
     recorder = MissRecorder(files, flush_s=0.001)
@@ -200,7 +206,7 @@ def test_no_miss_is_lost_or_doubled_while_it_is_written(files: MissFiles, monkey
     threads = [
         threading.Thread(target=lambda: [look(recorder, version(NEWS, i % 5), [5]) for i in range(200)])
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -252,7 +258,9 @@ def test_what_cannot_be_written_is_written_later(files: MissFiles, monkeypatch: 
     assert kept(files, NEWS) == {(0, 5, 0): 2}
 
 
-def test_a_disk_that_refuses_at_the_start_leaves_no_lock(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_at_the_start_leaves_no_lock(
+    files: MissFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused() -> dict[str, str]:
         raise PermissionError("refused")
 
@@ -265,12 +273,16 @@ def test_a_disk_that_refuses_at_the_start_leaves_no_lock(files: MissFiles, monke
     recorder.stop()
 
 
-def test_a_sketch_that_goes_while_all_are_read_is_none(files: MissFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_that_goes_while_all_are_read_is_none(
+    files: MissFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert files.all(NEWS) is None
     files.switch_on(NEWS)
     epoch = files.epoch(NEWS)
     assert epoch is not None
     files.write(NEWS, version(NEWS).id, epoch, MissSketch(3))
-    gone = [path.with_name(f"v0.{epoch}.safetensors") for path in files.folder.glob("tiny.news/*.safetensors")]
+    gone = [
+        path.with_name(f"v0.{epoch}.safetensors") for path in files.folder.glob("tiny.news/*.safetensors")
+    ]
     monkeypatch.setattr(Path, "glob", lambda _self, _pattern: iter(gone))
     assert files.all(NEWS) is None

@@ -1,4 +1,5 @@
-"""Modules out of one model and into another: on the command line, over HTTP, with and without a head of their own."""
+"""Modules out of one model and into another: on the command line, over HTTP, with and without a head of their
+own."""
 
 from __future__ import annotations
 
@@ -19,16 +20,23 @@ from hmi.stores.registry import Registry
 from tests.hmi.api_world import hmi, made_folder, rows, running
 from tests.tiny import random_texts
 
-SHORT = tuple(w for o in ("epochs=1", "max_length=32", "lexical=false", "transitions=false") for w in ("--option", o))
+SHORT = tuple(
+    w for o in ("epochs=1", "max_length=32", "lexical=false", "transitions=false") for w in ("--option", o)
+)
 FILES = {
-    "adapter_config": "adapter_config.json", "adapter": "adapter.safetensors",
-    "head_config": "head_config.json", "head": "model_head.safetensors",
-}  # fmt: skip
+    "adapter_config": "adapter_config.json",
+    "adapter": "adapter.safetensors",
+    "head_config": "head_config.json",
+    "head": "model_head.safetensors",
+}
 
 
 @pytest.fixture
 def data(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> Path:
     """A data folder with a root, a tenant and a model of the default module."""
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
@@ -68,21 +76,30 @@ def test_a_model_with_a_twin_for_its_head_comes_back_as_it_went(
     hmi(capsys, *take)
     one, two = state_of(data, "acme.tags"), state_of(data, "acme.again")
     assert one[0].module == two[0].module
-    assert (two[0].task, set(two[0].labels), two[0].metrics) == ("tagging", {"O", "B-X"}, {"imported": "adapters"})
+    assert (two[0].task, set(two[0].labels), two[0].metrics) == (
+        "tagging",
+        {"O", "B-X"},
+        {"imported": "adapters"},
+    )
     assert one[0].labels == two[0].labels
     assert one[1].keys() == two[1].keys()
     assert all(torch.equal(one[1][name], two[1][name]) for name in one[1])
     asked = ("--json", *at)
     answers = [
-        json.loads(hmi(capsys, "infer", m, "the market falls", "--tokens", *asked)) for m in ("acme.tags", "acme.again")
+        json.loads(hmi(capsys, "infer", m, "the market falls", "--tokens", *asked))
+        for m in ("acme.tags", "acme.again")
     ]
     assert answers[0]["outputs"]
     assert answers[0]["outputs"] == answers[1]["outputs"]
     take = ("model", "import-module", "acme.more", tmp_path / "out", "--domain", "tiny", "--task", "tagging")
-    hmi(capsys, *take, "--rows", tmp_path / "tagged", "--option", "lr=1e-9", "--option", "seed=5", *SHORT, *at)
+    hmi(
+        capsys, *take, "--rows", tmp_path / "tagged", "--option", "lr=1e-9", "--option", "seed=5", *SHORT, *at
+    )
     far = moved(data, "acme.tags", "acme.more")
     assert far["module"] < 1e-4
-    assert far["head"] < 8e-3, "the head's rate is 1e-3 at least; a fresh one is drawn with a deviation of 0.02"
+    assert far["head"] < 8e-3, (
+        "the head's rate is 1e-3 at least; a fresh one is drawn with a deviation of 0.02"
+    )
     file = AdapterStore(data / "adapters").path(one[0].artefact)
     file.write_bytes(file.read_bytes()[:-9])
     told = hmi(capsys, "model", "export-module", "acme.tags", tmp_path / "never", *at, code=1)
@@ -106,7 +123,16 @@ def test_an_adapter_without_a_head_is_trained_on_rows(
 ) -> None:
     """With a learning rate of nearly nothing, the module that is published is what was imported."""
     at = ("--data", data)
-    create = ("model", "create", "acme.topic", tmp_path / "rows", "--domain", "tiny", "--option", "module.sites=q,fo")
+    create = (
+        "model",
+        "create",
+        "acme.topic",
+        tmp_path / "rows",
+        "--domain",
+        "tiny",
+        "--option",
+        "module.sites=q,fo",
+    )
     hmi(capsys, *create, "--option", "module.rank=3", *SHORT, *at)
     hmi(capsys, "model", "export-module", "acme.topic", tmp_path / "out", *at)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"adapter_config.json", "adapter.safetensors"}
@@ -119,7 +145,9 @@ def test_an_adapter_without_a_head_is_trained_on_rows(
     assert moved(data, "acme.topic", "acme.two")["module"] < 1e-4
 
 
-def test_what_has_no_twin_is_refused_and_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_twin_is_refused_and_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     at = ("--data", data)
     says = hmi(capsys, "model", "export-module", "acme.m", tmp_path / "out", *at, code=1)
     assert "site 'o'" in says

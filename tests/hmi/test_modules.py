@@ -148,7 +148,11 @@ def test_sizes_keep_to_their_budgets(kind: Kind) -> None:
 
 def test_the_default_is_what_it_was() -> None:
     assert (ModuleSpec().kind, ModuleSpec().rank, ModuleSpec().sites) == ("lora", 8, None)
-    assert ModuleSpec() == ModuleSpec(size="default") == ModuleSpec.model_validate_json('{"kind": "lora", "rank": 8}')
+    assert (
+        ModuleSpec()
+        == ModuleSpec(size="default")
+        == ModuleSpec.model_validate_json('{"kind": "lora", "rank": 8}')
+    )
 
 
 def test_sites_are_some_of_the_kinds() -> None:
@@ -179,8 +183,19 @@ def test_impossible_specs_say_why(given: dict[str, Any], says: str) -> None:
 
 def test_a_version_stored_before_is_read() -> None:
     old = {
-        "version": 1, "artefact": "0" * 64, "domain": "r/d", "plot_version": "p", "root": "r", "root_version": "v",
-        "task": "classification", "labels": ["a", "b"], "module": {"kind": "parallel", "rank": 12},
-        "max_length": 64, "metrics": {}, "bytes": 1, "created": "", "job": "j",
-    }  # fmt: skip
+        "version": 1,
+        "artefact": "0" * 64,
+        "domain": "r/d",
+        "plot_version": "p",
+        "root": "r",
+        "root_version": "v",
+        "task": "classification",
+        "labels": ["a", "b"],
+        "module": {"kind": "parallel", "rank": 12},
+        "max_length": 64,
+        "metrics": {},
+        "bytes": 1,
+        "created": "",
+        "job": "j",
+    }
     assert ModelVersion.model_validate_json(json.dumps(old)).module == ModuleSpec(kind="parallel", rank=12)

@@ -1,4 +1,5 @@
-"""MPNet as a root: the encoder against transformers' own, packed against padded, windows, ids, and an import."""
+"""MPNet as a root: the encoder against transformers' own, packed against padded, windows, ids, and an
+import."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from hmi.model.relative import bucket_of, relative_bias
 from hmi.model.root import Root, RootInfo, load_root, save_root, split_encoder
 from hmi.model.source import find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
-from hmi.training.distillation import DistilPlan, distil_lower, fit_ridge, init_slots, make_batch, sample_batches
+from hmi.training.distillation import (
+    DistilPlan,
+    distil_lower,
+    fit_ridge,
+    init_slots,
+    make_batch,
+    sample_batches,
+)
 from hmi.training.fidelity import measure_fidelity
 from tests.tiny import random_texts, write_tiny_mpnet
 
@@ -70,11 +78,15 @@ def test_hidden_states_equal_transformers(source: Path, mpnet: Encoder, tokenize
     with torch.no_grad():
         want = theirs(theirs_of(ids), attention_mask=mask.long(), output_hidden_states=True).hidden_states
         for layer in range(5):
-            torch.testing.assert_close(mpnet(ids, mask, upto=layer)[mask], want[layer][mask], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                mpnet(ids, mask, upto=layer)[mask], want[layer][mask], atol=1e-5, rtol=1e-5
+            )
 
 
 def test_buckets_equal_transformers() -> None:
-    modeling = pytest.importorskip("transformers.models.mpnet.modeling_mpnet", reason="transformers is not installed")
+    modeling = pytest.importorskip(
+        "transformers.models.mpnet.modeling_mpnet", reason="transformers is not installed"
+    )
     distances = torch.arange(-600, 601)
     for buckets in (32, 16):
         want = modeling.MPNetEncoder.relative_position_bucket(distances, buckets)
@@ -115,13 +127,21 @@ def slow_entry(lower: LocalLower, window: list[int]) -> Tensor:
     e, heads, size = lower.embeddings, lower.shape.heads, lower.shape.dim // lower.shape.heads
     at = [i for i, token in enumerate(window) if token > 0]
     place = [0 if window[i] == lower.cls_id else POSITION_BASE + i for i in at]
-    rows = [e.word.weight[window[i]].double() + e.position.weight[p].double() for i, p in zip(at, place, strict=True)]
-    x = F.layer_norm(torch.stack(rows), (lower.shape.dim,), e.ln.weight.double(), e.ln.bias.double(), lower.shape.eps)
+    rows = [
+        e.word.weight[window[i]].double() + e.position.weight[p].double()
+        for i, p in zip(at, place, strict=True)
+    ]
+    x = F.layer_norm(
+        torch.stack(rows), (lower.shape.dim,), e.ln.weight.double(), e.ln.bias.double(), lower.shape.eps
+    )
     assert lower.slot_bias is not None
     for index, layer in enumerate(lower.layers):
         w = {k: v.double() for k, v in layer.state_dict().items()}
         q, k, v = (x @ w["qkv.weight"].T + w["qkv.bias"]).chunk(3, dim=-1)
-        k, v = torch.cat([k, lower.slot_keys[index].double()]), torch.cat([v, lower.slot_values[index].double()])
+        k, v = (
+            torch.cat([k, lower.slot_keys[index].double()]),
+            torch.cat([v, lower.slot_values[index].double()]),
+        )
         context = torch.zeros_like(q)
         for row, i in enumerate(at):
             for h in range(heads):
@@ -191,7 +211,9 @@ def test_first_rows_alone_equal_all_rows(mpnet: Encoder) -> None:
     torch.testing.assert_close(first[:, 0], layer(x, attend)[:, 0], atol=1e-5, rtol=1e-5)
 
 
-def test_locality_is_learnt_and_stored(source: Path, mpnet: Encoder, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_locality_is_learnt_and_stored(
+    source: Path, mpnet: Encoder, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     texts = tokenizer.encode(random_texts(300), 60)
     held_out = [make_batch(tokenizer.encode(random_texts(40, seed=9), 60))]
     lower, upper, bias = split_encoder(mpnet, SPLIT, tokenizer.cls_id)
@@ -207,10 +229,14 @@ def test_locality_is_learnt_and_stored(source: Path, mpnet: Encoder, tokenizer: 
     errors = [error()]
     fit_ridge(lower, bias, mpnet, warm, 0.03)
     errors.append(error())
-    distil_lower(lower, bias, mpnet, texts, DistilPlan(steps=40, tokens_per_step=128, lr=1e-3), lambda *_: None)
+    distil_lower(
+        lower, bias, mpnet, texts, DistilPlan(steps=40, tokens_per_step=128, lr=1e-3), lambda *_: None
+    )
     errors.append(error())
     assert errors[0] > errors[1] > errors[2], errors
-    info = RootInfo("m", "v1", {"sha256": ""}, mpnet.shape, SPLIT, "", fidelity_by_kind={"short": {"cls_cosine": 0.5}})
+    info = RootInfo(
+        "m", "v1", {"sha256": ""}, mpnet.shape, SPLIT, "", fidelity_by_kind={"short": {"cls_cosine": 0.5}}
+    )
     save_root(tmp_path / "v1", Root(info, upper, bias, tokenizer, lower), source / "tokenizer.json")
     again = load_root(tmp_path / "v1", with_lower=True)
     assert again.info.shape == mpnet.shape

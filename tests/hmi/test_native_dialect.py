@@ -65,8 +65,9 @@ def item_of(given: Input) -> Any:
 def test_it_is_a_dialect() -> None:
     dialect: Dialect = NATIVE
     assert [(each.path, each.inputs_field) for each in dialect.endpoints] == [
-        ("/infer/{model}", "inputs"), ("/infer", "body"),
-    ]  # fmt: skip
+        ("/infer/{model}", "inputs"),
+        ("/infer", "body"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,9 @@ def test_what_a_body_leaves_out_is_not_wanted() -> None:
 
 
 def test_a_mixed_body_names_each_model() -> None:
-    asks = decoded(MIXED, [{"model": name, "inputs": "a"} for name in ("acme.topic", "zeta.mood", "acme.topic")])
+    asks = decoded(
+        MIXED, [{"model": name, "inputs": "a"} for name in ("acme.topic", "zeta.mood", "acme.topic")]
+    )
     assert [str(ask.model) for ask in asks] == ["acme.topic", "zeta.mood", "acme.topic"]
     assert [ask.model_place for ask in asks] == ["[0].model", "[1].model", "[2].model"]
     assert [each.place for ask in asks for each in ask.inputs] == ["[0].inputs", "[1].inputs", "[2].inputs"]
@@ -129,7 +132,11 @@ def filled(body: dict[str, Any]) -> dict[str, Any]:
     """A body with every default written out, and a list for a single text."""
     given = body.get("parameters", {})
     wanted = [name for name in ("scores", "provenance") if name in given.get("return", [])]
-    parameters = {"deadline_ms": given.get("deadline_ms"), "exact": given.get("exact", False), "return": wanted}
+    parameters = {
+        "deadline_ms": given.get("deadline_ms"),
+        "exact": given.get("exact", False),
+        "return": wanted,
+    }
     items = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
     return {"inputs": [without_none(item) for item in items], "parameters": parameters}
 
@@ -141,12 +148,16 @@ def without_none(item: Any) -> Any:
 @pytest.mark.parametrize("task", OUTPUTS)
 @pytest.mark.parametrize("provenance", [None, MADE_BY])
 def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | None) -> None:
-    output = InferResult(model=TOPIC, version=3, provenance=provenance, timing={"queue_ms": 1.0}, **OUTPUTS[task])
+    output = InferResult(
+        model=TOPIC, version=3, provenance=provenance, timing={"queue_ms": 1.0}, **OUTPUTS[task]
+    )
     result = AskResult(TOPIC, 3, [output, output], {"queue_ms": 1.0, "total_ms": 2.5}, provenance)
     sent = encoded(ONE, [result])
     assert {name: sent[name] for name in ("model", "version", "timing")} == {
-        "model": "acme.topic", "version": 3, "timing": {"queue_ms": 1.0, "total_ms": 2.5},
-    }  # fmt: skip
+        "model": "acme.topic",
+        "version": 3,
+        "timing": {"queue_ms": 1.0, "total_ms": 2.5},
+    }
     expected: dict[str, Any] = {
         **dict.fromkeys(("label", "score", "scores", "labels", "value", "tags", "tag_scores", "embedding")),
         "truncated": False,
@@ -172,7 +183,9 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
 
 
 def test_an_error_has_the_documented_shape() -> None:
-    shaped = NATIVE.encode_error(Failure("not_found", "there is none", {"field": "model", "limit": 3}, "id-1"))
+    shaped = NATIVE.encode_error(
+        Failure("not_found", "there is none", {"field": "model", "limit": 3}, "id-1")
+    )
     ErrorAnswer.model_validate(shaped)
     assert shaped == {
         "error": {

@@ -28,7 +28,9 @@ Ngram = tuple[int, ...]
 @pytest.fixture
 def ctx(tmp_path: Path) -> Iterator[JobContext]:
     manager = Manager(Settings(data=tmp_path / "data", job_workers=0))
-    job = manager.runner.submit("build_plot", {"domain": "tiny/news"}, inputs={"corpus": corpus(600).encode()})
+    job = manager.runner.submit(
+        "build_plot", {"domain": "tiny/news"}, inputs={"corpus": corpus(600).encode()}
+    )
     context = JobContext(job, manager.settings, manager.registry)
     yield context
     context.close()
@@ -94,7 +96,9 @@ def test_an_interrupted_count_begins_again_and_a_finished_one_does_not(
     assert [given(want) for want in choose(again, 60)] == chosen
 
 
-def test_batches_hold_every_document(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_hold_every_document(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = Tokenizer(tiny_source / "tokenizer.json")
     (tmp_path / "corpus").write_text(corpus(37))
     monkeypatch.setattr(module, "TOKENISE_AT_ONCE", 10)

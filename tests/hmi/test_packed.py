@@ -62,7 +62,9 @@ def served(root: Root, monkeypatch: pytest.MonkeyPatch, *, reordered: bool) -> n
     upper = copy.deepcopy(root.upper)
     pack_upper(upper)
     assert any(isinstance(m, PackedLinear) for m in upper.modules()) == reordered
-    assert any(isinstance(m, nn.Linear) for m in upper.modules()) != reordered, "one of the two copies must go"
+    assert any(isinstance(m, nn.Linear) for m in upper.modules()) != reordered, (
+        "one of the two copies must go"
+    )
     return upper
 
 
@@ -72,7 +74,14 @@ def test_a_mixed_batch_equals_one_by_one(
     tiny_root: Root, cls_only: bool, reordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upper = served(tiny_root, monkeypatch, reordered=reordered)
-    kinds = [("lora", 4), ("lora", 8), ("parallel", 24), None, ("lora", 1), *((kind, 5) for kind in get_args(Kind))]
+    kinds = [
+        ("lora", 4),
+        ("lora", 8),
+        ("parallel", 24),
+        None,
+        ("lora", 1),
+        *((kind, 5) for kind in get_args(Kind)),
+    ]
     modules = [None if k is None else trained(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
     rng = random.Random(0)
     for trial in range(6):
@@ -86,7 +95,9 @@ def test_a_mixed_batch_equals_one_by_one(
         assert len(got) == (len(chosen) if cls_only else offsets[-1])
         for i, (text, module) in enumerate(zip(texts, chosen, strict=True)):
             mine = got[i] if cls_only else got[offsets[i] : offsets[i + 1]]
-            torch.testing.assert_close(mine, slow(tiny_root, text, module, cls_only=cls_only), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                mine, slow(tiny_root, text, module, cls_only=cls_only), atol=1e-5, rtol=1e-5
+            )
 
 
 def test_reordered_weights_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +146,9 @@ def test_what_is_no_number_never_reaches_another_text(
     tiny_root: Root, spoil: str, reordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upper = served(tiny_root, monkeypatch, reordered=reordered)
-    modules = [trained(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])]
+    modules = [
+        trained(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])
+    ]
     offsets, executor = [0, 4, 9, 12, 19], PackedExecutor(upper, tiny_root.info.shape)
     x = torch.randn(19, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     for run in (run_rows, before_the_last, run_classified):

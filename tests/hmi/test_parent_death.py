@@ -28,7 +28,16 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
     (tmp_path / "slow_bodies.py").write_text(
         f"import pathlib, re, time\npathlib.Path({str(begun)!r}).touch()\n{BUSY[busy]}\n"
     )
-    command = [sys.executable, "-m", "hmi.jobs", "--data", str(tmp_path / "d"), "--bodies", "slow_bodies:BODIES", "j"]
+    command = [
+        sys.executable,
+        "-m",
+        "hmi.jobs",
+        "--data",
+        str(tmp_path / "d"),
+        "--bodies",
+        "slow_bodies:BODIES",
+        "j",
+    ]
     env = {"PYTHONPATH": f"{REPO}:{REPO / 'kernels'}:{tmp_path}", "PATH": ""}
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path, env=env) as job:
         try:
@@ -46,7 +55,10 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
 
 
 def test_a_parent_that_is_gone_already_is_noticed() -> None:
-    code = "import time\nfrom hmi.jobs.runtime.parent_death import die_with_parent\ndie_with_parent()\ntime.sleep(600)"
+    code = (
+        "import time\nfrom hmi.jobs.runtime.parent_death import "
+        "die_with_parent\ndie_with_parent()\ntime.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=REPO) as job:
         try:
             assert job.stdin is not None
@@ -59,6 +71,11 @@ def test_a_parent_that_is_gone_already_is_noticed() -> None:
 def test_without_a_pipe_nothing_is_watched() -> None:
     code = "from hmi.jobs.runtime.parent_death import die_with_parent\ndie_with_parent()\nprint('alive')"
     done = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, cwd=REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "alive\n"

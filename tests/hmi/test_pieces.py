@@ -26,7 +26,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Installed packages tiny-in-pieces-part-001 and on, as pip leaves them."""
     model, site = write_tiny_mpnet(tmp_path / "model"), tmp_path / "site"
     (model / "1_Pooling").mkdir()
-    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true, "word_embedding_dimension": 32}')
+    (model / "1_Pooling" / "config.json").write_text(
+        '{"pooling_mode_cls_token": true, "word_embedding_dimension": 32}'
+    )
     (model / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling"}]')
     with zipfile.ZipFile(tmp_path / "whole.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in [*sorted(model.rglob("*.json")), model / "model.safetensors"]:
@@ -39,7 +41,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (site / piece).write_bytes(data[i * size : (i + 1) * size])
         about = site / f"tiny_in_pieces_part_00{i + 1}-0.0.1.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}-part-00{i + 1}\nVersion: 0.0.1\n")
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {NAME}-part-00{i + 1}\nVersion: 0.0.1\n"
+        )
         (about / "RECORD").write_text(f"{piece},,\n")
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     return site
@@ -48,7 +52,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_pieces_make_the_model_they_were_cut_from(home: Path, packages: Path, tmp_path: Path) -> None:
     source = find_source(NAME)
     assert source.kind == "package"
-    assert (source.folder / "model.safetensors").read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
+    assert (source.folder / "model.safetensors").read_bytes() == (
+        tmp_path / "model/model.safetensors"
+    ).read_bytes()
     assert home in source.folder.parents
     assert load_encoder(source.folder).shape.kind == "mpnet"
     assert read_pooling(source.folder) == ("cls", False)

@@ -1,4 +1,5 @@
-"""Modules held for batches: what nobody waits for is not held, and each model hears an error by its own names."""
+"""Modules held for batches: what nobody waits for is not held, and each model hears an error by its own
+names."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = N
         executor=SimpleNamespace(layers=3),
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
-    return Item(InferRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told())
+    return Item(
+        InferRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
+    )
 
 
 class Machine(RuleBasedStateMachine):
@@ -102,7 +104,9 @@ class Machine(RuleBasedStateMachine):
         self.check(pieces, first.key)
         if len(pieces) > 1:
             assert sum(len(p.window) for p in pieces) <= tokens
-            assert pace.seconds(first.key, BATCH_WORK + share * sum(p.work for p in pieces)) <= seconds * (1 + 1e-9)
+            assert pace.seconds(first.key, BATCH_WORK + share * sum(p.work for p in pieces)) <= seconds * (
+                1 + 1e-9
+            )
 
     @precondition(lambda self: self.queue.guests())
     @rule(work=st.floats(20, 100))
@@ -111,9 +115,9 @@ class Machine(RuleBasedStateMachine):
         seconds = pace.seconds(candidate.key, work)
         pieces = self.queue.cut(candidate, Cut(seconds, 100, guest=True))
         self.check(pieces, candidate.key)
-        assert not pieces or pace.seconds(candidate.key, BATCH_WORK + sum(p.work for p in pieces)) <= seconds * (
-            1 + 1e-9
-        )
+        assert not pieces or pace.seconds(
+            candidate.key, BATCH_WORK + sum(p.work for p in pieces)
+        ) <= seconds * (1 + 1e-9)
 
     def check(self, pieces: list[Piece], key: object) -> None:
         for piece in pieces:
@@ -157,7 +161,8 @@ TestQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline
 
 @pytest.mark.parametrize("loud", [2, 20])
 def test_whoever_waits_is_served_within_as_many_turns_as_there_are_tenants(loud: int) -> None:
-    """However much the loud ones send: of equal windows a quiet tenant's goes before anybody has three turns more."""
+    """However much the loud ones send: of equal windows a quiet tenant's goes before anybody has three turns
+    more."""
     queue = BatchQueue(1_000_000, Pace())
     for i in range(loud):
         queue.put([item(f"t{i}", "cls", [20]) for _ in range(50)])

@@ -19,12 +19,18 @@ TEXTS = {
     "tokens": [["word", str(i)] for i in range(90)],
 }
 KNOWN = {
-    "models": [{"model": f"{t}.{k}", "task": k, "form": FORMS.get(k, "text")} for t in ("acme", "bolt") for k in TASKS],
+    "models": [
+        {"model": f"{t}.{k}", "task": k, "form": FORMS.get(k, "text")}
+        for t in ("acme", "bolt")
+        for k in TASKS
+    ],
     "texts": TEXTS,
 }
 ANSWER = {
     "version": 1,
-    "outputs": [{"label": "b", "score": 0.75, "scores": {"a": 0.25}, "tags": ["O"], "embedding": [0.5, -0.5]}],
+    "outputs": [
+        {"label": "b", "score": 0.75, "scores": {"a": 0.25}, "tags": ["O"], "embedding": [0.5, -0.5]}
+    ],
     "timing": {"total_ms": 3.5},
     "provenance": {"plot": {"trigram": 4, "miss": 1}},
 }
@@ -49,11 +55,18 @@ def test_the_same_seed_makes_the_same_calls_of_every_task_and_kind() -> None:
     sizes = {len(one["inputs"]) for one in bodies if isinstance(one["inputs"], list)}
     assert min(sizes) == 1
     assert 13 <= max(sizes) <= 32
-    for wanted in ({"exact": True}, {"deadline_ms": 3_000_000}, {"return": []}, {"return": ["scores", "provenance"]}):
+    for wanted in (
+        {"exact": True},
+        {"deadline_ms": 3_000_000},
+        {"return": []},
+        {"return": ["scores", "provenance"]},
+    ):
         assert any(wanted.items() <= one.get("parameters", {}).items() for one in bodies), wanted
 
 
-def test_equal_recordings_and_small_differences_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_recordings_and_small_differences_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     near = copy.deepcopy(ANSWER)
     near["outputs"][0]["embedding"][1] += 5e-6  # type: ignore[index]
     near["timing"] = {"total_ms": 9.0}

@@ -104,7 +104,9 @@ def test_publishing_is_once_for_a_job_and_numbers_go_up(registry: Registry) -> N
     assert registry.publish_model(ACME, version_by("j1")).current == 1
     assert registry.publish_model(ACME, version_by("j2")).current == 2
     assert registry.set_current(ACME, 1).live.job == "j1"
-    assert registry.publish_model(ACME, version_by("j2")).current == 1, "a repetition must not undo a rollback"
+    assert registry.publish_model(ACME, version_by("j2")).current == 1, (
+        "a repetition must not undo a rollback"
+    )
     assert [v.version for v in registry.publish_model(ACME, version_by("j3")).versions] == [1, 2, 3]
     with pytest.raises(Conflict):
         registry.publish_model(ACME, version_by("j4", version=3))
@@ -220,15 +222,24 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
         if old is not None and rng.random() < 0.2:
             registry._database.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
         else:  # a job changes its state, and neither its owner nor its kind
-            given = {"tenant": old.tenant, "kind": old.kind} if old else {"tenant": owners[i % 3], "kind": kinds[i % 4]}
-            registry.put_job(job(name, created=f"2026-01-01T00:00:{name[-2:]}Z", state=rng.choice(states), **given))
+            given = (
+                {"tenant": old.tenant, "kind": old.kind}
+                if old
+                else {"tenant": owners[i % 3], "kind": kinds[i % 4]}
+            )
+            registry.put_job(
+                job(name, created=f"2026-01-01T00:00:{name[-2:]}Z", state=rng.choice(states), **given)
+            )
     for again in range(2):
         everything = registry.jobs()[::-1]
         assert len(everything) > 20
         assert Counter(registry.count_jobs()) == Counter(record.state for record in everything)
         for tenant, state, kind in product((None, *owners[:2]), (None, *states), (None, *kinds)):
-            want = [r.job for r in everything if tenant in (None, r.tenant) and state in (None, r.state)
-                    and kind in (None, r.kind)]  # fmt: skip
+            want = [
+                r.job
+                for r in everything
+                if tenant in (None, r.tenant) and state in (None, r.state) and kind in (None, r.kind)
+            ]
             assert pages(registry, tenant, state, kind, 3) == want
         if not again:  # a registry of an earlier release has no indexes: opening makes them
             registry._database.write(unindexed)
@@ -246,10 +257,15 @@ def unindexed(txn: Txn) -> None:
             txn.delete(prefix + key)
 
 
-def test_a_page_of_jobs_reads_a_bounded_number_of_records(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_jobs_reads_a_bounded_number_of_records(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_table, "LOOKED_AT", 20)
-    registry._database.write(lambda t: [job_table.put_job(registry._table, t, job(f"j{i:04d}", state="failed"))
-                                      for i in range(100)])  # fmt: skip
+    registry._database.write(
+        lambda t: [
+            job_table.put_job(registry._table, t, job(f"j{i:04d}", state="failed")) for i in range(100)
+        ]
+    )
     read: list[str] = []
     get = Table.get
     monkeypatch.setattr(Table, "get", lambda *a: read.append(a[2]) or get(*a))

@@ -1,4 +1,5 @@
-"""Damage of the registry's file: never a wrong or missing answer, never a dead process; few tenants notice."""
+"""Damage of the registry's file: never a wrong or missing answer, never a dead process; few tenants
+notice."""
 
 from __future__ import annotations
 
@@ -129,7 +130,12 @@ def test_a_shorter_file_is_refused(folder: Path, at: str) -> None:
     if at == "gone":
         data.unlink()
     else:
-        rest = {"half": raw[: len(raw) // 2], "a page": raw[:PAGE], "nothing": b"", "no meta pages": b"\x55" * len(raw)}
+        rest = {
+            "half": raw[: len(raw) // 2],
+            "a page": raw[:PAGE],
+            "nothing": b"",
+            "no meta pages": b"\x55" * len(raw),
+        }
         data.write_bytes(rest[at])
     code = (
         "import sys; from pathlib import Path\n"
@@ -137,13 +143,16 @@ def test_a_shorter_file_is_refused(folder: Path, at: str) -> None:
         "try: Registry.open(Path(sys.argv[1])).models()\n"
         "except Damaged as error: print(error.message); sys.exit(7)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60
+    )
     assert ran.returncode == 7, ran.stderr
     assert "restore <data>/registry" in ran.stdout
 
 
 def test_no_damaged_page_gives_a_wrong_answer(folder: Path) -> None:
-    """Every page zeroed, and random bytes of every page changed: what is answered is as it was, all else is damage."""
+    """Every page zeroed, and random bytes of every page changed: what is answered is as it was, all else is
+    damage."""
     data = folder / "data.mdb"
     raw = data.read_bytes()
     rng = random.Random(3)
@@ -163,7 +172,11 @@ def test_no_damaged_page_gives_a_wrong_answer(folder: Path) -> None:
             except Damaged:
                 continue
             found = models(registry)
-            assert all(tenant in (name, "damaged") for name, tenant in found.items()), (page, at % PAGE, found)
+            assert all(tenant in (name, "damaged") for name, tenant in found.items()), (
+                page,
+                at % PAGE,
+                found,
+            )
             assert registry.problems() or all(name == tenant for name, tenant in found.items())
             served += list(found.values()).count("damaged") < TENANTS
             registry.close()

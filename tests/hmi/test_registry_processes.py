@@ -76,9 +76,12 @@ def test_two_processes_grow_and_read_one_registry(registry: Registry, tmp_path: 
     assert registry.remember("mine", "s") == {"n": 1}
 
 
-def test_a_writer_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(registry: Registry, tmp_path: Path) -> None:
+def test_a_writer_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(
+    registry: Registry, tmp_path: Path
+) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from hmi.stores.registry_database import RegistryDatabase\n"
+        "import sys, time; from pathlib import Path; from hmi.stores.registry_database import "
+        "RegistryDatabase\n"
         "l = RegistryDatabase.open(Path(sys.argv[1]))\n"
         "def body(t):\n"
         "    t.put('root/half', b'{}'); print('in', flush=True); time.sleep(60)\n"
@@ -100,7 +103,8 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
 ) -> None:
     monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
     script = (
-        "import os, signal, sys; from pathlib import Path; from hmi.stores.registry_database import RegistryDatabase\n"
+        "import os, signal, sys; from pathlib import Path; from hmi.stores.registry_database import "
+        "RegistryDatabase\n"
         "l = RegistryDatabase.open(Path(sys.argv[1]))\n"
         "def body(t):\n"
         "    print('in', flush=True); os.kill(os.getpid(), signal.SIGSTOP); t.put('gone/late', b'{}')\n"
@@ -111,7 +115,9 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         try:
             assert stopped.stdout is not None
             assert stopped.stdout.readline() == "in\n"
-            with pytest.raises(Unavailable, match=f"process {stopped.pid} holds the write lock of the registry"):
+            with pytest.raises(
+                Unavailable, match=f"process {stopped.pid} holds the write lock of the registry"
+            ):
                 add_tenant(registry, "late")
             assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers wait for nobody
         finally:
@@ -122,7 +128,8 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
 
 
 def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Path) -> None:
-    """While this process has the registry open, nothing but a check of the readers empties LMDB's table of them."""
+    """While this process has the registry open, nothing but a check of the readers empties LMDB's table of
+    them."""
     script = (
         "import os, sys, lmdb; env, found = lmdb.open(sys.argv[1], readonly=True), []\n"
         "try:\n"
@@ -134,7 +141,8 @@ def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout) > 4000, done.stderr
     read = registry._database.read
-    assert read(lambda t: read(lambda inner: inner.keys("tenant/"))) == ["acme"]  # the second needs a place of its own
+    # The second needs a place of its own.
+    assert read(lambda t: read(lambda inner: inner.keys("tenant/"))) == ["acme"]
     assert registry._database._database.forget_dead_readers() == 0
 
 
@@ -143,7 +151,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("only root can mount a small file system")
     yield folder
@@ -161,9 +171,17 @@ def test_what_cannot_be_read_is_reported_as_damage(registry: Registry, tmp_path:
 def test_records_survive_reopening_and_a_closed_registry_says_so(tmp_path: Path) -> None:
     first = Registry.open(tmp_path / "r")
     record = RootRecord(
-        name="tiny", version="v1", created=now(), source={"kind": "folder"}, dim=32, layers=4, split=2,
-        fidelity={"cosine": 0.9}, bytes=1, job="j1",
-    )  # fmt: skip
+        name="tiny",
+        version="v1",
+        created=now(),
+        source={"kind": "folder"},
+        dim=32,
+        layers=4,
+        split=2,
+        fidelity={"cosine": 0.9},
+        bytes=1,
+        job="j1",
+    )
     first.put_root(record)
     first.close()
     with pytest.raises(Unavailable):
@@ -249,7 +267,8 @@ def test_a_really_full_disk_loses_nothing_and_ends_when_there_is_room(small_disk
 def test_a_fork_in_the_middle_of_a_transaction_undoes_nothing(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child has a copy of the transaction, and closing that would undo it: the child may not open the registry."""
+    """The child has a copy of the transaction, and closing that would undo it: the child may not open the
+    registry."""
     monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
     inside, go_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,5 @@
-"""The runner, with real processes: whatever dies, every job reaches an end, and what is published is whole and once."""
+"""The runner, with real processes: whatever dies, every job reaches an end, and what is published is whole
+and once."""
 
 from __future__ import annotations
 
@@ -230,7 +231,8 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", ["list", "show", "cancel", "submit"])
 def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> None:
-    """Nobody supervises here, as between two commands on a folder: whoever looks settles it by the job's lock."""
+    """Nobody supervises here, as between two commands on a folder: whoever looks settles it by the job's
+    lock."""
     runner, target = lab.runner(), {"steps": 1000, "model": "acme.m"}
     job = lab.submit(runner, "count", **target)
     child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)

@@ -38,7 +38,11 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         (plot_store.Conflict("somebody was first"), "conflict", "somebody was first"),
         (plot_store.FormatTooNew("format 9: upgrade"), "damaged", "upgrade"),
         (ZeroDivisionError("odd"), "internal", "ZeroDivisionError: odd"),
-        (FileNotFoundError(2, "No such file or directory", "/srv/x"), "internal", "FileNotFoundError: No such file"),
+        (
+            FileNotFoundError(2, "No such file or directory", "/srv/x"),
+            "internal",
+            "FileNotFoundError: No such file",
+        ),
     ],
 )
 def test_errors_are_described(error: Exception, kind: str, said: str) -> None:
@@ -50,7 +54,9 @@ def test_errors_are_described(error: Exception, kind: str, said: str) -> None:
     assert "/srv" not in found["message"], "whoever reads the job must not learn where files lie"
 
 
-def test_inputs_are_whole_or_the_job_is_not_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_whole_or_the_job_is_not_there(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = lab.runner(workers=0)
     with pytest.raises(InvalidInput, match="nothing-here"):
         lab.submit(runner, "count", {"data": tmp_path / "nothing-here"}, steps=1)
@@ -118,7 +124,9 @@ def test_the_supervisor_outlives_an_error(lab: Lab, monkeypatch: pytest.MonkeyPa
 
     job = lab.submit(runner, "count", steps=1)
     monkeypatch.setattr(runner, "recover", recover_badly)
-    lab.registry.update_job(job, lambda r: r.model_copy(update={"state": "running", "attempts": 5, "stalled": 4}))
+    lab.registry.update_job(
+        job, lambda r: r.model_copy(update={"state": "running", "attempts": 5, "stalled": 4})
+    )
     runner.start()
     record = lab.end_of(job)
     assert failed.is_set()
@@ -145,7 +153,9 @@ def test_old_jobs_are_forgotten_with_their_folders(lab: Lab) -> None:
     for name, days in ages.items():
         jobs[name] = lab.submit(runner, "count", steps=1)
         ended = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-        lab.registry.update_job(jobs[name], lambda r, e=ended: r.model_copy(update={"state": "failed", "ended": e}))
+        lab.registry.update_job(
+            jobs[name], lambda r, e=ended: r.model_copy(update={"state": "failed", "ended": e})
+        )
     live = lab.submit(runner, "count", steps=1)
     assert lab.registry.drop_ended_jobs(keep=2) == [jobs[2], jobs[3], jobs[4]]
     assert [r.job for r in lab.registry.jobs()] == [jobs[0], jobs[1], live]

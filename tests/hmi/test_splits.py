@@ -47,9 +47,14 @@ def test_one_row_a_label_cannot_be_held_out() -> None:
 
 def test_users_are_told_of_what_is_strange() -> None:
     train, dev = labelled(a=100, b=5), labelled(a=3, z=1)
-    told = " ".join(remarks(learn_task("classification", [r.label for r in train]), train, dev, dev_given=True))
-    for said in ("1 held-out rows have labels that no training row has (z)", "'a' has 20 times the rows of 'b'",
-                 "rest on 4 held-out rows"):  # fmt: skip
+    told = " ".join(
+        remarks(learn_task("classification", [r.label for r in train]), train, dev, dev_given=True)
+    )
+    for said in (
+        "1 held-out rows have labels that no training row has (z)",
+        "'a' has 20 times the rows of 'b'",
+        "rest on 4 held-out rows",
+    ):
         assert said in told
     fair = labelled(a=20, b=20)
     assert remarks(learn_task("classification", ["a", "b"]), fair, fair, dev_given=False) == []
@@ -75,9 +80,10 @@ def test_rows_of_labels_and_values_are_read(tmp_path: Path) -> None:
     some = [{"text": "t", "labels": ["a", 1, "a"]}, *[{"text": "t", "labels": []}] * 4]
     assert [r.label for r in rows_of(tmp_path, "multilabel", *some)][:2] == [("a", "1"), ()]
     some = [{"text": "t", "text_pair": "u", "value": -1.5}] * 4
-    assert (rows_of(tmp_path, "regression", *some)[0].text, rows_of(tmp_path, "regression", *some)[0].label) == (
-        ("t", "u"), -1.5,
-    )  # fmt: skip
+    assert (
+        rows_of(tmp_path, "regression", *some)[0].text,
+        rows_of(tmp_path, "regression", *some)[0].label,
+    ) == (("t", "u"), -1.5)
     csv = tmp_path / "rows.csv"
     csv.write_text("text,value\na,1\nb,2.5\nc,3\nd,4\n")
     assert [r.label for r in read_rows(csv, "regression")] == [1.0, 2.5, 3.0, 4.0]

@@ -1,4 +1,5 @@
-"""The PLOT store's errors as a client sees them, and that a disk which fails once is never taken for damage."""
+"""The PLOT store's errors as a client sees them, and that a disk which fails once is never taken for
+damage."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def refused(*_: Any, **__: Any) -> Any:
 
 
 def test_the_table_has_every_error_of_the_store() -> None:
-    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.ground.errors"} == set(TABLE)
+    assert {kind for kind in below(PlotStoreError) if kind.__module__ == "plot_store.ground.errors"} == set(
+        TABLE
+    )
 
 
 @pytest.mark.parametrize("theirs", TABLE)
@@ -85,7 +88,9 @@ def test_a_disk_that_fails_once_is_unavailable_and_then_all_is_well(
         assert plots.verify().ok
 
 
-def test_an_artefact_that_cannot_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artefact_that_cannot_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     store = AdapterStore(tmp_path / "adapters")
@@ -108,7 +113,9 @@ def test_a_registry_that_the_disk_refuses_is_not_damaged(tmp_path: Path) -> None
         RegistryDatabase.open(damaged)
 
 
-def test_recorded_misses_outlive_a_disk_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_misses_outlive_a_disk_that_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = MissFiles(tmp_path / "misses")
     files.switch_on(NEWS)
     recorder = MissRecorder(files, flush_s=60)

@@ -1,4 +1,5 @@
-"""The best path and how sure each of its tags is equal trying every path, and the scheme is read off the rows."""
+"""The best path and how sure each of its tags is equal trying every path, and the scheme is read off the
+rows."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ LABELS = ("B-a", "B-b", "I-a", "I-b", "O")
 def test_the_path_is_the_best_of_all_legal_ones(seed: int) -> None:
     scores = np.random.default_rng(seed).normal(size=(4, len(LABELS))).astype(np.float32)
     allowed = rules(LABELS, "bio")
-    legal = [p for p in product(range(len(LABELS)), repeat=4) if scheme_of([[LABELS[i] for i in p], ["B-a"]]) == "bio"]
+    legal = [
+        p
+        for p in product(range(len(LABELS)), repeat=4)
+        if scheme_of([[LABELS[i] for i in p], ["B-a"]]) == "bio"
+    ]
     best = max(legal, key=lambda p: sum(scores[i, tag] for i, tag in enumerate(p)))
     assert best_path(scores, allowed).tolist() == list(best)
 

@@ -21,7 +21,9 @@ from hmi.training.scoring import calibration, headline, score_labels, score_tags
 
 def one_piece_a_word(words: int, start: int = 0) -> Encoded:
     """A window of words of one piece each between [CLS] and [SEP]."""
-    return Encoded([2, *range(10, 10 + words), 3], [0] * (words + 2), [None, *range(start, start + words), None])
+    return Encoded(
+        [2, *range(10, 10 + words), 3], [0] * (words + 2), [None, *range(start, start + words), None]
+    )
 
 
 def test_every_kind_says_what_it_wants() -> None:
@@ -62,7 +64,9 @@ def test_a_loss_is_what_its_kind_says() -> None:
     assert OBJECTIVES["classification"].loss(logits, [[0], [1]], None).item() == pytest.approx(ce)
     bce = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + 2 * math.log1p(math.exp(-0.5))) / 4
     assert OBJECTIVES["multilabel"].loss(logits, [[1.0, 0.0], [1.0, 1.0]], None).item() == pytest.approx(bce)
-    assert OBJECTIVES["regression"].loss(logits[:, :1], [[1.0], [0.0]], None).item() == pytest.approx((1 + 0.25) / 2)
+    assert OBJECTIVES["regression"].loss(logits[:, :1], [[1.0], [0.0]], None).item() == pytest.approx(
+        (1 + 0.25) / 2
+    )
     words = torch.stack([logits, logits])
     assert OBJECTIVES["tagging"].loss(words, [[0, IGNORE], [IGNORE]], None).item() == pytest.approx(
         2 * ce - math.log(2)
@@ -74,12 +78,17 @@ def test_a_loss_is_what_its_kind_says() -> None:
 def test_odds_are_learnt_like_so_many_rows_of_each_label(weights: torch.Tensor | None) -> None:
     kind = task_of("classification", ("a", "b", "c"))
     rows = [
-        objective_of(kind).targets(gold, [one_piece_a_word(1)])[0] for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))
+        objective_of(kind).targets(gold, [one_piece_a_word(1)])[0]
+        for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))
     ]
     assert rows == [[2], [0.75, 0.0, 0.25]]
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-    # The first row four times, the second one three times as a and once as c, whatever a label weighs elsewhere.
-    each = [objective_of(kind).loss(logits[i : i + 1], [[label]], None).item() for i, label in ((0, 2), (1, 0), (1, 2))]
+    # The first row four times, the second one three times as a and once as c, whatever a label weighs
+    # elsewhere.
+    each = [
+        objective_of(kind).loss(logits[i : i + 1], [[label]], None).item()
+        for i, label in ((0, 2), (1, 0), (1, 2))
+    ]
     heavy = 1.0 if weights is None else float(weights[2])
     want = (4 * heavy * each[0] + 3 * each[1] + each[2]) / (4 * heavy + 4)
     assert objective_of(kind).loss(logits, rows, weights).item() == pytest.approx(want, rel=1e-5)
@@ -127,7 +136,9 @@ def test_a_value_comes_back_in_the_users_units() -> None:
 def test_an_embedding_has_length_one_where_the_root_says_so() -> None:
     answer = task_of("embedding").answer(torch.tensor([3.0, 4.0]))
     assert answer.embedding == pytest.approx([0.6, 0.8])
-    assert task_of("embedding", (), TaskRules(normalise=False)).answer(torch.tensor([3.0, 4.0])).embedding == [3.0, 4.0]
+    assert task_of("embedding", (), TaskRules(normalise=False)).answer(
+        torch.tensor([3.0, 4.0])
+    ).embedding == [3.0, 4.0]
 
 
 def test_words_that_no_window_holds_are_outside_and_paths_stay_legal() -> None:
@@ -135,7 +146,9 @@ def test_words_that_no_window_holds_are_outside_and_paths_stay_legal() -> None:
     window = Encoded([2, 10, 11, 3], [0] * 4, [None, 0, 2, None])  # the tokenizer makes nothing of word 1
     outputs = torch.tensor([[0.0, 0, 0], [5, 0, 0], [0, 5, 4], [0, 0, 0]])
     answer = task.answer(task.merge([outputs], [window], 5))
-    assert answer.tags == ["B-x", "I-x", "I-x", "O", "O"], "word 2 goes on with word 0's entity, so word 1 is in it"
+    assert answer.tags == ["B-x", "I-x", "I-x", "O", "O"], (
+        "word 2 goes on with word 0's entity, so word 1 is in it"
+    )
     assert answer.tag_scores is not None
     assert answer.tag_scores[1] == answer.tag_scores[3] == answer.tag_scores[4] == 0.0
     assert answer.tag_scores[0] > 0.9
@@ -145,7 +158,10 @@ def test_slips_are_named_and_do_not_cost_the_scheme() -> None:
     good = [["B-x", "I-x", "O"]] * 200
     assert scheme_of([*good, ["O", "I-x"]]) == "bio"
     assert scheme_of([*good[:50], ["O", "I-x"]]) == "free"
-    assert list(breaks([["O"], ["O", "I-x", "I-x"], ["B-x", "I-y"]])) == [(2, 2, "O", "I-x"), (3, 2, "B-x", "I-y")]
+    assert list(breaks([["O"], ["O", "I-x", "I-x"], ["B-x", "I-y"]])) == [
+        (2, 2, "O", "I-x"),
+        (3, 2, "B-x", "I-y"),
+    ]
     assert list(breaks([["NOUN", "I-x"]])) == []
 
 
@@ -159,7 +175,9 @@ def test_label_scores_equal_their_definitions() -> None:
         assert found["precision"] == pytest.approx(both / got.count(label), abs=1e-4)
         assert found["recall"] == pytest.approx(both / gold.count(label), abs=1e-4)
     assert sum(map(sum, metrics["confusion"]["rows"])) == 200
-    assert score_labels(["a", "z"], ["a", "a"], ("a", "b"))["per_label"]["z"]["f1"] == 0, "a label only dev has counts"
+    assert score_labels(["a", "z"], ["a", "a"], ("a", "b"))["per_label"]["z"]["f1"] == 0, (
+        "a label only dev has counts"
+    )
 
 
 def test_values_are_scored_by_rank_and_error() -> None:

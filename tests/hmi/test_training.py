@@ -42,7 +42,9 @@ def examples(root: Root, seed: int, count: int = 60) -> Examples:
             out.append((lower(ids) + bias)[0])
         return out
 
-    return Examples([len(e) for e in encoded], [e.types for e in encoded], features, [[i % 2] for i in range(count)])  # type: ignore[arg-type]
+    return Examples(
+        [len(e) for e in encoded], [e.types for e in encoded], features, [[i % 2] for i in range(count)]
+    )  # type: ignore[arg-type]
 
 
 MODULE = ModuleSpec(rank=4)
@@ -120,7 +122,11 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     assert rate("tagging", rank=4) == rate("tagging")
     assert rate("tagging", rank=32) == rate("tagging") / 2 == rate("tagging", kind="lora+ln", rank=32)
     assert rate("tagging", kind="parallel", rank=53) == rate("tagging")
-    assert rate("pair", kind="sequential", rank=400) == rate("regression", paired=True, kind="ln") == 4 * rate("pair")
+    assert (
+        rate("pair", kind="sequential", rank=400)
+        == rate("regression", paired=True, kind="ln")
+        == 4 * rate("pair")
+    )
     assert rate("tagging", rows=20) == rate("tagging") == 2 * rate("tagging", rows=8_000)
 
 
@@ -130,7 +136,9 @@ def test_pairs_have_a_module_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["average.0", "head.query"])
-def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root, tmp_path: Path, lacking: str) -> None:
+def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(
+    tiny_root: Root, tmp_path: Path, lacking: str
+) -> None:
     plan = replace(PLAN, queries=2, average=True)
     path = tmp_path / "checkpoint.safetensors"
     trainer = tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 0))
@@ -140,7 +148,12 @@ def test_a_checkpoint_of_an_earlier_version_is_not_gone_on_from(tiny_root: Root,
     resumed = resume_training(path, fresh)
     assert resumed is not None
     best = resumed.history.kept
-    assert (resumed.history.epochs, best.epoch, best.metrics, resumed.remark) == (1, 1, {"accuracy": 0.5}, "why")
+    assert (resumed.history.epochs, best.epoch, best.metrics, resumed.remark) == (
+        1,
+        1,
+        {"accuracy": 0.5},
+        "why",
+    )
     found = best.artefact.joined()
     assert all(torch.equal(value, found[name]) for name, value in trainer.state().joined().items())
     about = {"epoch": 1, "best": {"epoch": 1, "accuracy": 0.5}}
@@ -173,12 +186,16 @@ def test_training_ends_after_epochs_without_a_better_score_also_when_it_is_resum
         assert (again.epochs, again.kept.epoch, len(seen)) == (5, 2, 5)
 
 
-def test_the_last_of_equal_epochs_is_kept_and_where_scores_are_chance_the_last_of_all(tiny_root: Root) -> None:
+def test_the_last_of_equal_epochs_is_kept_and_where_scores_are_chance_the_last_of_all(
+    tiny_root: Root,
+) -> None:
     train = examples(tiny_root, 0, count=16)
     for choosy, scores, best in ((True, (0.5, 0.5, 0.4), 2), (False, (0.5, 0.4, 0.1), 3)):
         given = iter(scores)
         trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=3), train)
-        kept = train_to_best(trainer, lambda given=given: {"accuracy": next(given)}, quiet, choosy=choosy).kept
+        kept = train_to_best(
+            trainer, lambda given=given: {"accuracy": next(given)}, quiet, choosy=choosy
+        ).kept
         assert kept.epoch == best
 
 
@@ -190,7 +207,9 @@ def test_an_artefact_is_its_parts(tiny_root: Root) -> None:
     again = Artefact.split({**tensors, "optimiser.0.step": torch.zeros(1), "headless": torch.zeros(1)})
     assert again.joined().keys() == tensors.keys()
     assert all(value is tensors[name] for name, value in again.joined().items())
-    assert {value.dtype for value in state.map(lambda value: value.half()).joined().values()} == {torch.float16}
+    assert {value.dtype for value in state.map(lambda value: value.half()).joined().values()} == {
+        torch.float16
+    }
 
 
 def test_a_recipe_has_the_options_of_a_user_and_the_defaults_of_all() -> None:
@@ -202,12 +221,19 @@ def test_a_recipe_has_the_options_of_a_user_and_the_defaults_of_all() -> None:
     assert (plan.lr, plan.epochs, plan.queries > 0, plan.average) == (2e-3, 11, True, True)
     plain = plan_training(given.recipe().plain(5e-5), task, 300)
     assert (plain.lr, plain.epochs, plain.seed, plain.lexical, plain.queries, plain.average) == (
-        5e-5, 11, 3, 0, 0, False,
-    )  # fmt: skip
+        5e-5,
+        11,
+        3,
+        0,
+        0,
+        False,
+    )
 
 
 def test_a_job_reads_the_spec_that_the_manager_wrote_and_those_of_other_releases() -> None:
-    spec = FineTuneSpec(model="a.b", domain="d", task="pair", mode="create", options=FineTuneOptions(epochs=2))
+    spec = FineTuneSpec(
+        model="a.b", domain="d", task="pair", mode="create", options=FineTuneOptions(epochs=2)
+    )
     stored = spec.stored()
     assert stored["options"] == FineTuneOptions(epochs=2).model_dump(mode="json"), "whole"
     assert "publish" not in stored

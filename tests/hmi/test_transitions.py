@@ -66,10 +66,13 @@ def test_texts_without_words_cost_nothing() -> None:
 @pytest.mark.parametrize(
     ("task", "labels", "weights", "wanted", "learns"),
     [
-        ("tagging", 5, None, None, True), ("tagging", 5, None, False, False), ("tagging", 5, (1.0,), None, False),
-        ("tagging", MOST_TAGS + 1, None, None, False), ("classification", 5, None, None, False),
+        ("tagging", 5, None, None, True),
+        ("tagging", 5, None, False, False),
+        ("tagging", 5, (1.0,), None, False),
+        ("tagging", MOST_TAGS + 1, None, None, False),
+        ("classification", 5, None, None, False),
     ],
-)  # fmt: skip
+)
 def test_they_are_learnt_for_tagging(task, labels, weights, wanted, learns) -> None:  # type: ignore[no-untyped-def]
     assert learns_transitions(task, labels, weights, wanted) is learns
 
@@ -119,7 +122,9 @@ def test_what_a_teacher_says_in_io_can_be_learnt() -> None:
     said = task.answer(scores).tags
     assert said == ["I-x", "I-x"]
     window = Encoded([1, 2], [0, 0], [0, 1])
-    assert objective_of(task).targets(tuple(said), [window]) == [[task.labels.index("B-x"), task.labels.index("I-x")]]
+    assert objective_of(task).targets(tuple(said), [window]) == [
+        [task.labels.index("B-x"), task.labels.index("I-x")]
+    ]
 
 
 def test_a_word_that_was_not_seen_begins_no_entity() -> None:

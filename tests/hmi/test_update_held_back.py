@@ -41,7 +41,9 @@ OPTIONS = {"epochs": 6, "module": {"rank": 2}, "max_length": 32, "lr": 3e-3}
 def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     for opened in tiny_manager(tiny_source, tmp_path_factory.mktemp("held-back") / "data"):
         opened.create_tenant("acme")
-        job = opened.create_model("acme.m", domain="tiny", task="classification", data=rows(200), options=OPTIONS)
+        job = opened.create_model(
+            "acme.m", domain="tiny", task="classification", data=rows(200), options=OPTIONS
+        )
         made = attempt(opened, job, fine_tune.run)
         assert made is not None
         assert (made["published"], made["reason"]) == (True, None)
@@ -62,7 +64,9 @@ def update(manager: Manager, data: bytes, **given: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_worse_update_is_held_back_and_can_be_published(manager: Manager, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worse_update_is_held_back_and_can_be_published(
+    manager: Manager, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = manager.model("acme.m").current
     made = update(manager, noise(), dev=rows(60), options={"epochs": 4, "lr": 2e-2})
     assert made["published"] is False
@@ -129,7 +133,9 @@ def test_holding_back_what_was_asked_to_be_is_no_failure(manager: Manager) -> No
 
 
 def test_scores_near_chance_are_called_so(manager: Manager) -> None:
-    job = manager.create_model("acme.chance", domain="tiny", task="classification", data=noise(), options=OPTIONS)
+    job = manager.create_model(
+        "acme.chance", domain="tiny", task="classification", data=noise(), options=OPTIONS
+    )
     assert attempt(manager, job, fine_tune.run)
     job = manager.update_model("acme.chance", data=noise(), options={"epochs": 1})
     made = attempt(manager, job, fine_tune.run)
@@ -231,9 +237,13 @@ def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: 
     assert live.version == 2
     known = keys_from_text(manager.adapters.about(live.artefact)["rows"])
     assert 0 < len(known) <= 60
-    made = attempt(manager, manager.update_model("acme.d", data=rows(60), options={"epochs": 1}), fine_tune.run)
+    made = attempt(
+        manager, manager.update_model("acme.d", data=rows(60), options={"epochs": 1}), fine_tune.run
+    )
     assert made is not None
-    assert made["metrics"]["live"]["version"] == 2, "an intact live version is gone on from, and compared with"
+    assert made["metrics"]["live"]["version"] == 2, (
+        "an intact live version is gone on from, and compared with"
+    )
     assert not any("afresh" in note for note in made["metrics"]["warnings"])
 
 
@@ -270,7 +280,9 @@ def test_keys_tell_which_rows_were_trained_on() -> None:
         (0.9, 0.893, 1000, True),
     ],
 )
-def test_not_worse_is_within_a_standard_error_and_a_row(live: float, new: float, count: int, published: bool) -> None:
+def test_not_worse_is_within_a_standard_error_and_a_row(
+    live: float, new: float, count: int, published: bool
+) -> None:
     assert (new >= live - tolerance(live, count, signed=False) - 1e-9) is published
 
 

@@ -1,8 +1,9 @@
-"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu compiled by g++, in memory between forbidden pages.
+"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu compiled by g++, in memory between forbidden
+pages.
 
-So the tests run the device's own source where there is no GPU. A read or write past the end of an array (or, on
-demand, before its beginning), a misaligned one and undefined arithmetic end the process at once; the direction in
-which a block's threads run can be turned round.
+So the tests run the device's own source where there is no GPU. A read or write past the end of an array (or,
+on demand, before its beginning), a misaligned one and undefined arithmetic end the process at once; the
+direction in which a block's threads run can be turned round.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def compile_twin(folder: Path) -> ctypes.CDLL:
     defines = [f"-D{name}={value}" for name, value in CONSTANTS.items()]
     source = Path(__file__).with_name("cuda_twin.cpp")
     subprocess.run(
-        ["g++", *FLAGS, *defines, f"-I{cuda_device.SOURCE.parent}", "-o", str(library), str(source)], check=True
+        ["g++", *FLAGS, *defines, f"-I{cuda_device.SOURCE.parent}", "-o", str(library), str(source)],
+        check=True,
     )
     loaded = ctypes.CDLL(str(library))
     loaded.launch.argtypes = [ctypes.c_int64] * LAUNCH_ARGUMENTS
@@ -74,7 +76,8 @@ class Twin:
         return self.empty((size,), np.uint8)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Reaches up to the forbidden page behind it, or, if `front`, begins right after the one before it."""
+        """Reaches up to the forbidden page behind it, or, if `front`, begins right after the one before
+        it."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         inner = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = np.frombuffer(mmap.mmap(-1, inner + 2 * mmap.PAGESIZE), np.uint8)

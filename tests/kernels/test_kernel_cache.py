@@ -1,4 +1,5 @@
-"""Machine code in numba's cache is of these sources, also when only another file of the package has changed."""
+"""Machine code in numba's cache is of these sources, also when only another file of the package has
+changed."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from hmi_kernels import jit
 
 HELPER = "from hmi_kernels.jit import inlined\n\n\n@inlined\ndef number():\n    return {}\n"
 CALLER = (
-    "from hmi_kernels.room.helper import number\nfrom hmi_kernels.jit import compiled\n\n\n@compiled\ndef twice():\n"
+    "from hmi_kernels.room.helper import number\nfrom hmi_kernels.jit import "
+    "compiled\n\n\n@compiled\ndef twice():\n"
     "    return 2 * number()\n"
 )
 
 
 def twice(folder: Path) -> int:
     code = "from hmi_kernels.caller import twice; print(twice(), sum(twice.stats.cache_hits.values()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     result, hits = done.stdout.split()
     assert int(hits) in (0, 1)
     return int(result) if int(hits) == 0 else -int(result)  # negative: from the cache
@@ -38,5 +42,6 @@ def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
     assert len(before) > 1
     (room / "helper.py").write_text(HELPER.format(4))
     assert [twice(tmp_path), twice(tmp_path)] == [8, -8]
-    # No file is shared: a process of the old sources, or one that reads an index just written, finds its own code.
+    # No file is shared: a process of the old sources, or one that reads an index just written, finds its own
+    # code.
     assert {path: path.read_bytes() for path in before} == before

@@ -1,4 +1,5 @@
-"""The CUDA look-up equals the reference to the bit: its source run on the CPU, and on a GPU where there is one."""
+"""The CUDA look-up equals the reference to the bit: its source run on the CPU, and on a GPU where there is
+one."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def device(request: pytest.FixtureRequest) -> cuda.Device:
         pytest.skip(str(error))
 
 
-def random_chain(rng: np.random.Generator, n: int, dtypes: list[int], dim: int) -> tuple[Chain, list[ops.IndexRun]]:
+def random_chain(
+    rng: np.random.Generator, n: int, dtypes: list[int], dim: int
+) -> tuple[Chain, list[ops.IndexRun]]:
     """Versions nearest first, as dictionaries for the reference and as index runs for the kernel."""
     chain: Chain = []
     runs: list[ops.IndexRun] = []
@@ -64,7 +67,13 @@ def random_chain(rng: np.random.Generator, n: int, dtypes: list[int], dim: int) 
 
 
 def make_run(
-    rng: np.random.Generator, n: int, order: int, depth: int, dtype: int, ngrams: np.ndarray, vectors: np.ndarray
+    rng: np.random.Generator,
+    n: int,
+    order: int,
+    depth: int,
+    dtype: int,
+    ngrams: np.ndarray,
+    vectors: np.ndarray,
 ) -> ops.IndexRun:
     rows = ops.encode(ngrams, vectors, dtype, n)
     parts = [np.ascontiguousarray(p) for p in np.array_split(rows, int(rng.integers(1, 4))) if len(p)]
@@ -170,7 +179,8 @@ def test_every_width_and_type_on_each_device(device: cuda.Device, dtype: int, n:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_positions_with_all_their_ngrams(device: cuda.Device, n: int) -> None:
-    """Every n-gram of three tokens is stored, so each position is covered by as many as can be; steps in any order."""
+    """Every n-gram of three tokens is stored, so each position is covered by as many as can be; steps in any
+    order."""
     rng = np.random.default_rng(n)
     entries: dict[tuple[int, ...], np.ndarray] = {}
     runs = []
@@ -325,9 +335,13 @@ def truly_found(table: ops.LevelTable, texts: list[list[int]]) -> Chain:
         for gram, address, level in zip(grams.tolist(), addresses.tolist(), levels.tolist(), strict=True):
             if address:
                 run_ = table.runs[level]
-                rows = next(v.rows for v in run_.segments if 0 <= address - v.rows.ctypes.data < v.rows.nbytes)
+                rows = next(
+                    v.rows for v in run_.segments if 0 <= address - v.rows.ctypes.data < v.rows.nbytes
+                )
                 row = rows[(address - rows.ctypes.data) // rows.shape[1]]
-                chain[run_.depth][tuple(gram)] = layout.decode(row[None], table.n, order, table.dim, run_.dtype)[0]
+                chain[run_.depth][tuple(gram)] = layout.decode(
+                    row[None], table.n, order, table.dim, run_.dtype
+                )[0]
     return chain
 
 
@@ -342,18 +356,25 @@ def unigrams(tokens: list[int]) -> np.ndarray:
 
 
 def test_a_row_id_past_its_segment_is_a_miss(device: cuda.Device) -> None:
-    run_ = direct_run([unigrams([1, 2, 3]), unigrams([5])], [layout.EMPTY_SLOT, 0, 1, 2, layout.EMPTY_SLOT, 3, 16])
+    run_ = direct_run(
+        [unigrams([1, 2, 3]), unigrams([5])], [layout.EMPTY_SLOT, 0, 1, 2, layout.EMPTY_SLOT, 3, 16]
+    )
     table = cuda_upload.upload(ops.level_table([run_], 1, 224), device)
     assert run(table, [[1, 2, 3, 5, 6]])[1].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two indexes of 32 slots lie side by side: what would be slot 37 of the first is slot 5 of the second."""
+    """The two indexes of 32 slots lie side by side: what would be slot 37 of the first is slot 5 of the
+    second."""
     rows = unigrams([37])
     monkeypatch.setattr(ops, "check_places", lambda table: None)
     near, far = direct_run([rows], [layout.EMPTY_SLOT] * 32), direct_run([rows], [0] * 32, depth=1)
     table = cuda_upload.upload(ops.level_table([near, far], 1, 224), device)
-    out, order, depth = device.empty((1, 224), np.float32), device.empty((1,), np.int8), device.empty((1,), np.int16)
+    out, order, depth = (
+        device.empty((1, 224), np.float32),
+        device.empty((1,), np.int8),
+        device.empty((1,), np.int16),
+    )
     given = put(device, np.array([37], np.int32)), put(device, np.array([0, 1], np.int64))
     cuda.lookup(table, *given, 64, out, order, depth)
     assert device.read(order).tolist() == [0]
@@ -376,7 +397,8 @@ def test_keys_of_two_words_are_compared_whole(device: cuda.Device, monkeypatch: 
 @pytest.mark.parametrize("salt", [layout.PLAIN_SALT, 0x9D39247E33776D41])
 def test_a_search_ends_at_the_reach(device: cuda.Device, salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last slot that is searched holds the n-gram, or the first one that is not, as on the CPU."""
-    monkeypatch.setattr(ops, "check_places", lambda table: None)  # every other slot means an n-gram that is nowhere
+    # Every other slot means an n-gram that is nowhere.
+    monkeypatch.setattr(ops, "check_places", lambda table: None)
     gram, cap = np.array([[1, 2, 3]], np.uint32), 3000
     rows = ops.encode(gram, np.ones((1, 3, 4), np.float32), 2, 3)
     hashed = mix(int(layout.pack_keys(gram)[0, 0]))
@@ -386,7 +408,9 @@ def test_a_search_ends_at_the_reach(device: cuda.Device, salt: int, monkeypatch:
         for away in (reach - 1, reach):
             slots = np.full(cap, (~hashed & 0xFFFFFFFF) << 32, np.uint64)
             slots[(home + away) % cap] = (hashed & 0xFFFFFFFF) << 32
-            one = ops.IndexRun(3, 0, 2, slots, 1, False, (ops.RowsView(rows, np.zeros(1, np.uint64)),), salt, reach)
+            one = ops.IndexRun(
+                3, 0, 2, slots, 1, False, (ops.RowsView(rows, np.zeros(1, np.uint64)),), salt, reach
+            )
             table = cuda_upload.upload(ops.level_table([one], 3, 4), device)
             served = 3 if away < reach or reach == cap else 0
             assert run(table, [[1, 2, 3]])[1].tolist() == [0, served, 0], (reach, away)
@@ -472,7 +496,9 @@ def test_torch_tensors_and_foreign_streams() -> None:
         out = torch.empty((35, 32), dtype=torch.bfloat16, device="cuda")
         order = torch.empty(35, dtype=torch.int8, device="cuda")
         depth = torch.empty(35, dtype=torch.int16, device="cuda")
-        cuda.lookup(table, tokens, offsets, VOCAB, out.view(torch.int16), order, depth, stream=stream.cuda_stream)
+        cuda.lookup(
+            table, tokens, offsets, VOCAB, out.view(torch.int16), order, depth, stream=stream.cuda_stream
+        )
     assert np.array_equal(out.view(torch.int16).cpu().numpy().view(np.uint16), reference.bfloat16(expected))
     with pytest.raises(ValueError, match="not in device memory"):
         cuda.lookup(table, tokens.cpu().numpy(), offsets, VOCAB, out.view(torch.int16), order, depth)

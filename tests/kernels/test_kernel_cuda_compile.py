@@ -1,4 +1,5 @@
-"""kernels/hmi_kernels/lookup/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a sum."""
+"""kernels/hmi_kernels/lookup/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a
+sum."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_nvrtc(architecture: str) -> None:
     """As cupy compiles it when it is first used; needs no GPU."""
     nvrtc = load_nvrtc()
     program = ctypes.c_void_p()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"lookup.cu", 0, None, None) == 0
+    assert (
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"lookup.cu", 0, None, None) == 0
+    )
     options = [option.encode() for option in (*OPTIONS, f"-arch=compute_{architecture}")]
     state = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     assert state == 0, text_of(nvrtc, program, "ProgramLog")
@@ -46,7 +49,9 @@ def check_ptx(ptx: str) -> None:
 
 def load_nvrtc() -> ctypes.CDLL:
     """The system's, or the one that cupy's packages bring along."""
-    packaged = [str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*[0-9]")]
+    packaged = [
+        str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*[0-9]")
+    ]
     name = ctypes.util.find_library("nvrtc") or next(iter(packaged), None)
     if name is None:
         pytest.skip("there is no nvrtc")

@@ -165,7 +165,9 @@ def test_a_flipped_bit_is_an_error_or_was_never_read(n: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_many_flipped_bits(n: int) -> None:
-    raised = sum(flip_a_bit_and_look_up(n, seed) for seed in range(int(os.environ.get("KERNEL_FLIPS", "500"))))
+    raised = sum(
+        flip_a_bit_and_look_up(n, seed) for seed in range(int(os.environ.get("KERNEL_FLIPS", "500")))
+    )
     assert raised > 0
 
 

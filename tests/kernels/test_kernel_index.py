@@ -36,7 +36,8 @@ def unmix(hashed: int) -> int:
 
 
 def same_fingerprint(count: int) -> np.ndarray:
-    """Trigrams whose fingerprints are equal, uint32 [count, 3]: hashes turned back into keys, if they are keys."""
+    """Trigrams whose fingerprints are equal, uint32 [count, 3]: hashes turned back into keys, if they are
+    keys."""
     found: list[list[int]] = []
     high = 0
     while len(found) < count:
@@ -180,7 +181,8 @@ def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 9, 70])
 def test_filters_hide_no_level(depth: int) -> None:
-    """Chains of one level, of some that share a filter, of more than a filter knows and than a word has bits."""
+    """Chains of one level, of some that share a filter, of more than a filter knows and than a word has
+    bits."""
     rng = np.random.default_rng(depth)
     runs, everything = [], []
     for level in range(depth):
@@ -276,7 +278,9 @@ def test_levels_of_different_salts_serve_one_text(order: int) -> None:
         everything.append(set(map(tuple, grams.tolist())))
     table = ops.level_table(runs, order, 2)
     asked = rng.integers(1, 30, (3000, order)).astype(np.uint32)
-    nearest = [next((d for d, grams in enumerate(everything) if tuple(g) in grams), -1) for g in asked.tolist()]
+    nearest = [
+        next((d for d, grams in enumerate(everything) if tuple(g) in grams), -1) for g in asked.tolist()
+    ]
     levels = ops.find(table, order, asked)[1]
     assert levels.tolist() == nearest
 

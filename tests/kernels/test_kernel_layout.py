@@ -48,7 +48,9 @@ def test_two_word_keys_hold_the_last_three_ids_first() -> None:
 @pytest.mark.parametrize("dim", [1, 7, 384])
 def test_encode_decode_is_the_reference(dtype: int, n: int, order: int, dim: int) -> None:
     rng = np.random.default_rng(dim)
-    vectors = (rng.standard_normal((9, layout.roles(n, order), dim)) * 10.0 ** rng.integers(-6, 4)).astype(np.float32)
+    vectors = (rng.standard_normal((9, layout.roles(n, order), dim)) * 10.0 ** rng.integers(-6, 4)).astype(
+        np.float32
+    )
     vectors[0] = 0
     vectors[1, 0, 0] = 6e-8  # a subnormal half
     ngrams = rng.integers(0, layout.ID_LIMIT, (9, order)).astype(np.uint32)
@@ -58,7 +60,9 @@ def test_encode_decode_is_the_reference(dtype: int, n: int, order: int, dim: int
     assert np.array_equal(layout.row_keys(rows, order), layout.pack_keys(ngrams))
     assert np.array_equal(layout.decode(rows, n, order, dim, dtype), reference.stored(vectors, dtype))
     check_at = layout.header_bytes(n, order) - 8
-    assert np.array_equal(rows[:, check_at : check_at + 8].copy().view("<u8")[:, 0], layout.row_checks(rows, n, order))
+    assert np.array_equal(
+        rows[:, check_at : check_at + 8].copy().view("<u8")[:, 0], layout.row_checks(rows, n, order)
+    )
     assert ops.check_rows(rows, n, order).all()
 
 
@@ -69,12 +73,14 @@ def test_vectors_that_are_a_view_encode_alike() -> None:
     ngrams = rng.integers(0, 100, (10, 3)).astype(np.uint32)
     for dtype in layout.DTYPES.values():
         assert np.array_equal(
-            ops.encode(ngrams, large[::2, :, ::-2], dtype, 3), ops.encode(ngrams, large[::2, :, ::-2].copy(), dtype, 3)
+            ops.encode(ngrams, large[::2, :, ::-2], dtype, 3),
+            ops.encode(ngrams, large[::2, :, ::-2].copy(), dtype, 3),
         )
 
 
 def test_every_kind_of_number_becomes_the_nearest_half() -> None:
-    """Normal and subnormal halves, ties between two, and what rounds to zero or up to the smallest normal one."""
+    """Normal and subnormal halves, ties between two, and what rounds to zero or up to the smallest normal
+    one."""
     rng = np.random.default_rng(0)
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between = (finite[:-1].astype(np.float64) + finite[1:]) / 2  # ties are singles, exactly

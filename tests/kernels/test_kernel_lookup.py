@@ -1,4 +1,5 @@
-"""The fused look-up equals the reference to the bit, whatever the window, the chain, the types and the batch."""
+"""The fused look-up equals the reference to the bit, whatever the window, the chain, the types and the
+batch."""
 
 from __future__ import annotations
 
@@ -15,11 +16,16 @@ lengths = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and bool(((a.view(np.uint32) == b.view(np.uint32)) | ((a == 0) & (b == 0))).all())
+    return a.shape == b.shape and bool(
+        ((a.view(np.uint32) == b.view(np.uint32)) | ((a == 0) & (b == 0))).all()
+    )
 
 
-def agree(chain: lab.Chain, table: ops.LevelTable, texts: list[list[int]], vocab: int, steps: lab.Steps = None) -> None:
-    """The kernel's answer, in both output types, is the reference's; also when the rows have been seen before."""
+def agree(
+    chain: lab.Chain, table: ops.LevelTable, texts: list[list[int]], vocab: int, steps: lab.Steps = None
+) -> None:
+    """The kernel's answer, in both output types, is the reference's; also when the rows have been seen
+    before."""
     expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps)
     for _ in range(2):
         out, order, depth = lab.lookup(table, texts, vocab)
@@ -35,7 +41,9 @@ def agree(chain: lab.Chain, table: ops.LevelTable, texts: list[list[int]], vocab
 
 @settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 1 << 30), dtypes=dtypes, dim=dims, vocab=st.integers(2, 9), lengths=lengths)
-def test_trigrams_equal_the_reference(seed: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int]) -> None:
+def test_trigrams_equal_the_reference(
+    seed: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int]
+) -> None:
     rng = np.random.default_rng(seed)
     chain, table = lab.random_chain(rng, dtypes, dim, vocab)
     agree(chain, table, [rng.integers(0, vocab, n).tolist() for n in lengths], vocab)
@@ -60,7 +68,10 @@ def test_every_window_and_plan_equals_the_reference(
         steps = [(order, depth) for depth in range(len(dtypes)) for order in range(n, 1, -1)] + [(1, None)]
     elif plan == "random":
         anywhere = [None, *range(len(dtypes) + 1)]
-        steps = [(int(rng.integers(1, n + 1)), anywhere[rng.integers(len(anywhere))]) for _ in range(rng.integers(6))]
+        steps = [
+            (int(rng.integers(1, n + 1)), anywhere[rng.integers(len(anywhere))])
+            for _ in range(rng.integers(6))
+        ]
     chain, table = lab.random_chain(rng, dtypes, dim, vocab, n, steps)
     agree(chain, table, [rng.integers(0, vocab, k).tolist() for k in lengths], vocab, steps)
 
@@ -101,7 +112,8 @@ def test_back_off_prefers_any_trigram_to_any_bigram_and_the_nearest_of_each() ->
     assert reference.window([near, far], (1, 2, 3), 1)[1:] == (3, 1)
     by_version: list[tuple[int, int | None]] = [(3, 0), (2, 0), (3, 1), (2, 1), (1, None)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1, by_version)
-    assert (rows[:, 0].tolist(), order, depth) == ([10, 10, 7], 3, 0)  # the nearest bigram first, the rest from afar
+    # The nearest bigram first, the rest from afar.
+    assert (rows[:, 0].tolist(), order, depth) == ([10, 10, 7], 3, 0)
     del far[(1, 2, 3)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([10, 20, 30], 2, 0)  # centre: the mean of 10 and 30

@@ -11,7 +11,8 @@ from plot_store import Store
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of syncs are free there, and no test here cuts the power."""
+    """A folder in memory where there is one: hundreds of syncs are free there, and no test here cuts the
+    power."""
     with lab.scratch() as folder:
         yield folder
 

@@ -35,7 +35,8 @@ def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3) 
 
 
 def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
-    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles, dim])}.
+    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles,
+    dim])}.
 
     counts: how many to draw, of the longest first; n (the window's width) is how many counts there are.
     """
@@ -99,7 +100,10 @@ def look(reader: Reader, batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, Hi
 
 
 def same_as(
-    reader: Reader, chain: Sequence[Entries], batch: Sequence[Sequence[int]], steps: reference.Steps | None = None
+    reader: Reader,
+    chain: Sequence[Entries],
+    batch: Sequence[Sequence[int]],
+    steps: reference.Steps | None = None,
 ) -> None:
     """The reader's answer is the oracle's, to the bit."""
     out, hits = look(reader, batch)

@@ -1,4 +1,5 @@
-"""Whatever a caller hands over, the answer is Invalid, naming what is wrong: never a raw error of Python or LMDB."""
+"""Whatever a caller hands over, the answer is Invalid, naming what is wrong: never a raw error of Python or
+LMDB."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def test_the_plans_differ_where_a_parents_trigram_meets_a_domains_bigram(store: 
     for backoff, depth in (("order", 1), ("version", 0)):
         with store.reader("r/d", backoff=backoff) as reader:
             out, hits = lab.look(reader, [[a, b, c]])
-        assert (hits.order[1], hits.depth[1]) == (3, depth)  # "version": the trigram still fills the left role
+        # "version": the trigram still fills the left role.
+        assert (hits.order[1], hits.depth[1]) == (3, depth)
         answers.append(out)
     assert not np.array_equal(*answers)
 

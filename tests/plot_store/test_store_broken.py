@@ -49,7 +49,8 @@ def test_a_damaged_key_is_no_other_ngram(store: Store) -> None:
 
 
 def test_a_row_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) -> None:
-    """Its index does not find it under the key that it has now, so that it would look like one long replaced."""
+    """Its index does not find it under the key that it has now, so that it would look like one long
+    replaced."""
     lab.put(store, "r", lab.content(1, (60, 10, 2)))
     store.append("r", lab.content(2, (60, 10, 2)))
     before = store.version("r")

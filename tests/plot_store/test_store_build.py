@@ -60,14 +60,17 @@ def in_pieces(writer: Writer, ngrams: np.ndarray, rows: np.ndarray) -> None:
     writer.publish()
 
 
-def test_a_sealed_build_is_published_by_one_synced_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_build_is_published_by_one_synced_transaction(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
         writer._segments.drain()
         counts.taken()
         writer.seal()
-        assert counts.taken() == (6, 1, 1)  # the rest of three orders and their indexes, the folder, the record
+        # The rest of three orders and their indexes, the folder, the record.
+        assert counts.taken() == (6, 1, 1)
         writer.seal()
         assert counts.taken() == (0, 0, 0)
         writer.publish()
@@ -77,7 +80,9 @@ def test_a_sealed_build_is_published_by_one_synced_transaction(store: Store, mon
     lab.check(store)
 
 
-def test_publishing_without_sealing_takes_one_transaction_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_without_sealing_takes_one_transaction_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = Counts(monkeypatch)
     with store.writer("r", **OPTIONS) as writer:
         add(writer)
@@ -104,9 +109,18 @@ with Store.open(sys.argv[1], create=True) as store:
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
-    """LMDB's commit is one fdatasync of its data and one synchronous write of its meta page, and nothing else syncs."""
+    """LMDB's commit is one fdatasync of its data and one synchronous write of its meta page, and nothing else
+    syncs."""
     log = tmp_path / "log"
-    traced = ["strace", "-f", "-y", "-o", str(log), "-e", "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat"]
+    traced = [
+        "strace",
+        "-f",
+        "-y",
+        "-o",
+        str(log),
+        "-e",
+        "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat",
+    ]
     done = subprocess.run(
         [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")],
         env=lab.child_env(),
@@ -201,7 +215,9 @@ def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: py
         lab.same_as(reader, [lab.entries({3: MADE[3]})], lab.texts(1, (300,)))
 
 
-def test_after_a_failure_in_the_background_nothing_later_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_in_the_background_nothing_later_is_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is registered is always a beginning of what was added, so a resume is exact."""
     real, calls = files.sync_file, [0]
 
@@ -235,7 +251,14 @@ def test_nothing_of_a_refused_call_is_added(store: Store) -> None:
     """Even when its first rows would have filled segments."""
     ngrams, rows = MADE[3]
     far = -(2.0**124)
-    refused = [("int8", np.nan), ("fp16", 1e6), ("fp32", -np.inf), ("int8", 3.4e38), ("fp32", far), ("fp16", -65520)]
+    refused = [
+        ("int8", np.nan),
+        ("fp16", 1e6),
+        ("fp32", -np.inf),
+        ("int8", 3.4e38),
+        ("fp32", far),
+        ("fp16", -65520),
+    ]
     for number, (dtype, worst) in enumerate(refused):
         bad = rows.copy()
         bad[-1, -1, -1] = worst
@@ -314,10 +337,7 @@ def test_limits_stop_writing_before_the_disk_does(tmp_path: Path) -> None:
         assert store.gc(orphan_age_s=-60).dry_run is False
         free = shutil.disk_usage(tmp_path).free
     with Store.open(tmp_path / "s", limits=Limits(min_free_bytes=free * 2)) as store:
-        for work in (
-            lambda: lab.put(store, "r", lab.content(2)),
-            lambda: store.append("r", lab.content(2)),
-        ):
+        for work in (lambda: lab.put(store, "r", lab.content(2)), lambda: store.append("r", lab.content(2))):
             with pytest.raises(StoreFull, match="min_free_bytes"):
                 work()
         store.export("r", tmp_path / "x.plot")

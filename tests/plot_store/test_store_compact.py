@@ -32,7 +32,9 @@ def segments(version: VersionInfo, order: int, kind: str = "rows") -> list[str]:
 def leftovers(store: Store) -> tuple[list[str], set[str]]:
     """Builds in progress, and files that no version names."""
     txn_builds = store._env().catalogue.read(lambda txn: txn.keys("build/"))
-    named = {s.name for v in store.gc(dry_run=True, keep_versions=1000).kept for s in store.version(v).segments}
+    named = {
+        s.name for v in store.gc(dry_run=True, keep_versions=1000).kept for s in store.version(v).segments
+    }
     return txn_builds, {p.name for p in (store.path / "segments").iterdir()} - named
 
 
@@ -93,7 +95,9 @@ def test_compaction_keeps_the_content_to_the_bit(store: Store, rounds: int) -> N
         before, hits = lab.look(reader, batch)
         lab.same_as(reader, [known], batch)
         steps: list[tuple[int, int]] = []
-        new = store.compact("r", max_segments=1, target_bytes=SMALL, progress=lambda *step: steps.append(step))
+        new = store.compact(
+            "r", max_segments=1, target_bytes=SMALL, progress=lambda *step: steps.append(step)
+        )
         assert new is not None
         lab.same_as(reader, [known], batch)  # a reader goes on
     assert new == store.version("r")
@@ -172,7 +176,9 @@ def test_a_lost_race_leaves_nothing(store: Store) -> None:
     lab.check(store)
 
 
-def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_that_is_stopped_or_fails_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = grow(store, 5)
 
     def stop(done: int, total: int) -> None:
@@ -219,7 +225,8 @@ promote.promote, SegmentWriter.register = dying, registering
 with Store.open(sys.argv[1]) as store:
     store.compact("r", max_segments=1, target_bytes=1 << 16)
 """
-MOMENTS = {"written": ".tmp", "named": ".rows", "registered": None}  # the kind of file that only gc takes, if any
+# The kind of file that only gc takes, if any.
+MOMENTS = {"written": ".tmp", "named": ".rows", "registered": None}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -231,7 +238,8 @@ def test_a_compaction_that_died_is_begun_again(store: Store, moment: str) -> Non
     new = store.compact("r", max_segments=1, target_bytes=1 << 16)
     assert new is not None
     assert leftovers(store)[0] == []
-    assert len(store.gc(orphan_age_s=-60).orphans) == (moment == "written")  # a named one is made anew, with its name
+    # A named one is made anew, with its name.
+    assert len(store.gc(orphan_age_s=-60).orphans) == (moment == "written")
     with store.reader("r") as reader:
         lab.same_as(reader, [known], lab.texts(4, (300,)))
     lab.check(store)
@@ -239,7 +247,8 @@ def test_a_compaction_that_died_is_begun_again(store: Store, moment: str) -> Non
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_compaction_that_died_and_was_overtaken_goes(store: Store, moment: str) -> None:
-    """Its build and registered segments go with the next compaction; a file that it had not registered, with gc."""
+    """Its build and registered segments go with the next compaction; a file that it had not registered, with
+    gc."""
     grow(store, 3, counts=(300, 60, 4))
     assert lab.child(DIES, store.path, moment).returncode == 9
     store.append("r", lab.content(50))
@@ -310,7 +319,8 @@ def test_diff_says_what_a_dictionary_says(store: Store, dtypes: tuple[str, str])
 
 @pytest.mark.filterwarnings("error")
 def test_what_a_version_inherits_was_neither_added_nor_removed(store: Store) -> None:
-    """The branch stores some n-grams of its parent anew, some with other vectors, and has no unigrams of its own."""
+    """The branch stores some n-grams of its parent anew, some with other vectors, and has no unigrams of its
+    own."""
     base = lab.content(1)
     lab.put(store, "r", base)
     own = {3: (base[3][0][:20], base[3][1][:20]), 2: (base[2][0][:7], base[2][1][:7] + 1)}
@@ -355,7 +365,10 @@ def test_every_width_of_window(store: Store) -> None:
     for n in (1, 2, 5):
         ref, schema = f"n{n}", Schema(n=n, dim=8, vocab=50)
         made = {
-            k: (rng.integers(1, 50, (40, k)).astype(np.uint32), rng.standard_normal((40, roles(n, k), 8), np.float32))
+            k: (
+                rng.integers(1, 50, (40, k)).astype(np.uint32),
+                rng.standard_normal((40, roles(n, k), 8), np.float32),
+            )
             for k in schema.orders
         }
         with store.writer(ref, schema=schema, build=ref) as writer:
@@ -363,7 +376,9 @@ def test_every_width_of_window(store: Store) -> None:
                 writer.add(order, ngrams[:10], rows[:10])
             first = writer.publish()
         for start in (5, 20):
-            store.append(ref, {k: (g[start : start + 15], v[start : start + 15]) for k, (g, v) in made.items()})
+            store.append(
+                ref, {k: (g[start : start + 15], v[start : start + 15]) for k, (g, v) in made.items()}
+            )
         old = store.version(ref)
         new = store.compact(ref, max_segments=1)
         assert new is not None

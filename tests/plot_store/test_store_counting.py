@@ -59,7 +59,9 @@ def feed(counter: NgramCounter, texts: list[Text], at_once: int) -> None:
         counter.add(tokens, np.cumsum([0, *map(len, some)]).astype(np.int64))
 
 
-def count(folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = LEAST_MEMORY) -> CountedNgrams:
+def count(
+    folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = LEAST_MEMORY
+) -> CountedNgrams:
     with NgramCounter(n, range(1, n + 1), folder, memory) as counter:
         feed(counter, texts, at_once)
         return counter.finish()
@@ -129,7 +131,9 @@ def test_finished_counts_are_found_again(tmp_path: Path) -> None:
     again = CountedNgrams.open(tmp_path)
     assert again is not None
     assert (again.n, given(again, 3, 70)) == (3, given(first, 3, 70))
-    (tmp_path / "counted.json").write_bytes((tmp_path / "counted.json").read_bytes().replace(b'"n": 3', b'"n": 2'))
+    (tmp_path / "counted.json").write_bytes(
+        (tmp_path / "counted.json").read_bytes().replace(b'"n": 3', b'"n": 2')
+    )
     assert CountedNgrams.open(tmp_path) is None, "changed by a hand or a disk"
 
 
@@ -151,7 +155,9 @@ def test_memory_is_bounded_whatever_the_corpus(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with NgramCounter(3, (2, 3), tmp_path, memory) as counter:
-            for _ in range(30):  # 600,000 distinct trigrams and about as many bigrams: 19 MB with their counts
+            for _ in range(
+                30
+            ):  # 600,000 distinct trigrams and about as many bigrams: 19 MB with their counts
                 tokens = rng.integers(1, 1 << 20, 20_000).astype(np.int32)
                 counter.add(tokens, np.arange(0, 20_001, 100, dtype=np.int64))
             counted = counter.finish()

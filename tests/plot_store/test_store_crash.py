@@ -1,6 +1,7 @@
 """Processes killed in the middle: nothing half-visible, and a resumed build gives the same content.
 
-The child is killed (SIGKILL) just before its n-th operation on files or commit, for every n until it gets through.
+The child is killed (SIGKILL) just before its n-th operation on files or commit, for every n until it gets
+through.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def test_killed_at_every_point_of_a_collection(tmp_path: Path) -> None:
             except NotFound:  # the child got as far as deleting the ref
                 store.gc(keep_versions=1, orphan_age_s=-60)
             assert list(store.refs()) == ["r"]
-            assert {p.name for p in (path / "segments").iterdir()} == {s.name for s in store.version("r").segments}
+            assert {p.name for p in (path / "segments").iterdir()} == {
+                s.name for s in store.version("r").segments
+            }
     assert n > 10
 
 

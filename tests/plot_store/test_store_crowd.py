@@ -1,4 +1,5 @@
-"""N-grams chosen to crowd together in an index, by somebody who writes the corpus: they cost what others cost."""
+"""N-grams chosen to crowd together in an index, by somebody who writes the corpus: they cost what others
+cost."""
 
 from __future__ import annotations
 

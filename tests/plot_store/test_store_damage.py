@@ -78,7 +78,8 @@ def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(store: Store, coun
 
 @pytest.mark.parametrize("dtype", ["int8", "fp16", "fp32"])
 def test_every_byte_of_a_row_is_guarded(store: Store, dtype: str) -> None:
-    """Key, scales, check, vectors and padding: a look-up that uses the row says which one it is, in which file."""
+    """Key, scales, check, vectors and padding: a look-up that uses the row says which one it is, in which
+    file."""
     made = lab.content(1, (3, 0, 0), dim=6)
     version = lab.put(store, "r", made, dtype=dtype)
     path = store.path / "segments" / next(s.name for s in version.segments if s.kind == "rows")
@@ -87,7 +88,8 @@ def test_every_byte_of_a_row_is_guarded(store: Store, dtype: str) -> None:
     for at in range(row):
         flip(path, 4096 + row + at, int(rng.integers(0, 8)))
         with store.reader("r") as reader:
-            assert reader.lookup(*lab.ragged([made[3][0][0].tolist()]))[1].order[1] == 3  # another row is not touched
+            # Another row is not touched.
+            assert reader.lookup(*lab.ragged([made[3][0][0].tolist()]))[1].order[1] == 3
             for _ in range(2):
                 with pytest.raises(Damaged, match=f"row 1 of segment {path.name} is damaged: restore"):
                     reader.lookup(*lab.ragged([made[3][0][1].tolist()]))
@@ -101,7 +103,11 @@ def test_a_damaged_index_is_refused_when_opened(store: Store) -> None:
     for info in [s for s in version.segments if s.kind == "index"]:
         path = store.path / "segments" / info.name
         good = path.read_bytes()
-        for at in (300, 4096 + 8 * info.order, len(good) - 1):  # padding before the slots, a slot, the last checksum
+        for at in (
+            300,
+            4096 + 8 * info.order,
+            len(good) - 1,
+        ):  # padding before the slots, a slot, the last checksum
             flip(path, at, 3)
             with pytest.raises(Damaged, match=f"{info.name} is damaged"):
                 store.reader("r")
@@ -262,7 +268,9 @@ def test_any_bytes_can_be_opened(store: Store, tmp_path: Path) -> None:
         whole = resealed(bytes(data))[: int(rng.integers(0, len(data))) if turn % 5 == 0 else None]
         (tmp_path / "x").write_bytes(whole)
         try:
-            segment = open_segment(tmp_path / "x", dataclasses.replace(info, bytes=len(whole)), version.schema)
+            segment = open_segment(
+                tmp_path / "x", dataclasses.replace(info, bytes=len(whole)), version.schema
+            )
         except (Damaged, FormatTooNew):
             continue
         opened += 1
@@ -378,6 +386,8 @@ def test_verify_can_be_watched(store: Store) -> None:
     seen: dict[str, list[int]] = {}
     report = check.verify(store._env(), None, lambda name, read: seen.setdefault(name, []).append(read))
     assert report.ok
-    assert {name: reads[0] for name, reads in seen.items()} == dict.fromkeys((s.name for s in version.segments), 0)
+    assert {name: reads[0] for name, reads in seen.items()} == dict.fromkeys(
+        (s.name for s in version.segments), 0
+    )
     for info in version.segments:
         assert 0 <= info.bytes - sum(seen[info.name]) <= 32  # all but the table of checksums at the end

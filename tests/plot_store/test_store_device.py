@@ -1,4 +1,5 @@
-"""A reader on a device answers what the reader answers: through the source's twin on the CPU, and on a GPU."""
+"""A reader on a device answers what the reader answers: through the source's twin on the CPU, and on a
+GPU."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ def test_answers_what_the_reader_answers(
         assert np.array_equal(device.read(there_half), half)
 
 
-def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(store: Store, device: cuda.Device) -> None:
+def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(
+    store: Store, device: cuda.Device
+) -> None:
     store.import_archive(OLD)
     lab.put(store, "r/a", lab.content(3, (40, 20, 5), dim=5), dtype="fp16", extend=True)
     batch = lab.texts(3, (40, 100))
@@ -116,7 +119,9 @@ def test_what_is_refused(store: Store, device: cuda.Device) -> None:
                 on.lookup(nothing, put(device, np.array([0, 2])))
 
 
-def test_no_room_and_no_device(store: Store, twin_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_and_no_device(
+    store: Store, twin_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab.put(store, "r", lab.content(1))
     twin = cuda_twin.Twin(twin_library)
     twin.free = 1000

@@ -1,4 +1,5 @@
-"""What a look-up gives in an n-gram's stead, against the oracle's windows; and what entries take on the disk."""
+"""What a look-up gives in an n-gram's stead, against the oracle's windows; and what entries take on the
+disk."""
 
 from __future__ import annotations
 

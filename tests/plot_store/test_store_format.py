@@ -1,4 +1,5 @@
-"""The format on disk stays what it was: a store written by each released format is read, and written alike."""
+"""The format on disk stays what it was: a store written by each released format is read, and written
+alike."""
 
 from __future__ import annotations
 
@@ -26,7 +27,16 @@ WRITTEN = {  # (n, dtype): beginnings of the segments' names, which are the dige
     (3, "fp32"): ["a914ade3", "0c467011", "0fd5e083", "98ed4b22", "1b88efea", "5c9985e5"],
     (1, "int8"): ["b7c3736a", "1fcd3f58"],
     (2, "int8"): ["ff66ca71", "0f7dc2e3", "eb4af154", "b1c2bdb5"],
-    (4, "fp16"): ["b35d3bb3", "8dc9e055", "3a1220a5", "a42ec123", "49d50596", "fae6593b", "daf77c0b", "fd9cdae8"],
+    (4, "fp16"): [
+        "b35d3bb3",
+        "8dc9e055",
+        "3a1220a5",
+        "a42ec123",
+        "49d50596",
+        "fae6593b",
+        "daf77c0b",
+        "fd9cdae8",
+    ],
     (5, "int8"): [
         "9ff5ec68",
         "076c08d6",
@@ -65,7 +75,8 @@ def test_there_is_one_of_each_to_read() -> None:
 
 @pytest.mark.parametrize("old", [1, 2])
 def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
-    """An extending build on an older version: rows of different checks, or none, under one chain, later one index."""
+    """An extending build on an older version: rows of different checks, or none, under one chain, later one
+    index."""
     store.import_archive(OLD / f"format-{old}.plot")
     known = lab.entries(fixed(), "fp16")
     for turn in range(6):  # from the fifth index on, some are made one
@@ -88,8 +99,11 @@ def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
 
 
 @pytest.mark.parametrize("words", [(1,), (0, 1)], ids=["one word", "two words"])
-def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(store: Store, words: tuple[int, ...]) -> None:
-    """A flipped highest bit is; in two words at once verify finds it, and whatever would give the rows new checks."""
+def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(
+    store: Store, words: tuple[int, ...]
+) -> None:
+    """A flipped highest bit is; in two words at once verify finds it, and whatever would give the rows new
+    checks."""
     version = store.import_archive(OLD / "format-2-n5.plot")
     info = next(s for s in version.segments if s.kind == "rows" and s.order == 5)
     path = store.path / "segments" / info.name

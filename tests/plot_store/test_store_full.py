@@ -27,7 +27,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         folder = tmp_path / f"disk{len(mounted)}"
         folder.mkdir()
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+            capture_output=True,
+            check=False,
         )
         if done.returncode != 0:
             pytest.skip(f"cannot mount a tmpfs here: {done.stderr.decode().strip()}")
@@ -114,7 +116,9 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("operation", ["write", "fsync", "replace", "open"])
-def test_each_operation_failing_once(store: Store, monkeypatch: pytest.MonkeyPatch, operation: str, code: int) -> None:
+def test_each_operation_failing_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, operation: str, code: int
+) -> None:
     lab.put(store, "r", OLD)
     real = getattr(os, operation)
     nth = 0
@@ -150,7 +154,8 @@ def test_each_operation_failing_once(store: Store, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("said", ["Input/output error", "MDB_CORRUPTED: Located page was wrong type"])
 def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it says."""
+    """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it
+    says."""
     import lmdb
 
     from plot_store import Damaged

@@ -29,7 +29,11 @@ def test_nothing_reachable_goes(store: Store) -> None:
     assert files(store) == before
     assert len(store.history("r")) == 11
     report = store.gc(keep_versions=2)
-    assert (report.versions, set(report.segments), report.bytes) == (dry.versions, set(dry.segments), dry.bytes)
+    assert (report.versions, set(report.segments), report.bytes) == (
+        dry.versions,
+        set(dry.segments),
+        dry.bytes,
+    )
     assert len(report.versions) == 8  # of 11, two are kept and one is the parent of r/a
     assert len(store.history("r")) == 2
     known = [lab.entries(lab.content(2)), lab.entries(lab.content(1))]

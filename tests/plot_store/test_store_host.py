@@ -77,7 +77,8 @@ def test_a_reader_of_another_user_is_told_what_it_needs(store: Store) -> None:
     assert "chmod g+rw" in said
     lock.chmod(0o666)  # as the message says, for everybody here: this user has no group with the store's
     assert lab.child(AS_NOBODY, store.path).stdout == f"{version.id}\n"
-    assert stat.S_IMODE((store.path / "catalogue" / "data.mdb").stat().st_mode) & 0o022 == 0  # reading was enough
+    # Reading was enough.
+    assert stat.S_IMODE((store.path / "catalogue" / "data.mdb").stat().st_mode) & 0o022 == 0
 
 
 def test_a_ref_that_is_none_is_told_what_is_wrong(store: Store) -> None:

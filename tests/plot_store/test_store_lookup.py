@@ -127,7 +127,9 @@ def test_bfloat16_is_the_float32_answer_rounded(store: Store, dtype: str) -> Non
     assert np.array_equal(hits.order, again.order)
 
 
-@pytest.mark.parametrize("counts", [(9,), (40, 9), (60, 40, 9), (60, 60, 40, 9), (60, 60, 60, 40, 9)], ids=len)
+@pytest.mark.parametrize(
+    "counts", [(9,), (40, 9), (60, 40, 9), (60, 60, 40, 9), (60, 60, 60, 40, 9)], ids=len
+)
 def test_own_and_get_for_every_width(store: Store, counts: tuple[int, ...]) -> None:
     n, made = len(counts), lab.content(1, counts)
     version = lab.put(store, "r", made, n=n)
@@ -149,7 +151,9 @@ def test_unigrams_are_indexed_directly_once_they_are_many(store: Store) -> None:
     kinds = {}
     for count in (1, 2, 12):
         ngrams = np.arange(count, dtype=np.uint32)[::-1, None]
-        made = {1: (ngrams, np.random.default_rng(count).standard_normal((count, 3, lab.DIM)).astype(np.float32))}
+        made = {
+            1: (ngrams, np.random.default_rng(count).standard_normal((count, 3, lab.DIM)).astype(np.float32))
+        }
         version = lab.put(store, f"r{count}", made)
         with store.reader(version.ref) as reader:
             (run,) = reader._mapped.table.runs  # type: ignore[union-attr]

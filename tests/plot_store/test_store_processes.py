@@ -111,7 +111,8 @@ def _opened(path: Path, queue: multiprocessing.Queue) -> None:  # type: ignore[t
 def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a copy of."""
+    """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a
+    copy of."""
     monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
@@ -197,16 +198,20 @@ except lmdb.ReadersFullError:
 
 
 def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> None:
-    """While this process has the store open, nothing but a check of the readers empties LMDB's table of them."""
+    """While this process has the store open, nothing but a check of the readers empties LMDB's table of
+    them."""
     lab.put(store, "r", {})
     read = store._env().catalogue.read
     assert int(lab.child(DEAD_READERS, store.path).stdout) > 4000
     with pytest.raises(StoreIO, match="any change by one"):  # LMDB cannot be opened, so nobody new can check
         _open_anew(store.path)
-    assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]  # the second one needs a place of its own
+    # The second one needs a place of its own.
+    assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]
     assert store._env().catalogue.forget_dead_readers() == 0
     for change in (lambda: store.tag("r", "x"), lambda: _open_anew(store.path)):
-        lab.child("import os, sys, lmdb; t = lmdb.open(sys.argv[1]).begin(); os._exit(9)", store.path / "catalogue")
+        lab.child(
+            "import os, sys, lmdb; t = lmdb.open(sys.argv[1]).begin(); os._exit(9)", store.path / "catalogue"
+        )
         change()
         assert store._env().catalogue.forget_dead_readers() == 0
 
@@ -237,7 +242,10 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     version = lab.put(store, "r", {})
     monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
     stopped = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(store.path)], stdout=subprocess.PIPE, text=True, env=lab.child_env()
+        [sys.executable, "-c", STOPPED, str(store.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=lab.child_env(),
     )
     try:
         assert stopped.stdout is not None
@@ -291,12 +299,17 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
-def test_an_opening_reader_may_be_overtaken_any_number_of_times(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process publishes and collects between the look at the catalogue and the mapping, seven times over."""
+def test_an_opening_reader_may_be_overtaken_any_number_of_times(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process publishes and collects between the look at the catalogue and the mapping, seven times
+    over."""
     lab.put(store, "r", lab.content(1))
     missed: list[str] = []
 
-    def late(environment: Environment, chain: list[VersionInfo], steps: list[Step] | None) -> tuple[Mapped | None, str]:
+    def late(
+        environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
+    ) -> tuple[Mapped | None, str]:
         if len(missed) < 7:
             lab.child(OVERTAKE, store.path, 10 + len(missed))
             environment.segments = SegmentCache(environment.folder)  # nothing is mapped already

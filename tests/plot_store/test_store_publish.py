@@ -86,12 +86,15 @@ def test_extend_adds_and_the_newest_wins(store: Store) -> None:
     known: lab.Entries = {}
     for round_number in range(7):  # more rounds than indexes are kept, so that they are made one on the way
         made = lab.content(round_number, (60, 10, 2))
-        version = lab.put(store, "r", made, extend=True, expect=store.version("r").id if round_number else None)
+        version = lab.put(
+            store, "r", made, extend=True, expect=store.version("r").id if round_number else None
+        )
         known.update(lab.entries(made))
         with store.reader("r") as reader:
             lab.same_as(reader, [known], lab.texts(round_number, (300, 1, 50)))
     assert sum(s.kind == "index" and s.order == 3 for s in version.segments) <= 4
-    again = lab.put(store, "r", lab.content(2, (60, 10, 2)), extend=True)  # old content on top: its names repeat
+    # Old content on top: its names repeat.
+    again = lab.put(store, "r", lab.content(2, (60, 10, 2)), extend=True)
     known.update(lab.entries(lab.content(2, (60, 10, 2))))
     assert len({s.name for s in again.segments}) == len(again.segments)
     with store.reader("r") as reader:
@@ -165,7 +168,9 @@ def test_a_writer_that_was_taken_over_can_do_nothing(store: Store) -> None:
         old.abort()
     new.add(3, *made[3])
     new.publish()
-    with pytest.raises(Closed):  # what was in flight is gone since the abort, so publishing it would lose rows
+    with pytest.raises(
+        Closed
+    ):  # what was in flight is gone since the abort, so publishing it would lose rows
         old.publish(expect=ANY)
     lab.check(store)
 

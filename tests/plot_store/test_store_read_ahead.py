@@ -1,4 +1,5 @@
-"""Reading ahead: rows are asked for from the disk together, by themselves while a reader is cold, and only then."""
+"""Reading ahead: rows are asked for from the disk together, by themselves while a reader is cold, and only
+then."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def rows_of(reader: Reader) -> np.ndarray:
 def evicted(disk: Path) -> Iterator[Store]:
     """A store of 3,000 trigrams (3.5 MB) whose rows are on disk only."""
     with Store.open(disk / "s", create=True) as store:
-        every = np.stack(np.unravel_index(np.random.default_rng(0).permutation(20**3)[:3000], (20, 20, 20)), 1)
+        every = np.stack(
+            np.unravel_index(np.random.default_rng(0).permutation(20**3)[:3000], (20, 20, 20)), 1
+        )
         rows = np.random.default_rng(1).standard_normal((3000, 3, DIM)).astype(np.float32)
         lab.put(store, "r", {3: (every.astype(np.uint32), rows)}, vocab=20, segment_bytes=1 << 24)
         evict(store)
@@ -103,7 +106,8 @@ def test_prefetch_brings_the_rows_of_a_batch_and_no_more(evicted: Store) -> None
 
 
 def reader_rows(reader: Reader, batch: list[list[int]]) -> np.ndarray:
-    """Which rows hold a trigram of the batch: bool [rows]. Reads no row's page: the order is that of adding."""
+    """Which rows hold a trigram of the batch: bool [rows]. Reads no row's page: the order is that of
+    adding."""
     every = np.stack(np.unravel_index(np.random.default_rng(0).permutation(20**3)[:3000], (20, 20, 20)), 1)
     return (every[:, None] == np.array(batch)[None]).all(2).any(1)
 
@@ -187,14 +191,18 @@ def test_page_ranges_are_the_pages_and_as_few_as_they_make() -> None:
     for turn in range(200):
         starts = rng.integers(0, 60 * PAGE, int(rng.integers(1, 40)))
         ends = starts + rng.integers(1, 3 * PAGE, len(starts))
-        pages = {page for a, b in zip(starts, ends, strict=True) for page in range(a // PAGE, (b - 1) // PAGE + 1)}
+        pages = {
+            page for a, b in zip(starts, ends, strict=True) for page in range(a // PAGE, (b - 1) // PAGE + 1)
+        }
         got = page_ranges(starts, ends)
         covered = [page for at, size in got.tolist() for page in range(at // PAGE, (at + size) // PAGE)]
         assert covered == sorted(pages), turn
         assert len(got) == sum(page - 1 not in pages for page in pages)
 
 
-def test_parts_are_all_texts_in_order_and_alone_equals_batched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_all_texts_in_order_and_alone_equals_batched(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_ahead, "_PART", 50)
     made = lab.content(1)
     lab.put(store, "r", made)
@@ -223,4 +231,6 @@ def test_a_cold_batch_refuses_what_a_warm_one_refuses(store: Store, monkeypatch:
                     reader.lookup(tokens, np.array(offsets, np.int64))
             reader._mapped.read_ahead.cold = cold_now  # type: ignore[union-attr]
             with pytest.raises(Invalid, match="token id"):
-                reader.lookup(np.where(np.arange(12) == 9, lab.VOCAB, tokens).astype(np.int32), np.arange(0, 13, 6))
+                reader.lookup(
+                    np.where(np.arange(12) == 9, lab.VOCAB, tokens).astype(np.int32), np.arange(0, 13, 6)
+                )

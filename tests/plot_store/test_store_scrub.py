@@ -114,7 +114,8 @@ def test_a_free_list_with_a_page_in_use_is_refused(made: Path) -> None:
 
 
 def test_pages_that_were_given_back_may_lie_behind_the_end(tmp_path: Path) -> None:
-    """LMDB never writes a page that was taken and given back in one transaction: such a file is short, and sound."""
+    """LMDB never writes a page that was taken and given back in one transaction: such a file is short, and
+    sound."""
     import lmdb
 
     with lmdb.open(str(tmp_path), map_size=1 << 26) as env:

@@ -18,7 +18,8 @@ refs = st.sampled_from(REFS)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """current: where each ref points; entries: what each version of its own holds; kept: each ref's versions."""
+    """current: where each ref points; entries: what each version of its own holds; kept: each ref's
+    versions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,9 @@ class StoreMachine(RuleBasedStateMachine):
             dtype = self.versions[before].schema.dtype
         self.builds += 1
         try:
-            version = lab.put(self.store, ref, made, dtype=dtype, extend=extend, build=f"b{self.builds}", expect=ANY)
+            version = lab.put(
+                self.store, ref, made, dtype=dtype, extend=extend, build=f"b{self.builds}", expect=ANY
+            )
         except NotFound:
             assert before is None
             assert ref.rpartition("/")[0] not in self.current
@@ -144,8 +147,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.gc(keep_versions=keep, orphan_age_s=-60)
         named = {*self.tags.values(), *self.pins}
         for ref, versions in self.kept.items():
-            self.kept[ref] = [v for i, v in enumerate(versions) if i < keep or v == self.current[ref] or v in named]
-        roots = [v for versions in self.kept.values() for v in versions] + [r.version.id for r, _ in self.readers]
+            self.kept[ref] = [
+                v for i, v in enumerate(versions) if i < keep or v == self.current[ref] or v in named
+            ]
+        roots = [v for versions in self.kept.values() for v in versions] + [
+            r.version.id for r, _ in self.readers
+        ]
         roots += named
         live = {name for v in roots for a in self.ancestors(v) for name in self.names(a)}
         assert {p.name for p in (self.store.path / "segments").iterdir()} == live

@@ -59,7 +59,8 @@ def test_what_tags_refuse(store: Store) -> None:
 
 
 def test_the_longest_ref_and_tag(store: Store) -> None:
-    """Each is legal alone; together they are refused before they make a key that the catalogue cannot hold."""
+    """Each is legal alone; together they are refused before they make a key that the catalogue cannot
+    hold."""
     ref = "/".join(["a" * 63] * 7)
     for part in range(1, 8):
         lab.put(store, "/".join(["a" * 63] * part), {})
@@ -156,7 +157,8 @@ def test_pins_hold_across_processes_and_without_a_ref(store: Store) -> None:
     assert [(p.version, p.owner) for p in store.pins()] == [(first, "job:17"), (first, "other")]
     store.delete("r")
     done = lab.child(
-        "import sys\nfrom plot_store import Store\nwith Store.open(sys.argv[1]) as s: print(*s.gc().kept)", store.path
+        "import sys\nfrom plot_store import Store\nwith Store.open(sys.argv[1]) as s: print(*s.gc().kept)",
+        store.path,
     )
     assert done.stdout.split() == [first], done.stderr
     with store.reader(first) as reader:
@@ -181,7 +183,8 @@ def test_a_lease_holds_until_it_ends(store: Store) -> None:
     store.lease(second, 0.01, "b")
     time.sleep(0.02)
     assert [(x.version, x.owner) for x in store.leases()] == [(first, "a")]
-    assert store.gc(keep_versions=1).versions == (second,)  # the second one has expired, and its record goes too
+    # The second one has expired, and its record goes too.
+    assert store.gc(keep_versions=1).versions == (second,)
     assert lease.expires > time.time() + 30
     lease.renew(0.01)
     time.sleep(0.02)

@@ -60,7 +60,9 @@ async def change_domain(call: Call) -> Reply:
 async def grow_domain(call: Call) -> Reply:
     body: GrowDomain = call.body
     manager = call.services.manager
-    return accepted(await asyncio.to_thread(manager.grow_domain, str(call.domain()), min_count=body.min_count))
+    return accepted(
+        await asyncio.to_thread(manager.grow_domain, str(call.domain()), min_count=body.min_count)
+    )
 
 
 async def rollback_domain(call: Call) -> Reply:

@@ -49,7 +49,9 @@ async def job_events(call: Call) -> web.StreamResponse:
     assert request is not None
     first = await asyncio.to_thread(_view, call)
     with services.quotas.stream(call.caller.tenant):
-        return await stream(request, lambda events: _follow(call, events, first), lambda e: shape(request, e)[0])
+        return await stream(
+            request, lambda events: _follow(call, events, first), lambda e: shape(request, e)[0]
+        )
 
 
 async def _follow(call: Call, events: Events, view: JobView) -> None:

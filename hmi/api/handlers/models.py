@@ -61,10 +61,7 @@ async def show_model(call: Call) -> Reply:
 async def update_model(call: Call) -> Reply:
     body: UpdateModel = call.body
     job = await asyncio.to_thread(
-        call.services.manager.update_model,
-        str(call.model()),
-        publish=body.publish,
-        **_given(call, body),
+        call.services.manager.update_model, str(call.model()), publish=body.publish, **_given(call, body)
     )
     return accepted(job)
 

@@ -45,7 +45,8 @@ async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
         stored, key = await asyncio.to_thread(_replace_key, call, kept)
     except NotFound as error:
         raise Conflict(
-            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new Idempotency-Key"
+            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new "
+            "Idempotency-Key"
         ) from error
     return _created(kept["tenant"], stored.key_id, key)
 

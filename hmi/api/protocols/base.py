@@ -1,7 +1,7 @@
 """What a wire protocol of inference is: calls that decode to asks and encode results, and a shape of errors.
 
-A protocol knows neither the web server nor the engine. `hmi.api.handlers.infer` serves it. A further protocol is a
-folder beside `native` with a `Dialect`, and a `routes_of` of it in the route table.
+A protocol knows neither the web server nor the engine. `hmi.api.handlers.infer` serves it. A further protocol
+is a folder beside `native` with a `Dialect`, and a `routes_of` of it in the route table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""`python -m hmi.bench.floods.clients NAME PORT` with the key on standard input: runs one flood until it is killed.
+"""`python -m hmi.bench.floods.clients NAME PORT` with the key on standard input: runs one flood until it is
+killed.
 
-It is a process of its own at the lowest priority, so that the cost of sending does not distort the measurement.
+It is a process of its own at the lowest priority, so that the cost of sending does not distort the
+measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import time
 from hmi.bench.floods.kinds import FLOODS, Flood, Request
 
 PAUSE_S = 0.05
-"""Between a connection that failed and the next: a client that is refused must not become a loop of connects."""
+"""Between a connection that failed and the next: a client that is refused must not become a loop of
+connects."""
 PIECE = 1 << 16
 
 

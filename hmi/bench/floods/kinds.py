@@ -13,8 +13,8 @@ TEXT_BYTES = 100_000
 """The server's default `max_text_bytes`."""
 BODY_BYTES = 30 << 20
 FULL_BYTES = 7 << 20
-"""Far over what the server takes, and over it as well: what it took once. MOST_BYTES is the most that it does take,
-nearly."""
+"""Far over what the server takes, and over it as well: what it took once. MOST_BYTES is the most that it does
+take, nearly."""
 MOST_BYTES = 39 * TEXT_BYTES
 SENTENCE = "The committee could not agree on what the second report had said about prices and wages."
 
@@ -40,8 +40,8 @@ class Request:
 class Flood:
     """`clients` connections that send `make()` again as soon as it is answered.
 
-    `unfinished`: each sends all but the body's last byte, and holds. `half_sent`: each sends half of a header, and
-    holds. `descriptors`: the limit of open files under which the server runs.
+    `unfinished`: each sends all but the body's last byte, and holds. `half_sent`: each sends half of a
+    header, and holds. `descriptors`: the limit of open files under which the server runs.
     """
 
     what: str
@@ -105,7 +105,9 @@ FLOODS: dict[str, Flood] = {
     "most_word": Flood("3.9 MB of one word", lambda: _texts(WORD, MOST_BYTES)),
     "most_cjk": Flood("3.9 MB of Chinese", lambda: _texts(CHINESE, MOST_BYTES)),
     "most_objects": Flood("3.9 MB of small objects", lambda: _objects(MOST_BYTES)),
-    "unfinished": Flood("40 bodies of 30 MB without their end", lambda: _texts("a ", BODY_BYTES), 40, unfinished=True),
+    "unfinished": Flood(
+        "40 bodies of 30 MB without their end", lambda: _texts("a ", BODY_BYTES), 40, unfinished=True
+    ),
     "full_unfinished": Flood(
         "40 bodies of 7 MB without their end", lambda: _texts("a ", FULL_BYTES), 40, unfinished=True
     ),
@@ -114,7 +116,11 @@ FLOODS: dict[str, Flood] = {
     ),
     "bombs": Flood("1 MB of gzip that expands to 1 GiB, no key", _bomb),
     "headers": Flood(
-        "400 headers sent half, at 300 descriptors", lambda: Request("/healthz"), 400, half_sent=True, descriptors=300
+        "400 headers sent half, at 300 descriptors",
+        lambda: Request("/healthz"),
+        400,
+        half_sent=True,
+        descriptors=300,
     ),
     "openapi": Flood("/openapi.json, no key", lambda: Request("/openapi.json", keyed=False)),
 }

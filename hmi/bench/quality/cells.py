@@ -47,11 +47,14 @@ class Problem:
 
 
 def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
-    """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors there."""
+    """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors
+    there."""
     golds = [row.label for row in rows.train if not isinstance(row.label, Odds)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
-    examples = {name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()}
+    examples = {
+        name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()
+    }
     return Problem(task, kind, splits, examples)
 
 
@@ -83,8 +86,8 @@ def fill(
     kept: Runs,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Do the runs of this cell that were not done yet; yields each as it is kept. about: what names the cell beside the
-    task."""
+    """Do the runs of this cell that were not done yet; yields each as it is kept. about: what names the cell
+    beside the task."""
     cell = {"task": task.name, **about}
     made: list[Problem] = []
 
@@ -120,7 +123,8 @@ def fill(
 def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | None:
     """What to try next, given dev scores: first one in the middle, then the neighbours of the best one.
 
-    Of four rates three or four are tried, and the best one has been compared with both sides, where there are both.
+    Of four rates three or four are tried, and the best one has been compared with both sides, where there are
+    both.
     """
     if not dev:
         return rates[(len(rates) - 1) // 2]
@@ -164,7 +168,9 @@ def _split(rows: list[Row], models: Encoders, length: int) -> Split:
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 
-def _examples(task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Encoders, train: bool) -> Examples:
+def _examples(
+    task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Encoders, train: bool
+) -> Examples:
     features = models.features(arm.reads, task, split.encoded)
 
     def read(rows: Any) -> list[Tensor]:

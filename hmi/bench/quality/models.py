@@ -1,4 +1,5 @@
-"""The source model, the root made from it, and the features of the tasks' texts that the upper layers read."""
+"""The source model, the root made from it, and the features of the tasks' texts that the upper layers
+read."""
 
 from __future__ import annotations
 

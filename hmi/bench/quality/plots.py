@@ -15,7 +15,8 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#1
 
 
 def ratios_svg(found: Table) -> str:
-    """For each task a bar a column, as long as its share of a dedicated model's score; the line is a dedicated one."""
+    """For each task a bar a column, as long as its share of a dedicated model's score; the line is a
+    dedicated one."""
     arms = [arm for arm in found.arms if arm != OWN and found.mean_ratio(arm) is not None]
     tasks = [task for task in found.tasks if any(found.ratio(task, arm) is not None for arm in arms)]
     says = f'<text x="{LEFT}" y="14">share of a dedicated model\'s score (dashed: all of it)</text>'
@@ -23,14 +24,18 @@ def ratios_svg(found: Table) -> str:
     parts = [says, names]
     top = y
     for task in tasks:
-        parts.append(f'<text x="{LEFT - 8}" y="{y + BAR * len(arms) / 2 + 4}" text-anchor="end">{escape(task)}</text>')
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{y + BAR * len(arms) / 2 + 4}" text-anchor="end">{escape(task)}</text>'
+        )
         for i, arm in enumerate(arms):
             ratio = found.ratio(task, arm)
             if ratio is not None:
                 parts.append(_bar(y + i * BAR, ratio, COLOURS[i % len(COLOURS)]))
         y += len(arms) * BAR + ROW - BAR
     one = _x(1.0)
-    parts.append(f'<line x1="{one}" y1="{top - 10}" x2="{one}" y2="{y}" stroke="black" stroke-dasharray="4"/>')
+    parts.append(
+        f'<line x1="{one}" y1="{top - 10}" x2="{one}" y2="{y}" stroke="black" stroke-dasharray="4"/>'
+    )
     return _svg(parts, y + 10)
 
 
@@ -61,7 +66,8 @@ def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
 def _svg(parts: list[str], height: float) -> str:
     width = LEFT + WIDE + 60
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" '
         'font-family="sans-serif" font-size="12">'
         f'<rect width="{width}" height="{height}" fill="white"/>' + "\n".join(parts) + "</svg>\n"
     )

@@ -29,7 +29,8 @@ def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None
 
 
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
-    """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of one."""
+    """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of
+    one."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = columns_of(Runs(runs).all())
     most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
@@ -40,7 +41,9 @@ def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
         spent = sorted(r["cpu_s"] for r in of_tenants.values())
         scores = {str(n): round(value, 2) for n, value in lines.get(name, {}).items()}
         slow = spent[int(0.9 * (len(spent) - 1))]
-        rows.append({"arm": name, "tenants": len(spent), **scores, "cpu_s": spent[len(spent) // 2], "cpu_s_p90": slow})
+        rows.append(
+            {"arm": name, "tenants": len(spent), **scores, "cpu_s": spent[len(spent) // 2], "cpu_s_p90": slow}
+        )
     found = {**result("tenants", []), "rows": rows}
     write_bytes(folder / "tenants.json", (json.dumps(found, indent=1) + "\n").encode())
     if lines:
@@ -64,8 +67,5 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "rows": plan.rows,
         "plot": plan.plot,
         "modules": [title(module) for module in plan.modules]
-        or {
-            "pairs": title(default_module(paired=True)),
-            "other tasks": title(default_module(paired=False)),
-        },
+        or {"pairs": title(default_module(paired=True)), "other tasks": title(default_module(paired=False))},
     }

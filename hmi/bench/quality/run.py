@@ -29,10 +29,11 @@ from hmi.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for all.
+    """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for
+    all.
 
-    rows: training rows at most, and dev rows. lrs: instead of each arm's own. plot: what the PLOTs are, a part of the
-    runs' keys.
+    rows: training rows at most, and dev rows. lrs: instead of each arm's own. plot: what the PLOTs are, a
+    part of the runs' keys.
     """
 
     sets: Path
@@ -63,7 +64,9 @@ def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec,
             gc.collect()
 
 
-def _problem(plan: Plan, task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders, report: Report) -> Problem:
+def _problem(
+    plan: Plan, task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders, report: Report
+) -> Problem:
     if arm.unlabelled or arm.variants:
 
         def teaching(phase: str, step: int, total: int, loss: float | None) -> None:
@@ -76,8 +79,8 @@ def _problem(plan: Plan, task: QualityTask, rows: TaskRows, arm: Arm, models: En
 
 
 def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
-    """The columns asked for, on a task (None: on one text a row); those with a module once for each module. Raises
-    InvalidInput."""
+    """The columns asked for, on a task (None: on one text a row); those with a module once for each module.
+    Raises InvalidInput."""
     usual = default_module(paired=task is not None and task.kind == "pair")
     known = {arm.name: arm for arm in columns(usual)}
     for name in plan.arms:
@@ -93,8 +96,13 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
 
 
 def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
-    """What names a column's runs: the arm, the recipe, the source, and root, PLOT, module and rows where they count."""
-    found: RunSpec = {"arm": arm.name, "recipe": RECIPE_VERSION, "source": root.info.source.get("sha256", "")[:12]}
+    """What names a column's runs: the arm, the recipe, the source, and root, PLOT, module and rows where they
+    count."""
+    found: RunSpec = {
+        "arm": arm.name,
+        "recipe": RECIPE_VERSION,
+        "source": root.info.source.get("sha256", "")[:12],
+    }
     if arm.reads == "plot":
         found |= {"root": _content(root), "plot": plan.plot}
     if arm.module is not None:

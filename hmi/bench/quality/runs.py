@@ -13,10 +13,12 @@ RunSpec = dict[str, Any]
 
 
 class Runs:
-    """A file of lines {"spec": …, "result": …}; of equal specs the last counts. One process writes it at a time."""
+    """A file of lines {"spec": …, "result": …}; of equal specs the last counts. One process writes it at a
+    time."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there. A last line without its end was cut off by a crash, and is left out and overwritten.
+        """Read what is there. A last line without its end was cut off by a crash, and is left out and
+        overwritten.
 
         Raises Damaged.
         """

@@ -46,15 +46,18 @@ class Amount:
         options = {"pretrain_steps": self.pretrain} if self.pretrain else {}
         if self.megabytes is None:
             return {"alpha": self.alpha, "pretrain": bool(self.pretrain), "options": options}
-        return {"pretrain": bool(self.pretrain), "options": {**options, "budget_bytes": self.megabytes * 1_000_000}}
+        return {
+            "pretrain": bool(self.pretrain),
+            "options": {**options, "budget_bytes": self.megabytes * 1_000_000},
+        }
 
 
 @dataclass(frozen=True)
 class Setting:
     """Where the knowledge comes from: a branch of general text, and on it one for each domain.
 
-    domain: None leaves every task on the general branch. root: one that is there already; None imports the default
-    source.
+    domain: None leaves every task on the general branch. root: one that is there already; None imports the
+    default source.
     """
 
     data: Path
@@ -69,8 +72,8 @@ class Setting:
         return f"{self.general}" if self.domain is None else f"{self.general} {self.domain}"
 
     def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:
-        """(corpus, branch, amount) of the general branch, and of the task's own where it has one. The name says what a
-        PLOT was built of, so that another setting gets another one."""
+        """(corpus, branch, amount) of the general branch, and of the task's own where it has one. The name
+        says what a PLOT was built of, so that another setting gets another one."""
         corpus = CORPUS_OF.get(task.domain, GENERAL)
         general = f"{self.root or ROOT}/{GENERAL}-{self.general}"
         found = [(GENERAL, general, self.general)]
@@ -119,9 +122,15 @@ def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> 
     wanted = setting.root or ROOT
     if setting.root is None and ROOT not in have():
         say("importing the default root")
-        ended(calls, calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"], show)
+        ended(
+            calls,
+            calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"],
+            show,
+        )
     if wanted not in have():
-        raise InvalidInput(f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root")
+        raise InvalidInput(
+            f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root"
+        )
     return f"{wanted}/{have()[wanted]}"
 
 
@@ -133,7 +142,8 @@ def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: S
 
 
 def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:
-    """Run a queued job to its end, and what there is to see of it then. Raises HmiError where it did not succeed."""
+    """Run a queued job to its end, and what there is to see of it then. Raises HmiError where it did not
+    succeed."""
     calls.run(job, show)
     view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
     if view["state"] != "succeeded":

@@ -25,8 +25,8 @@ CORPUS = "cs.txt.gz"
 
 @dataclass(frozen=True)
 class Steps:
-    """sets, corpora: folders as of `hmi bench quality`. megabytes: of text that the PLOT is built from; rows: of each
-    tenant; tasks: one tenant each."""
+    """sets, corpora: folders as of `hmi bench quality`. megabytes: of text that the PLOT is built from; rows:
+    of each tenant; tasks: one tenant each."""
 
     sets: Path
     corpora: Path
@@ -39,7 +39,9 @@ class Steps:
 def run(plan: Steps, say: Say, show: Show) -> Iterator[Figure]:
     """Each step in a data folder of its own, with its CPU seconds and its peak memory. Raises HmiError."""
     if not (plan.corpora / CORPUS).is_file():
-        raise InvalidInput(f"{plan.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora")
+        raise InvalidInput(
+            f"{plan.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora"
+        )
     with TemporaryDirectory(prefix="hmi-steps-") as folder:
         calls = LocalCalls(Settings.from_env(None, data=Path(folder) / "data"))
         try:
@@ -65,7 +67,9 @@ def _plot(calls: LocalCalls, plan: Steps, folder: Path, say: Say, show: Show) ->
         text.write_bytes(b"".join(_first(corpus, wanted)))
     say(f"building a PLOT of {plan.megabytes:g} MB of text")
     job = calls.request("POST", "/manage/domains", {"domain": DOMAIN, "alpha": 50}, {"corpus": text})["job"]
-    yield from _figures(f"plot_build_{plan.megabytes:g}mb", ended(calls, job, show), text.stat().st_size / 1e6)
+    yield from _figures(
+        f"plot_build_{plan.megabytes:g}mb", ended(calls, job, show), text.stat().st_size / 1e6
+    )
 
 
 def _tenant(
@@ -78,7 +82,9 @@ def _tenant(
         files["unlabelled"] = unlabelled(task, plan.sets, plan.rows)
     paths = {part: folder / f"{name}-{part}.jsonl" for part in files}
     for part, path in paths.items():
-        path.write_text("".join(json.dumps(_as_row(row, task)) + "\n" for row in files[part]), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(_as_row(row, task)) + "\n" for row in files[part]), encoding="utf-8"
+        )
     say(f"training {name} on {len(files['data'])} rows")
     model, options = f"{TENANT}.{name.replace('_', '-')}", {"max_length": task.length}
     body = {"model": model, "domain": DOMAIN, "task": task.kind, "options": options}
@@ -91,7 +97,9 @@ def _figures(name: str, view: dict[str, Any], size: float | None = None) -> Iter
     seconds, peak = view["cost"]["cpu_ms"] / 1e3, view["cost"]["peak_bytes"]
     yield Figure(f"{name}_cpu", round(seconds, 1), "s", runs=1)
     if size is not None:
-        yield Figure(f"{name}_cpu_each", round(seconds / size, 1), "s/MB" if "plot" in name else "s/1000 rows", runs=1)
+        yield Figure(
+            f"{name}_cpu_each", round(seconds / size, 1), "s/MB" if "plot" in name else "s/1000 rows", runs=1
+        )
     why = None if peak is not None else "this system does not tell"
     yield Figure(f"{name}_peak", None if peak is None else round(peak / 1e6), "MB", runs=1, why=why)
 

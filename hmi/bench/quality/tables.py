@@ -1,4 +1,5 @@
-"""Building the main table from runs: mean and standard error over seeds, and the ratio to a dedicated copy."""
+"""Building the main table from runs: mean and standard error over seeds, and the ratio to a dedicated
+copy."""
 
 from __future__ import annotations
 
@@ -51,9 +52,9 @@ class Table:
 def table(
     runs: Sequence[tuple[RunSpec, Any]], cells: Mapping[str, Mapping[str, RunSpec]], of: Scored = "test"
 ) -> Table:
-    """The cells that have scores. cells: by task and column what is in the specs of its runs, beside task, rate and
-    seed; each task has the same columns. Only runs at the learning rate that was best on dev with the first seed count,
-    of the rates that have such scores."""
+    """The cells that have scores. cells: by task and column what is in the specs of its runs, beside task,
+    rate and seed; each task has the same columns. Only runs at the learning rate that was best on dev with
+    the first seed count, of the rates that have such scores."""
     scores: dict[str, dict[str, Score]] = {task: {} for task in cells}
     columns = tuple(next(iter(cells.values()), ()))
     for task in cells:
@@ -64,13 +65,15 @@ def table(
             dev = {s["lr"]: r["dev"] for s, r in found if s["seed"] == 0}
             lr = best_rate(dev)
             values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
-            scores[task][title] = Score(statistics.mean(values), _error(values), len(values), lr, 100 * dev[lr])
+            scores[task][title] = Score(
+                statistics.mean(values), _error(values), len(values), lr, 100 * dev[lr]
+            )
     return Table(tuple(cells), columns, scores)
 
 
 def with_best(found: Table, among: Sequence[str]) -> Table:
-    """With one more column, `BEST`: of those of these columns that have scores on a task the one that was best on dev,
-    of equal ones the first. The table as it is where fewer than two of them have scores."""
+    """With one more column, `BEST`: of those of these columns that have scores on a task the one that was
+    best on dev, of equal ones the first. The table as it is where fewer than two of them have scores."""
     there = [arm for arm in among if any(arm in cells for cells in found.scores.values())]
     if len(there) < 2:
         return found
@@ -99,7 +102,9 @@ def markdown(found: Table) -> str:
     for task in found.tasks:
         lines.append(f"| {task} | " + " | ".join(_cell(found, task, arm) for arm in found.arms) + " |")
     ratios = [found.mean_ratio(arm) for arm in found.arms]
-    lines.append("| **mean ÷ dedicated** | " + " | ".join("–" if r is None else f"{r:.3f}" for r in ratios) + " |")
+    lines.append(
+        "| **mean ÷ dedicated** | " + " | ".join("–" if r is None else f"{r:.3f}" for r in ratios) + " |"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""The tasks: which labelled sets, how many rows of each, and how they are split. Test rows are only ever scored."""
+"""The tasks: which labelled sets, how many rows of each, and how they are split. Test rows are only ever
+scored."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ SPLIT_SEED = 20_26
 
 @dataclass(frozen=True)
 class QualityTask:
-    """One labelled set. `length`: tokens that every model reads of a text; `beside`: sets whose training texts are its
-    unlabelled ones, where its own rows are all labelled ones."""
+    """One labelled set. `length`: tokens that every model reads of a text; `beside`: sets whose training
+    texts are its unlabelled ones, where its own rows are all labelled ones."""
 
     name: str
     kind: Task
@@ -75,7 +76,9 @@ def load(task: QualityTask, sets: Path) -> TaskRows:
     """
     folder = sets / task.name
     if not (folder / "train.jsonl.gz").is_file():
-        raise InvalidInput(f"{folder} holds no train.jsonl.gz: name the folder of the labelled sets", field="sets")
+        raise InvalidInput(
+            f"{folder} holds no train.jsonl.gz: name the folder of the labelled sets", field="sets"
+        )
     parts = {name: _shuffled(folder / f"{name}.jsonl.gz", task) for name in ("train", "dev", "test")}
     if not parts["dev"]:
         held = len(parts["train"]) // 10
@@ -92,7 +95,8 @@ def _shuffled(path: Path, task: QualityTask) -> list[Row]:
 
 
 def unlabelled(task: QualityTask, sets: Path, most: int) -> list[Row]:
-    """Texts like those of the task: its training rows beyond TRAIN, then those of the sets beside it; no answers.
+    """Texts like those of the task: its training rows beyond TRAIN, then those of the sets beside it; no
+    answers.
 
     Raises as `load`.
     """

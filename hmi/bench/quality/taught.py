@@ -1,5 +1,5 @@
-"""A teacher's labels for a task's unlabelled texts or for changed copies of its rows, made as the service's training
-job makes them."""
+"""A teacher's labels for a task's unlabelled texts or for changed copies of its rows, made as the service's
+training job makes them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def with_texts(
     kept: Path,
     report: PhaseReport,
 ) -> TaskRows:
-    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the recipe. One
-    teacher a task, of seed 0; what it said is kept in the folder `kept`."""
+    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the recipe.
+    One teacher a task, of seed 0; what it said is kept in the folder `kept`."""
     lesson = _lesson(task, rows, unlabelled, models)
     texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
@@ -42,12 +42,15 @@ def with_texts(
         write_json(path, {"dev": score, "said": [said_as_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(
-        rows, train=[*rows.train, *(Row(t.text, gold_from(answer)) for t, answer in zip(texts, said, strict=True))]
+        rows,
+        train=[*rows.train, *(Row(t.text, gold_from(answer)) for t, answer in zip(texts, said, strict=True))],
     )
 
 
 def _lesson(task: QualityTask, rows: TaskRows, texts: list[Row], models: Encoders) -> Lesson:
-    kind = learn_task(task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple))
+    kind = learn_task(
+        task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple)
+    )
 
     def split(part: list[Row]) -> Split:
         return Split(part, models.root.tokenizer.encode([row.text for row in part], task.length))

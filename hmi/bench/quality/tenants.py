@@ -1,8 +1,8 @@
 """Many tenants, each with few rows of its own, trained one after another over features that are computed once
 (HMI section 7.1 and figure 14).
 
-Tenant i has a random subset of the rows of task number (i modulo the number of tasks). A fifth of the subset chooses
-the epoch. All tenants of a task are scored on the same test rows.
+Tenant i has a random subset of the rows of task number (i modulo the number of tasks). A fifth of the subset
+chooses the epoch. All tenants of a task are scored on the same test rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class TenantsPlan:
 def run(
     plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Train what was not trained yet, task by task; yields each run as it is kept. about: what names the column.
+    """Train what was not trained yet, task by task; yields each run as it is kept. about: what names the
+    column.
 
     Raises HmiError.
     """
@@ -72,7 +73,8 @@ def run(
 
 
 def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]:
-    """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of it."""
+    """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of
+    it."""
     settings: dict[str, dict[int, Any]] = {}
     arms: dict[str, str] = {}
     for spec, result in runs:
@@ -85,7 +87,8 @@ def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]
 
 
 def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, float]:
-    """The mean test score, in points of a hundred, of the first n tenants, for each n that all of them have run."""
+    """The mean test score, in points of a hundred, of the first n tenants, for each n that all of them have
+    run."""
     return {
         n: statistics.mean(100 * results[i]["test"] for i in range(n))
         for n in numbers

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
     """Write a domain's PLOT to one file, which is replaced if it is there.
 
-    The PLOTs that it builds on, up to the root's, go into the file, too, and so do lower layers that were pretrained.
-    The root itself does not: import it where the file is imported.
+    The PLOTs that it builds on, up to the root's, go into the file, too, and so do lower layers that were
+    pretrained. The root itself does not: import it where the file is imported.
     """
     check_target(archive)
     with opened(session) as local:
@@ -44,7 +44,12 @@ def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
         with byte_bar(f"exporting {domain}") as show:
             manager.export_domain(version, archive, show)
         own, *ancestors = manager.plots.archived(archive)
-    found = {"domain": domain, "archive": str(archive), "bytes": archive.stat().st_size, **_told(own, ancestors)}
+    found = {
+        "domain": domain,
+        "archive": str(archive),
+        "bytes": archive.stat().st_size,
+        **_told(own, ancestors),
+    }
     text = f"{domain} is in {archive} ({size(found['bytes'])}, packed): {_listed(own, ancestors)}"
     print_done(found, text, as_json)
 
@@ -73,7 +78,8 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
 
 
 def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
-    """What a file carries, for scripts. `own_bytes`: of the domain's own entries; `builds_on`: the nearest first."""
+    """What a file carries, for scripts. `own_bytes`: of the domain's own entries; `builds_on`: the nearest
+    first."""
     return {
         "own_bytes": own.bytes,
         "builds_on": [{"domain": each.ref, "version": each.id, "bytes": each.bytes} for each in ancestors],
@@ -82,7 +88,9 @@ def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
 
 def _listed(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> str:
     below = ", ".join(f"{each.ref} {size(each.bytes)}" for each in ancestors)
-    return f"its own {size(own.bytes)}, and {f'what it builds on: {below}' if below else 'it builds on nothing'}"
+    return (
+        f"its own {size(own.bytes)}, and {f'what it builds on: {below}' if below else 'it builds on nothing'}"
+    )
 
 
 @contextmanager
@@ -105,7 +113,9 @@ def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
         made_on = PlotMeta.of(version).root_version or None
         if made_on is None or roots.get(root) != made_on:
             raise Conflict(
-                f"{version.ref} in {archive} was computed with version {made_on} of its root, which is not what this "
-                f"data folder has as root {root!r} ({roots.get(root, 'none')}): import it into the data folder that "
+                f"{version.ref} in {archive} was computed with version {made_on} of its root, which is "
+                "not what this "
+                f"data folder has as root {root!r} ({roots.get(root, 'none')}): import it into the data "
+                "folder that "
                 "it was exported from or a copy of that, or create the domain here from its corpus"
             )

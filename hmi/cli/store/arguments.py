@@ -36,7 +36,9 @@ def domain_of(manager: Manager, text: str) -> str:
     with plot_errors():
         found = domain in manager.plots.refs()
     if not found:
-        raise NotFound(f"there is no domain {domain!r}: 'hmi domain list' shows which there are", field="domain")
+        raise NotFound(
+            f"there is no domain {domain!r}: 'hmi domain list' shows which there are", field="domain"
+        )
     return domain
 
 
@@ -55,7 +57,9 @@ def version_of(manager: Manager, text: str) -> str:
         tags = manager.plots.tags(domain)
     if f"{domain}@{tag}" not in tags:
         known = ", ".join(tags) or "none"
-        raise NotFound(f"{domain} has no tag {tag!r} (its tags: {known}): 'hmi store info' shows those of every domain")
+        raise NotFound(
+            f"{domain} has no tag {tag!r} (its tags: {known}): 'hmi store info' shows those of every domain"
+        )
     return f"{domain}@{tag}"
 
 
@@ -66,4 +70,6 @@ def _known_id(manager: Manager, version: str) -> str:
         except plot_store.Collected:
             raise
         except plot_store.NotFound:
-            raise NotFound(f"there is no version {version}: 'hmi domain show ROOT/BRANCH' lists a domain's") from None
+            raise NotFound(
+                f"there is no version {version}: 'hmi domain show ROOT/BRANCH' lists a domain's"
+            ) from None

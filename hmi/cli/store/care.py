@@ -55,7 +55,8 @@ def _marks(manager: Manager) -> dict[str, Any]:
 @as_json
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
-    """Read every byte of roots, PLOTs and adapters and compare checksums; exit code 1 where something is wrong."""
+    """Read every byte of roots, PLOTs and adapters and compare checksums; exit code 1 where something is
+    wrong."""
     with opened(session) as local:
         manager = local.services.manager
         report = _scrubbed(session, None, None)
@@ -101,12 +102,19 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
     """Show a report; raises Damaged where there are problems."""
     if as_json:
         print_json(
-            {"versions": report.versions, "segments": report.segments, "bytes": report.bytes, "problems": problems}
+            {
+                "versions": report.versions,
+                "segments": report.segments,
+                "bytes": report.bytes,
+                "problems": problems,
+            }
         )
     elif problems:
         notes.print("\n".join(problems), markup=False)
     if problems:
-        raise Damaged(f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again")
+        raise Damaged(
+            f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again"
+        )
     notes.print(f"{report.versions} PLOT versions in {report.segments} segments {good}")
 
 
@@ -120,12 +128,16 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
 @click.option("--keep-days", type=Number(0, 36_500), help="And those published in the last so many days.")
 @as_json
 @pass_session
-def gc(session: Session, dry_run: bool, keep_versions: int | None, keep_days: float | None, as_json: bool) -> None:
+def gc(
+    session: Session, dry_run: bool, keep_versions: int | None, keep_days: float | None, as_json: bool
+) -> None:
     """Remove what no domain and no model needs; tags, pins, models and running jobs keep their versions."""
     freed: dict[str, int] = {}
     with opened(session) as local:
         manager = local.services.manager
-        report = manager.maintenance.collect(dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days)
+        report = manager.maintenance.collect(
+            dry_run=dry_run, keep_versions=keep_versions, keep_days=keep_days
+        )
         if not dry_run:
             freed = manager.collect_garbage(plots=False)
             freed["plots"] = freed.get("plots", 0) + report.bytes
@@ -169,7 +181,13 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
     if as_json:
         print_json(results)
         return
-    columns = {"domain": "DOMAIN", "version": "VERSION", "segments": "SEGMENTS", "bytes": "BYTES", "reason": "NOTE"}
+    columns = {
+        "domain": "DOMAIN",
+        "version": "VERSION",
+        "segments": "SEGMENTS",
+        "bytes": "BYTES",
+        "reason": "NOTE",
+    }
     print_table(results, columns, "no domain has more small segments than allowed")
 
 

@@ -75,7 +75,8 @@ def diff(session: Session, old: str, new: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def top(session: Session, watch: float | None, as_json: bool) -> None:
-    """What each domain's PLOT does and weighs: look-ups by what answered, bytes, segments, depth of the chain.
+    """What each domain's PLOT does and weighs: look-ups by what answered, bytes, segments, depth of the
+    chain.
 
     Look-ups are the running server's since its start; without one, there is only what the disk tells.
     """
@@ -124,7 +125,10 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
     """Yields a function that gives the rows of now, and where they come from."""
     if session.url is not None:
         client = Client(session.url, session.key)
-        yield lambda: (_joined(_remote_disk(client), _lookups(client)), f"look-ups of the server at {client.url}")
+        yield lambda: (
+            _joined(_remote_disk(client), _lookups(client)),
+            f"look-ups of the server at {client.url}",
+        )
         return
     from hmi.api.server_lock import live_server
 
@@ -153,12 +157,14 @@ def _lookups(client: Client) -> dict[str, dict[str, int]]:
 def _remote_disk(client: Client) -> list[Row]:
     domains = client.request("GET", "/manage/domains")["domains"]
     return [
-        {"domain": d["domain"], "version": d["current"], "bytes": d["bytes"], "entries": d["entries"]} for d in domains
+        {"domain": d["domain"], "version": d["current"], "bytes": d["bytes"], "entries": d["entries"]}
+        for d in domains
     ]
 
 
 def _joined(disk: list[Row], lookups: dict[str, dict[str, int]] | None) -> list[Row]:
-    """A row for each domain: how many tokens were looked up (None: unknown), the share of each order, and its bytes."""
+    """A row for each domain: how many tokens were looked up (None: unknown), the share of each order, and its
+    bytes."""
     rows = []
     for row in disk:
         counts = None if lookups is None else lookups.get(row["domain"], {})

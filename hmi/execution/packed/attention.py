@@ -14,7 +14,8 @@ from hmi.model.relative import relative_bias
 
 
 def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
-    """Attention over rows [rows, dim] (more may follow): text i has offsets[i]:offsets[i + 1]. size: of `Rows`."""
+    """Attention over rows [rows, dim] (more may follow): text i has offsets[i]:offsets[i + 1]. size: of
+    `Rows`."""
     added = _Added(offsets, size)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:

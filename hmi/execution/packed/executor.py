@@ -1,5 +1,5 @@
-"""The upper layers over the packed tokens of many tenants: no padding is computed, and no text's rows depend on
-another text's. The padded form in `hmi.model.encoder` is its reference.
+"""The upper layers over the packed tokens of many tenants: no padding is computed, and no text's rows depend
+on another text's. The padded form in `hmi.model.encoder` is its reference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class InMemory:
 
 
 class PackedExecutor:
-    """Packed torch in fp32 on the CPU; see `Executor`. A tenant's module is used where it lies: nothing is swapped."""
+    """Packed torch in fp32 on the CPU; see `Executor`. A tenant's module is used where it lies: nothing is
+    swapped."""
 
     def __init__(self, upper: nn.ModuleList | Weights, shape: EncoderShape) -> None:
         self._weights: Weights = InMemory(upper) if isinstance(upper, nn.ModuleList) else upper
@@ -94,8 +95,8 @@ class PackedExecutor:
         return y
 
     def _first(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
-        """Layer i of each text's first row [texts, dim], rows of nobody at the end: keys and values of all rows are
-        computed, but one query a text (exact)."""
+        """Layer i of each text's first row [texts, dim], rows of nobody at the end: keys and values of all
+        rows are computed, but one query a text (exact)."""
         index = torch.tensor(rows.offsets[:-1])
         y: Tensor = self._weights.layer(i)(
             x,
@@ -140,7 +141,8 @@ def run_rows(
 def run_classified(
     executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
 ) -> Tensor:
-    """What classification reads, [texts, 2·dim]: the first row, and the mean of the rows before the last layer."""
+    """What classification reads, [texts, 2·dim]: the first row, and the mean of the rows before the last
+    layer."""
     (left,) = executor.run(BatchKey(("", ""), "cls", exact=False), Rows.packed(x, offsets), modules)
     means = torch.stack([left.before[a:b].mean(0) for a, b in pairwise(left.offsets)])
     return torch.cat([left.last, means], dim=-1)

@@ -1,4 +1,5 @@
-"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record, gone after it."""
+"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record, gone after
+it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def new_job_id() -> str:
 
 
 class PinnedPlots(Record):
-    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first one saw.
+    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first
+    one saw.
 
     plot: the version that a model is trained on; parent: the one that a build extends.
     """
@@ -109,7 +111,8 @@ class JobFolder:
             return PinnedPlots()
 
     def tidy(self) -> None:
-        """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait on it."""
+        """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait
+        on it."""
         # Another process may be doing the same.
         with suppress(FileNotFoundError):
             for path in self.path.iterdir():
@@ -149,7 +152,9 @@ def _copy(source: Path, target: Path) -> None:
     try:
         file = source.open("rb")
     except OSError as error:
-        raise InvalidInput(f"{source} cannot be read ({error.strerror}): check the path", field=target.name) from error
+        raise InvalidInput(
+            f"{source} cannot be read ({error.strerror}): check the path", field=target.name
+        ) from error
     with file, target.open("wb") as out:
         if source.is_dir():
             raise InvalidInput(f"{source} is a folder: name one file", field=target.name)

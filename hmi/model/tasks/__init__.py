@@ -1,4 +1,5 @@
-"""The tasks: what each reads, and how its answers are made. What is learnt for each: `hmi.training.objectives`."""
+"""The tasks: what each reads, and how its answers are made. What is learnt for each:
+`hmi.training.objectives`."""
 
 from __future__ import annotations
 
@@ -12,13 +13,7 @@ from hmi.model.tasks.regression import Regression
 from hmi.model.tasks.sequence import Classification, Pair
 from hmi.model.tasks.words import Tagging
 
-__all__ = [
-    "KINDS",
-    "Answer",
-    "TaskKind",
-    "task_of",
-    "task_of_version",
-]
+__all__ = ["KINDS", "Answer", "TaskKind", "task_of", "task_of_version"]
 
 KINDS: Mapping[Task, type[TaskKind]] = {
     kind.name: kind for kind in (Classification, Pair, MultiLabel, Regression, Tagging, Embedding)

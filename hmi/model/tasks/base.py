@@ -59,7 +59,8 @@ class TaskKind(ABC):
         """The decision from one row's merged output."""
 
     def with_transitions(self, table: Tensor | None) -> Self:
-        """This task with what a model has learnt of which answer follows which (`Transitions`), where it has any."""
+        """This task with what a model has learnt of which answer follows which (`Transitions`), where it has
+        any."""
         return self
 
 

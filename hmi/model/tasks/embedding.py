@@ -16,7 +16,8 @@ from hmi.model.tasks.base import Answer, TaskKind
 
 @dataclass(frozen=True)
 class Embedding(TaskKind):
-    """The mean of the last layer's rows (or its [CLS] row), scaled to length 1 where the root's convention is so."""
+    """The mean of the last layer's rows (or its [CLS] row), scaled to length 1 where the root's convention is
+    so."""
 
     name: ClassVar[Task] = "embedding"
 

@@ -15,7 +15,8 @@ from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 @dataclass(frozen=True)
 class Regression(TaskKind):
-    """Squared error in units of the training rows' standard deviation; answers are in the user's own units."""
+    """Squared error in units of the training rows' standard deviation; answers are in the user's own
+    units."""
 
     name: ClassVar[Task] = "regression"
 

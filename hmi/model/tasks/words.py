@@ -19,16 +19,18 @@ from hmi.model.tasks.base import Answer, TaskKind
 from hmi.model.windows import central_pieces
 
 UNSEEN = -1e4
-"""Log-probability of any but the outside tag for a word that the model did not see: unlikely, yet not illegal."""
+"""Log-probability of any but the outside tag for a word that the model did not see: unlikely, yet not
+illegal."""
 
 
 @dataclass(frozen=True)
 class Tagging(TaskKind):
-    """Scores at each word's first piece; the answer is the best path under the rows' scheme and what was learnt of
-    which tag follows which.
+    """Scores at each word's first piece; the answer is the best path under the rows' scheme and what was
+    learnt of which tag follows which.
 
-    Of rows in IOB1 or IO `labels` are BIO's, which say where an entity begins; answers are in the rows' scheme again. A
-    word that was not seen is tagged `outside_tag` with probability 0, within an entity as the entity.
+    Of rows in IOB1 or IO `labels` are BIO's, which say where an entity begins; answers are in the rows'
+    scheme again. A word that was not seen is tagged `outside_tag` with probability 0, within an entity as the
+    entity.
     """
 
     transitions: Floats | None = field(default=None, compare=False)
@@ -55,7 +57,8 @@ class Tagging(TaskKind):
         return merged
 
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        """Paths go over the words that were seen: they cost what a model has read, however many words a text has."""
+        """Paths go over the words that were seen: they cost what a model has read, however many words a text
+        has."""
         seen = torch.nonzero((merged != UNSEEN).all(-1))[:, 0].numpy()
         moves, found = self._moves, merged.numpy()[seen]
         path = best_path(found, moves)
@@ -65,7 +68,9 @@ class Tagging(TaskKind):
         tags = [outside_tag(self.labels)] * len(merged)
         for word, tag in zip(seen.tolist(), path.tolist(), strict=True):
             tags[word] = self.labels[tag]
-        return Answer(tags=from_bio(_bridged(tags, seen.tolist()), self.rules.scheme), tag_scores=sure.tolist())
+        return Answer(
+            tags=from_bio(_bridged(tags, seen.tolist()), self.rules.scheme), tag_scores=sure.tolist()
+        )
 
     def with_transitions(self, table: Tensor | None) -> Self:
         return replace(self, transitions=None if table is None else table.detach().float().numpy())
@@ -80,8 +85,13 @@ class Tagging(TaskKind):
 
 
 def _bridged(tags: list[str], seen: list[int]) -> list[str]:
-    """Tags of words of which the tokenizer makes nothing: where the next word goes on with an entity, so do they."""
+    """Tags of words of which the tokenizer makes nothing: where the next word goes on with an entity, so do
+    they."""
     for before, word in pairwise(seen):
-        if word - before > 1 and tags[word][:2] == "I-" and tags[before] in (tags[word], f"B-{tags[word][2:]}"):
+        if (
+            word - before > 1
+            and tags[word][:2] == "I-"
+            and tags[before] in (tags[word], f"B-{tags[word][2:]}")
+        ):
             tags[before + 1 : word] = [tags[word]] * (word - before - 1)
     return tags

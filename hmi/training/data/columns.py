@@ -14,7 +14,8 @@ NEEDED: Mapping[Task, tuple[str, ...]] = {
     "regression": ("text", "value"),
     "classification": ("text", "label"),
 }
-"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells a table's task."""
+"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells a table's
+task."""
 LISTS = ("tokens", "tags", "labels")
 EXAMPLES: Mapping[Task, str] = {
     "classification": '{"text": "…", "label": "…"}',
@@ -54,8 +55,11 @@ class Columns:
     problem: str = ""
 
 
-def read_columns(found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None) -> Columns:
-    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two texts."""
+def read_columns(
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
+) -> Columns:
+    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two
+    texts."""
     columns, lacks = _matched(found, task, answers=answers, paired=paired)
     return columns if lacks is None else Columns({}, _missing(lacks, found, task))
 
@@ -76,7 +80,9 @@ def _matched(
         taken = _of(name, wanted, folded, maybe_paired=bool(maybe))
         if len(taken) > 1:
             if len(set(taken)) == 1:
-                return Columns({}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them"), None
+                return Columns(
+                    {}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them"
+                ), None
             cure = f"name the one that is meant `{name}`, and the other otherwise"
             return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
@@ -109,7 +115,9 @@ def _fits(found: Sequence[str], task: Task) -> bool:
     return lacks is None and not columns.problem
 
 
-def _of(name: str, wanted: Sequence[str], folded: Mapping[str, list[str]], *, maybe_paired: bool = False) -> list[str]:
+def _of(
+    name: str, wanted: Sequence[str], folded: Mapping[str, list[str]], *, maybe_paired: bool = False
+) -> list[str]:
     """The columns that `name` may be: those called so, else those of a pair of texts, else its synonyms.
 
     maybe_paired: rows have one text or two, so that a pair of texts and single ones are both possible.
@@ -138,7 +146,8 @@ def _missing(name: str, found: Sequence[str], task: Task) -> str:
             f'Give --task {other} (over HTTP "task": "{other}")'
         )
     return (
-        f"`{name}` is missing: the columns are {listed(found) or 'none'}. Rename the one that is the {name}, or add it"
+        f"`{name}` is missing: the columns are {listed(found) or 'none'}. Rename the one that is the "
+        f"{name}, or add it"
     )
 
 

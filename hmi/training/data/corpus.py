@@ -1,4 +1,5 @@
-"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked first."""
+"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked
+first."""
 
 from __future__ import annotations
 
@@ -50,9 +51,12 @@ def open_corpus(
     width = conll_width(head)
     if width:
         raise _refused(
-            file, f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line"
+            file,
+            f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line",
         )
-    columns = looks_like_csv(head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"})
+    columns = looks_like_csv(
+        head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"}
+    )
     if columns:
         found = f"looks like CSV with the columns {listed(columns)}"
         raise _refused(
@@ -66,7 +70,8 @@ def open_corpus(
 def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
     """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
 
-    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past `limit`.
+    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past
+    `limit`.
     """
     yield from open_corpus(source, limit=limit).documents
 
@@ -114,7 +119,9 @@ def _json(file: TextFile) -> Corpus:
         )
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""
-    return Corpus(f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file)
+    return Corpus(
+        f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file
+    )
 
 
 def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
@@ -122,7 +129,9 @@ def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
         text = record.values.get("text")
         if record.problem or not isinstance(text, str):
             problem = record.problem or f"has {kind_of(text)} as `text`, not a text"
-            raise InvalidData(f"line {record.line} of {file.name} {problem}", field=file.field, line=record.line)
+            raise InvalidData(
+                f"line {record.line} of {file.name} {problem}", field=file.field, line=record.line
+            )
         if text.strip():
             yield text.strip()
 

@@ -1,4 +1,5 @@
-"""The fields of one raw row, checked: texts, words, labels, values. A ValueError says what is wrong with the row."""
+"""The fields of one raw row, checked: texts, words, labels, values. A ValueError says what is wrong with the
+row."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def answer_of(raw: dict[str, Any], task: Task) -> Gold:
 
 
 def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> Text:
-    """A row's input, without its answer. paired: whether it has two texts; None: as the task and the row say."""
+    """A row's input, without its answer. paired: whether it has two texts; None: as the task and the row
+    say."""
     if task == "tagging":
         return _words(raw, "tokens")
     second = raw.get("text_pair") is not None
@@ -42,7 +44,8 @@ def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> 
 
 
 def _label(value: Any, name: str) -> str:
-    """A class by its name. 1, "1" and 1.0 are the same one; so are a label with and without spaces around it."""
+    """A class by its name. 1, "1" and 1.0 are the same one; so are a label with and without spaces around
+    it."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"{name} is missing")
     if isinstance(value, bool):
@@ -51,7 +54,9 @@ def _label(value: Any, name: str) -> str:
         if math.isnan(value):
             raise ValueError(f"{name} is NaN, which is no class: give one, or leave the row out")
         if not value.is_integer():
-            raise ValueError(f"{name} is {value}, which is no class: the task regression learns numbers, as `value`")
+            raise ValueError(
+                f"{name} is {value}, which is no class: the task regression learns numbers, as `value`"
+            )
         value = int(value)
     if not isinstance(value, (str, int)):
         raise ValueError(f"{name} is {kind_of(value)}, not a string or an integer")
@@ -84,7 +89,9 @@ def _value(raw: dict[str, Any]) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or abs(number) > MAX_VALUE:
-        comma = isinstance(value, str) and value.count(",") == 1 and value.replace(",", "").strip("-+ ").isdigit()
+        comma = (
+            isinstance(value, str) and value.count(",") == 1 and value.replace(",", "").strip("-+ ").isdigit()
+        )
         cure = ": write the decimal point as a point" if comma else ""
         raise ValueError(f"`value` is {str(value)[:40]!r}, not a number between ±{MAX_VALUE:g}{cure}")
     return number

@@ -1,4 +1,5 @@
-"""What a double quote is in a table with tabs: spreadsheets write it as CSV does, most other programs as it stands."""
+"""What a double quote is in a table with tabs: spreadsheets write it as CSV does, most other programs as it
+stands."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotes:
-    """The first lines, by number, that tell: `unpaired` has quotes that do not pair within it, `other` has not as many
-    cells as the header when it is split at each tab, `doubled` has a cell quoted as CSV does, a quote in it as two."""
+    """The first lines, by number, that tell: `unpaired` has quotes that do not pair within it, `other` has
+    not as many cells as the header when it is split at each tab, `doubled` has a cell quoted as CSV does, a
+    quote in it as two."""
 
     unpaired: int | None = None
     other: tuple[int, int] | None = None
@@ -26,7 +28,11 @@ class Quotes:
         """What speaks against that, for an error; "" where nothing does."""
         if self.doubled is not None:
             return f"line {self.doubled} quotes a cell as CSV does"
-        return "" if self.other is None else f"line {self.other[0]} has {self.other[1]} cells when split at each tab"
+        return (
+            ""
+            if self.other is None
+            else f"line {self.other[0]} has {self.other[1]} cells when split at each tab"
+        )
 
 
 def quotes_of(lines: Iterable[tuple[int, str]], width: int) -> Quotes:
@@ -56,4 +62,6 @@ def _pairs(line: str) -> bool:
 
 def _is_quoted(cell: str) -> bool:
     inner = cell[1:-1]
-    return len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in inner and '"' not in inner.replace('""', "")
+    return (
+        len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in inner and '"' not in inner.replace('""', "")
+    )

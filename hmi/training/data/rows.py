@@ -1,4 +1,5 @@
-"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the cure."""
+"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the
+cure."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or labels.
-    The answer of an unlabelled one is "", and is not looked at."""
+    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or
+    labels. The answer of an unlabelled one is "", and is not looked at."""
 
     text: Text
     label: Gold
@@ -47,8 +48,8 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`: remarks
-    for the user; `whole`: whether the whole file was read."""
+    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`:
+    remarks for the user; `whole`: whether the whole file was read."""
 
     rows: list[Row]
     read: str
@@ -69,7 +70,13 @@ def read_texts(source: Upload, task: Task, *, paired: bool, field: str = "unlabe
 
 
 def given_rows(
-    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None, count: bool = True
+    source: Upload,
+    task: Task,
+    field: str = "data",
+    *,
+    skip: int = 0,
+    first: int | None = None,
+    count: bool = True,
 ) -> RowFile:
     """The rows of a file, or of about its `first` bytes; up to `skip` bad ones are left out.
 
@@ -78,17 +85,27 @@ def given_rows(
     found = settled(collect(source, task, field, first=first), task, field, skip)
     if count and found.whole and len(found.rows) < MIN_ROWS:
         what = f"{len(found.rows)} rows" if found.rows else "no rows"
-        raise InvalidData(f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field)
+        raise InvalidData(
+            f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field
+        )
     if task == "regression":
         _refuse_mixed(found, field)
     return found
 
 
 def given_texts(
-    source: Upload, task: Task, *, paired: bool, field: str = "unlabelled", skip: int = 0, first: int | None = None
+    source: Upload,
+    task: Task,
+    *,
+    paired: bool,
+    field: str = "unlabelled",
+    skip: int = 0,
+    first: int | None = None,
 ) -> RowFile:
     """Like `given_rows`, for rows whose answers are ignored."""
-    found = settled(collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip)
+    found = settled(
+        collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip
+    )
     if not found.rows and found.whole:
         raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
     return found
@@ -103,7 +120,11 @@ def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
     more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
     few = len(bad) <= len(found.rows)
-    leave = "; up to N bad ones are left out with --skip-bad-rows N (over HTTP options.skip_bad_rows)" if few else ""
+    leave = (
+        "; up to N bad ones are left out with --skip-bad-rows N (over HTTP options.skip_bad_rows)"
+        if few
+        else ""
+    )
     raise InvalidData(
         f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
         f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
@@ -121,7 +142,8 @@ def collect(
     paired: bool | None = None,
     first: int | None = None,
 ) -> RowFile:
-    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at all."""
+    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at
+    all."""
     file = TextFile(source, field, first=first)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
@@ -129,7 +151,9 @@ def collect(
     def columns_of(names: Sequence[str]) -> Columns:
         return read_columns(names, task, answers=answers, paired=paired)
 
-    table = read_table(file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no")
+    table = read_table(
+        file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no"
+    )
     columns = columns_of(table.columns)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     problem = columns.problem + _headless(table, columns.problem, task, answers=answers)
@@ -153,7 +177,9 @@ def collect(
             found.lines.append(record.line)
         except ValueError as error:
             found.left_out.append(BadRow(record.line, f"{record.place}: {error}"))
-    return RowFile(found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines)
+    return RowFile(
+        found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines
+    )
 
 
 def label_counts(rows: list[Row]) -> Counter[str]:
@@ -191,7 +217,11 @@ def _example(task: Task, paired: bool | None) -> str:
     if paired is None:
         return EXAMPLES[task]
     return (
-        '{"tokens": ["…"]}' if task == "tagging" else '{"text": "…", "text_pair": "…"}' if paired else '{"text": "…"}'
+        '{"tokens": ["…"]}'
+        if task == "tagging"
+        else '{"text": "…", "text_pair": "…"}'
+        if paired
+        else '{"text": "…"}'
     )
 
 
@@ -199,7 +229,11 @@ def _described(table: TextTable, encoding: str, names: Mapping[str, str]) -> str
     """The form of a table, what each column is taken for, and what is left out."""
     renamed = [f"`{given}` is the {ours}" for given, ours in names.items() if given != ours]
     unused = [name for name in table.columns if name not in names and name.strip()]
-    told = [f"columns {listed(table.columns)}", *renamed, *([f"not used: {listed(unused)}"] if unused else [])]
+    told = [
+        f"columns {listed(table.columns)}",
+        *renamed,
+        *([f"not used: {listed(unused)}"] if unused else []),
+    ]
     return f"{table.form}, {encoding}; {'; '.join(told)}"
 
 
@@ -230,14 +264,19 @@ def _wrong_form(
     if table.form.startswith("CSV"):
         lists = [given for given, ours in names.items() if ours in LISTS]
         if lists:
-            also = ", or CoNLL (a token and its tag a line, a blank line between texts)" if task == "tagging" else ""
+            also = (
+                ", or CoNLL (a token and its tag a line, a blank line between texts)"
+                if task == "tagging"
+                else ""
+            )
             cure = f"give JSON, one object a line: {EXAMPLES[task]}{also}"
             return f"a cell holds no list, which {listed(lists)} must be: {cure}"
     columns = {ours: given for given, ours in names.items()}
     if head and isinstance(head[0].values.get(columns.get("text", "")), list | dict):
         what = kind_of(head[0].values[columns["text"]])
         return (
-            f"`{columns['text']}` is {what} of all texts: give one object a row (pandas: orient='records', lines=True)"
+            f"`{columns['text']}` is {what} of all texts: give one object a row (pandas: "
+            "orient='records', lines=True)"
         )
     return ""
 
@@ -247,7 +286,8 @@ def _refuse_mixed(found: RowFile, field: str) -> None:
     if len(set(paired)) > 1:
         lone = paired.index(not paired[0])
         raise InvalidData(
-            f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, unlike the first "
+            f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, "
+            "unlike the first "
             "row: give it in every row or in none",
             field=field,
             line=found.lines[lone],

@@ -65,14 +65,18 @@ def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "lik
         return _json("a JSON list", _json_items(file))
     head = list(itertools.islice(_numbered(file), FIRST_RECORDS))
     if not head and first:
-        raise InvalidData(f"{file.name} begins with a line that is too long: write one row a line", field=file.field)
+        raise InvalidData(
+            f"{file.name} begins with a line that is too long: write one row a line", field=file.field
+        )
     if not head:
         raise InvalidData(f"{file.name} holds only blank lines: give rows", field=file.field)
     if first == "{" or (first.startswith("{") and len(head) > 1 and _goes_on(first, head[1][1])):
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
         return _json("JSON, one object a line", _json_lines(file))
-    width = 0 if conll == "no" else conll_width(list(file_lines(file, FIRST_RECORDS)), likely=conll == "likely")
+    width = (
+        0 if conll == "no" else conll_width(list(file_lines(file, FIRST_RECORDS)), likely=conll == "likely")
+    )
     if width:
         return TextTable("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file, width))
     return _csv(file, head[0], fits)
@@ -85,8 +89,8 @@ def file_lines(file: TextFile, count: int) -> Iterator[str]:
 def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     """How many columns these lines of a CoNLL file have; 0 where they are of none.
 
-    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines between texts
-    whatever it is, if tabs are between them or such a file is `likely`.
+    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines
+    between texts whatever it is, if tabs are between them or such a file is `likely`.
     """
     told = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
     rows = [line.split() for line in told]
@@ -101,7 +105,8 @@ def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
 
 
 def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
-    """The columns of what is CSV and no running text: a header that is `known`, or of names, above rows as wide."""
+    """The columns of what is CSV and no running text: a header that is `known`, or of names, above rows as
+    wide."""
     lines = [line for line in lines if line.strip()]
     for delimiter in DELIMITERS:
         columns = _cells(lines[0], delimiter) if lines else []
@@ -141,7 +146,8 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
 
 
 def _json_items(file: TextFile) -> Iterator[TableRecord]:
-    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be read."""
+    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be
+    read."""
     decoder, chunks = json.JSONDecoder(), file.chunks()
     buffer, at, line, item, listed, over = "", 0, 1, 0, False, False
     while True:
@@ -172,7 +178,9 @@ def _json_items(file: TextFile) -> Iterator[TableRecord]:
         left = at < len(buffer) or (listed and not over)
         if left and (file.whole or len(buffer) - at > LARGEST_RECORD):
             what = f"line {line} of {file.name} {problem}"
-            raise InvalidData(f"{what}: save the file again, or write one object a line", field=file.field, line=line)
+            raise InvalidData(
+                f"{what}: save the file again, or write one object a line", field=file.field, line=line
+            )
         return
 
 
@@ -232,7 +240,10 @@ def _csv_records(
 
 def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
     if "unexpected end" in told or "field limit" in told:
-        what = "opens a double quote that is never closed: close it, or write a double quote within a text as two"
+        what = (
+            "opens a double quote that is never closed: close it, or write a double quote within "
+            "a text as two"
+        )
     elif "new-line" in told:
         what = "has a carriage return that ends no line: put the text into double quotes, or take it out"
     else:
@@ -281,7 +292,9 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 def _told(error: ValueError | RecursionError) -> str:
     """The message without the decoder's line number, which counts from where the decoder began."""
-    return f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    return (
+        f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    )
 
 
 def kind_of(value: Any) -> str:

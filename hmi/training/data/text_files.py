@@ -32,7 +32,11 @@ _MARKS = (
 )
 _AS_JSONL = "export it as JSON, one object a line"
 _KINDS = (
-    (b"PAR1", "a Parquet file", f"{_AS_JSONL} (pandas: read_parquet(…).to_json(path, orient='records', lines=True))"),
+    (
+        b"PAR1",
+        "a Parquet file",
+        f"{_AS_JSONL} (pandas: read_parquet(…).to_json(path, orient='records', lines=True))",
+    ),
     (b"ARROW1", "an Arrow file", _AS_JSONL),
     (b"\xd0\xcf\x11\xe0", "an old Office file (xls, doc)", "save it as “CSV UTF-8”, or as plain text"),
     (b"%PDF", "a PDF", "give its text, as UTF-8"),
@@ -53,10 +57,11 @@ _ZIPPED = (
 
 
 class TextFile:
-    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what they call it.
+    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what they call
+    it.
 
-    `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all. Raises InvalidInput
-    (no such file), InvalidData (no text; the message says what it seems to be).
+    `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all. Raises
+    InvalidInput (no such file), InvalidData (no text; the message says what it seems to be).
     """
 
     def __init__(
@@ -78,7 +83,8 @@ class TextFile:
         self.empty = not head
 
     def lines(self) -> Iterator[str]:
-        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the limit."""
+        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the
+        limit."""
         rest, number, end = "", 0, "\n"
         for chunk in self.chunks():
             if not number and not rest and "\n" not in chunk and "\r" in chunk:
@@ -87,7 +93,9 @@ class TextFile:
             number += len(lines)
             yield from lines
             if len(rest) > MAX_LINE:
-                raise self._bad(number + 1, f"is longer than {MAX_LINE >> 20} million characters: break the lines")
+                raise self._bad(
+                    number + 1, f"is longer than {MAX_LINE >> 20} million characters: break the lines"
+                )
         if rest and self.whole:
             yield rest
 
@@ -108,14 +116,18 @@ class TextFile:
             if "\0" in text:
                 at = line + text.count("\n", 0, text.index("\0"))
                 raise self._bad(
-                    at, "holds a zero byte: this is a binary file, not text, or a damaged one. Save it as text again"
+                    at,
+                    "holds a zero byte: this is a binary file, not text, or a damaged one. Save it "
+                    "as text again",
                 )
             line += text.count("\n")
             yield text
         try:
             last = decoder.decode(b"", final=self.whole)
         except UnicodeDecodeError as error:
-            raise self._bad(line, f"ends within a character ({self.encoding}): the file is cut off") from error
+            raise self._bad(
+                line, f"ends within a character ({self.encoding}): the file is cut off"
+            ) from error
         if last:
             yield last
 
@@ -125,7 +137,9 @@ class TextFile:
             while data := self._packed(file, CHUNK):
                 seen += len(data)
                 if seen > self._limit:
-                    raise TooLarge(f"{self.name} is over {self._limit} bytes when expanded: split it", field=self.field)
+                    raise TooLarge(
+                        f"{self.name} is over {self._limit} bytes when expanded: split it", field=self.field
+                    )
                 if self._first is not None and seen >= self._first and self._packed(file, 1):
                     self.whole = False
                     yield data
@@ -148,14 +162,18 @@ class TextFile:
             try:
                 file = self._source.open("rb")
             except OSError as error:
-                raise InvalidInput(f"{self._source} cannot be read: {error.strerror}", field=self.field) from error
+                raise InvalidInput(
+                    f"{self._source} cannot be read: {error.strerror}", field=self.field
+                ) from error
         magic = file.read(4)
         file.seek(0)
         if magic.startswith(_GZIP):
             return cast(BinaryIO, gzip.open(file, "rb"))
         if magic == _ZSTD:
             unpacked = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
-            return io.BufferedReader(cast(io.RawIOBase, unpacked.stream_reader(file, read_across_frames=True)))
+            return io.BufferedReader(
+                cast(io.RawIOBase, unpacked.stream_reader(file, read_across_frames=True))
+            )
         return file
 
     def _refuse_binary(self, head: bytes) -> None:
@@ -172,10 +190,16 @@ class TextFile:
         if self._codec not in ("utf-8", "utf-8-sig"):
             return self._bad(line, f"is not {self.encoding} ({error.reason}): save the file as UTF-8")
         old = bytes([byte]).decode("cp1252", "replace")
-        looks = "of another encoding" if old == "\ufffd" else f"which looks like Windows-1252, where it is “{old}”"
+        looks = (
+            "of another encoding"
+            if old == "\ufffd"
+            else f"which looks like Windows-1252, where it is “{old}”"
+        )
         column = len(before) - before.rfind(b"\n")
         place = f"byte {column} of the line is 0x{byte:02X}"
-        return self._bad(line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”)")
+        return self._bad(
+            line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”)"
+        )
 
     def _bad(self, line: int, what: str) -> InvalidData:
         return InvalidData(f"line {line} of {self.name} {what}", field=self.field, line=line)

@@ -70,7 +70,10 @@ class MultiLabelObjective(Objective[MultiLabel]):
         if len(golds) < MIN_ROWS_TO_CHOOSE:
             return self.task
         gold, sure = self._table(golds, merged)
-        best = max(THRESHOLDS, key=lambda t: (score_sets(gold, sure >= t, self.task.labels)["micro_f1"], -abs(t - 0.5)))
+        best = max(
+            THRESHOLDS,
+            key=lambda t: (score_sets(gold, sure >= t, self.task.labels)["micro_f1"], -abs(t - 0.5)),
+        )
         return replace(self.task, rules=self.task.rules.model_copy(update={"threshold": best}))
 
     def chance(self, golds: Sequence[Gold]) -> float:

@@ -29,7 +29,9 @@ class RegressionObjective(Objective[Regression]):
         values = np.array([number(g) for g in golds])
         centre, spread = float(values.mean()), float(values.std())
         if values.min() == values.max():
-            raise InvalidData(f"every row of {field} has the value {centre:g}: there is nothing to learn", field=field)
+            raise InvalidData(
+                f"every row of {field} has the value {centre:g}: there is nothing to learn", field=field
+            )
         return Regression((), TaskRules(centre=centre, spread=spread, paired=paired))
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:

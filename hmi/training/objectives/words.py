@@ -50,7 +50,8 @@ class TaggingObjective(Objective[Tagging]):
         for i, target in enumerate(targets):
             wanted[i, : len(target)] = torch.tensor(target, dtype=torch.int64)
         if not bool((wanted != IGNORE).any()):
-            return logits.sum() * 0.0  # words of which the tokenizer makes nothing: the mean of none is no number
+            # Words of which the tokenizer makes nothing: the mean of none is no number.
+            return logits.sum() * 0.0
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
 
     @classmethod
@@ -66,7 +67,8 @@ class TaggingObjective(Objective[Tagging]):
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
     def chance(self, golds: Sequence[Gold]) -> float:
-        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the words."""
+        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the
+        words."""
         counts = Counter(tag for gold in golds for tag in tags_in(gold))
         return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
 

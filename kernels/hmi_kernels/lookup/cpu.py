@@ -1,12 +1,12 @@
 """numba body of the look-up of trigrams with the default back-off.
 
-reference.py defines the result; this file computes it fast. The tokens of all texts stand in one row, with a gap
-before and after each text, and pass in chunks through stages: cut and hash, ask the filter, probe trigrams, then
-bigrams, then unigrams, confirm and collect terms, add up.
+reference.py defines the result; this file computes it fast. The tokens of all texts stand in one row, with a
+gap before and after each text, and pass in chunks through stages: cut and hash, ask the filter, probe
+trigrams, then bigrams, then unigrams, confirm and collect terms, add up.
 
-Each stage is a short loop, so that the processor has many cache misses and page walks under way at once. A stage
-prefetches what the next one reads. The sums run some tokens behind and prefetch their vectors. Between stages a token's
-state is a record in a ring that stays in the first-level cache.
+Each stage is a short loop, so that the processor has many cache misses and page walks under way at once. A
+stage prefetches what the next one reads. The sums run some tokens behind and prefetch their vectors. Between
+stages a token's state is a record in a ring that stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -119,7 +119,15 @@ def confirmed_at(owner: Any, key: Any, found: Any, headers: Any, culprit: Any) -
 
 @compiled
 def back_off(
-    before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any, depth: Any, culprit: Any
+    before: Any,
+    token: Any,
+    after: Any,
+    headers: Any,
+    dim: Any,
+    zeros: Any,
+    order: Any,
+    depth: Any,
+    culprit: Any,
 ) -> Any:
     """Terms of a window without a trigram. TRUE, LIES or DAMAGED."""
     no_terms(token, zeros)
@@ -154,7 +162,15 @@ def back_off(
 
 @inlined
 def collect(
-    before: Any, token: Any, after: Any, headers: Any, dim: Any, zeros: Any, order: Any, depth: Any, culprit: Any
+    before: Any,
+    token: Any,
+    after: Any,
+    headers: Any,
+    dim: Any,
+    zeros: Any,
+    order: Any,
+    depth: Any,
+    culprit: Any,
 ) -> Any:
     """The terms of a token's window, its order and depth. TRUE, LIES (a fingerprint did) or DAMAGED."""
     at = get(token, INDEX)
@@ -205,26 +221,26 @@ def add_up(begin: Any, ring: Any, dim: Any, mixed: Any, half: Any, out: Any, spa
 
 @compiled
 def lookup(
-    table: Any, tokens_: Any, offsets_: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any, room: Any
+    table: Any, ids: Any, bounds: Any, vocab: Any, rows: Any, half: Any, order_: Any, depth_: Any, room: Any
 ) -> Any:
     """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; table: `LevelTable.fields`.
 
-    room int64 [ROOM + dim]: scratch memory, of which the first words tell the damaged row. The caller's, because numba
-    frees an array of its own after its last mention.
+    room int64 [ROOM + dim]: scratch memory, of which the first words tell the damaged row. The caller's,
+    because numba frees an array of its own after its last mention.
     """
-    state = checked(tokens_, offsets_, vocab)
+    state = checked(ids, bounds, vocab)
     if state != FINE:
         return state
-    levels, segs, orders, headers, zeros = table[LEVELS], table[SEGS], table[ORDERS], table[HEADERS], table[ZEROS]
-    dim, mixed, out = table[DIM], table[MIXED], rows.ctypes.data
-    tokens, offsets, texts = tokens_.ctypes.data, offsets_.ctypes.data, offsets_.size - 1
+    levels, segs, orders = table[LEVELS], table[SEGS], table[ORDERS]
+    headers, zeros, dim, mixed, out = table[HEADERS], table[ZEROS], table[DIM], table[MIXED], rows.ctypes.data
+    tokens, offsets, texts = ids.ctypes.data, bounds.ctypes.data, bounds.size - 1
     order, depth = order_.ctypes.data, depth_.ctypes.data
     ring = room.ctypes.data + 8 * FOUND_COLUMNS
     cursor = part(ring, RECORD * RING)
     culprit, spare_at = part(cursor, 3), part(cursor, 4)
     clear(ring, cursor, zeros)
     missing = np.int64(0)  # bit c: the chunk of trigrams probed c rounds ago was not complete
-    for begin in range(0, tokens_.size + texts + SUMS + 1, CHUNK):
+    for begin in range(0, ids.size + texts + SUMS + 1, CHUNK):
         for i in range(begin, begin + CHUNK):
             before, token, after = neighbours(ring, i - 1)
             feed(after, cursor, tokens, offsets, texts)

@@ -1,7 +1,8 @@
 """numba body of the look-up for every window width and back-off: it takes the same steps as reference.py.
 
-A block is a run of whole texts, so no n-gram crosses from one text to another. Token q of a block owns the window cut
-around it. A term, which fills a position of a window, is the address of a vector, its scale and its storage type.
+A block is a run of whole texts, so no n-gram crosses from one text to another. Token q of a block owns the
+window cut around it. A term, which fills a position of a window, is the address of a vector, its scale and
+its storage type.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def set_key(keys: Any, c: Any, ids: Any) -> Any:
 
 @inlined
 def is_wanted(ids: Any, filled: Any, place: Any, order: Any) -> Any:
-    """Whether a window wants the n-gram at this placement: inside the text, and over something still unfilled."""
+    """Whether a window wants the n-gram at this placement: inside the text, and over something still
+    unfilled."""
     n = ids.size
     open_, inside = False, True
     for p in range(place, place + order):
@@ -87,7 +89,8 @@ def is_wanted(ids: Any, filled: Any, place: Any, order: Any) -> Any:
 
 @compiled
 def ask(ids: Any, filled: Any, order: Any, keys: Any, slot: Any) -> Any:
-    """The distinct n-grams that a step needs. Sets keys and slot[g], which of them begins at token g (-1: none).
+    """The distinct n-grams that a step needs. Sets keys and slot[g], which of them begins at token g (-1:
+    none).
 
     For the whole window g is its token; for shorter n-grams the token they begin with, counted from -before.
     """
@@ -132,9 +135,8 @@ def fill(
                 p, role = place + j, place * order + j
                 if was[p] == 0:
                     t = filled[q, p]
-                    terms[q, p, t, AT] = (
-                        row + get(headers, order) + role * (dim << kind)
-                    )  # int8, fp16, fp32 are 0, 1, 2
+                    # Int8, fp16, fp32 are 0, 1, 2.
+                    terms[q, p, t, AT] = row + get(headers, order) + role * (dim << kind)
                     terms[q, p, t, KIND] = kind
                     scales[q, p, t] = load_f32(row + scales_at + 4 * role)
                     filled[q, p] = t + 1
@@ -170,7 +172,9 @@ def add_position(row: Any, spare: Any, dim: Any, terms: Any, scales: Any, count:
 
 
 @compiled
-def add_up(terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, room: Any, out: Any, half: Any) -> Any:
+def add_up(
+    terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, room: Any, out: Any, half: Any
+) -> Any:
     """The sums of the tokens lo..hi-1 of one text.
 
     room float32 [2, dim]: scratch. out: address of token 0's row; half: bfloat16 instead of float32.
@@ -228,10 +232,12 @@ def lookup(
             if bad >= 0:
                 damage[:FOUND_COLUMNS] = found[bad]
                 return DAMAGED
-            fill(headers, dim, order, ids, slot, found, terms, scales, filled, served[a : a + m], depth[a : a + m])
+            order_of, depth_of = served[a : a + m], depth[a : a + m]
+            fill(headers, dim, order, ids, slot, found, terms, scales, filled, order_of, depth_of)
         size = dim * (2 if half else 4)
         for text in range(first, last):
-            add_up(terms, scales, filled, offsets[text] - a, offsets[text + 1] - a, turns, room, out + a * size, half)
+            begin, end = offsets[text] - a, offsets[text + 1] - a
+            add_up(terms, scales, filled, begin, end, turns, room, out + a * size, half)
         first = last
     return FINE
 

@@ -14,10 +14,11 @@ BATCH = 128  # keys whose slots are asked for together
 
 @compiled
 def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any) -> Any:
-    """Fill `slots` (all EMPTY) with every key; of equal keys the last wins. Returns the number of distinct keys, or -1
-    when one of them would lie `reach` slots or more after its home.
+    """Fill `slots` (all EMPTY) with every key; of equal keys the last wins. Returns the number of distinct
+    keys, or -1 when one of them would lie `reach` slots or more after its home.
 
-    keys uint64 [n, words]: the keys of the segments one after another; starts int64 [segments + 1]: where each begins.
+    keys uint64 [n, words]: the keys of the segments one after another; starts int64 [segments + 1]: where
+    each begins.
     """
     cap, words, distinct = slots.size, keys.shape[1], 0
     base = slots.ctypes.data
@@ -31,7 +32,9 @@ def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any)
                 prefetch(base + 8 * homes[j])
             for j in range(count):
                 row_id = (np.int64(s) << shift) | (begin + j - starts[s])
-                new = insert(slots, homes[j], reach, hashes[j] & LOW32, row_id, keys, starts, shift, begin + j)
+                new = insert(
+                    slots, homes[j], reach, hashes[j] & LOW32, row_id, keys, starts, shift, begin + j
+                )
                 if new < 0:
                     return -1
                 distinct += new
@@ -39,9 +42,11 @@ def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any)
 
 
 @compiled
-def insert(slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any) -> Any:
-    """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new n-gram, -1
-    when it would lie `left` slots or more after p."""
+def insert(
+    slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any
+) -> Any:
+    """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new
+    n-gram, -1 when it would lie `left` slots or more after p."""
     words, new = keys.shape[1], 1
     while slots[p] != EMPTY:
         if (slots[p] >> HALF) == mark:

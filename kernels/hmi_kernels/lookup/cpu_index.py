@@ -1,13 +1,12 @@
 """numba bodies of the index: probe and resolve along a chain. Integers and addresses only.
 
 A hash index is uint64 [cap] slots: high 32 bits a fingerprint, low 32 bits a row id, `EMPTY_SLOT` when free.
-A collision goes to the next slot, wrapping round. An n-gram's home slot depends on the index's salt, which nobody knows
-before the rows exist, and a search ends after `REACH` slots, so no text can be written to make searches long.
-A direct index (unigrams) has a slot for each token: a row id or `EMPTY_SLOT`. A row id is
-(ordinal of the segment << shift) | row.
-Before the nearer levels of an n-gram are probed, a filter in memory says which of them may have it. It keeps `lanes`
-words together, one for each level; an n-gram of a level sets three bits in that level's word.
-Slots come from a file: each value is bounded before it is followed.
+A collision goes to the next slot, wrapping round. An n-gram's home slot depends on the index's salt, which
+nobody knows before the rows exist, and a search ends after `REACH` slots, so no text can be written to make
+searches long. A direct index (unigrams) has a slot for each token: a row id or `EMPTY_SLOT`. A row id is
+(ordinal of the segment << shift) | row. Before the nearer levels of an n-gram are probed, a filter in memory
+says which of them may have it. It keeps `lanes` words together, one for each level; an n-gram of a level sets
+three bits in that level's word. Slots come from a file: each value is bounded before it is followed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from hmi_kernels.jit import compiled, get, inlined, load_u8, load_u64, lowest_bit, match8, prefetch, put, sieve4
+from hmi_kernels.jit import (
+    compiled,
+    get,
+    inlined,
+    load_u8,
+    load_u64,
+    lowest_bit,
+    match8,
+    prefetch,
+    put,
+    sieve4,
+)
 from hmi_kernels.lookup.layout import EMPTY_SLOT, FIELD_BITS
 
 EMPTY = np.uint64(EMPTY_SLOT)
@@ -31,9 +41,9 @@ LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, TABLE_FIELDS = 0, 1, 2, 3, 4, 
 # fields of a level (one index; the columns of the level table) and of a segment
 IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, SALT, FAR, LEVEL_COLUMNS = range(13)
 BASE, COUNT, SEEN, SEGMENT_COLUMNS = 0, 1, 2, 3
-# fields of an order: its levels (first, end); the filter over the first `LANES` of them, how many groups of words it
-# has (0: no filter) and a word with the bits of levels that it does not know; the filter of the last level alone, which
-# is mostly much larger, how many words it has (0: no filter) and that level's bit
+# fields of an order: its levels (first, end); the filter over the first `LANES` of them, how many groups of
+# words it has (0: no filter) and a word with the bits of levels that it does not know; the filter of the last
+# level alone, which is mostly much larger, how many words it has (0: no filter) and that level's bit
 FIRST, END, FILTER, GROUPS, LANES, UNKNOWN, LAST_FILTER, LAST_WORDS, LAST_BIT, ORDER_COLUMNS = (
     0,
     1,
@@ -85,8 +95,8 @@ def level_at(levels: Any, level: Any) -> Any:
 
 @inlined
 def next_match(level: Any, hashed: Any, step: Any) -> Any:
-    """Steps from the home slot to the first with this fingerprint, `step` or more; -1 if a free slot or the end of the
-    search comes before.
+    """Steps from the home slot to the first with this fingerprint, `step` or more; -1 if a free slot or the
+    end of the search comes before.
 
     Whole cache lines are compared; what lies in one before or after the slots is left out of the answer.
     """
@@ -119,7 +129,8 @@ def row_id_at(level: Any, hashed: Any, step: Any) -> Any:
 
 @inlined
 def place_of(level: Any, segs: Any, row_id: Any, found: Any) -> Any:
-    """Fill `found` from a row id and say whether it lies inside what the level covers (a damaged index may lie)."""
+    """Fill `found` from a row id and say whether it lies inside what the level covers (a damaged index may
+    lie)."""
     ordinal = row_id >> get(level, SHIFT)
     if ordinal >= get(level, NSEG):
         return False
@@ -140,8 +151,8 @@ def same_key(addr: Any, low: Any, high: Any, words: Any) -> Any:
 
 @inlined
 def is_meant(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
-    """Whether a row that has another key than what led to it may be what the index means here: an n-gram of the same
-    fingerprint. Else a sound row, perhaps, though in another one's place."""
+    """Whether a row that has another key than what led to it may be what the index means here: an n-gram of
+    the same fingerprint. Else a sound row, perhaps, though in another one's place."""
     if get(level, DIRECT):
         return False
     return (hash_of(load_u64(addr), load_u64(addr + 8), words) ^ hashed) & LOW32 == 0
@@ -173,7 +184,9 @@ def seek_hashed(level: Any, segs: Any, hashed: Any, found: Any) -> Any:
 @inlined
 def ask_level(level: Any, low: Any, hashed: Any) -> Any:
     """Ask for the slot where a level would have an n-gram."""
-    place = np.int64(low & LAST_ID) if get(level, DIRECT) else home_of(hashed, get(level, CAP), get(level, SALT))
+    place = (
+        np.int64(low & LAST_ID) if get(level, DIRECT) else home_of(hashed, get(level, CAP), get(level, SALT))
+    )
     slot = get(level, IDX) + 8 * place
     prefetch(slot)
     prefetch(slot + 56)  # a probe from the end of a cache line often goes on to the next
@@ -182,14 +195,22 @@ def ask_level(level: Any, low: Any, hashed: Any) -> Any:
 @inlined
 def seek_level(level: Any, segs: Any, low: Any, hashed: Any, found: Any) -> Any:
     """Fill `found` from a level by fingerprint; whether there is anything. Touches no row."""
-    return seek_direct(level, segs, low, found) if get(level, DIRECT) else seek_hashed(level, segs, hashed, found)
+    return (
+        seek_direct(level, segs, low, found)
+        if get(level, DIRECT)
+        else seek_hashed(level, segs, hashed, found)
+    )
 
 
 @inlined
 def filter_bits(mark: Any) -> Any:
     """The three bits that a fingerprint sets in its word."""
     six = np.uint64(63)
-    return (ONE << (mark & six)) | (ONE << ((mark >> np.uint64(6)) & six)) | (ONE << ((mark >> np.uint64(12)) & six))
+    return (
+        (ONE << (mark & six))
+        | (ONE << ((mark >> np.uint64(6)) & six))
+        | (ONE << ((mark >> np.uint64(12)) & six))
+    )
 
 
 @inlined
@@ -212,7 +233,8 @@ def ask_filters(order: Any, hashed: Any) -> Any:
 
 @inlined
 def sift(order: Any, hashed: Any) -> Any:
-    """Which of an order's levels may have an n-gram: bit i for the i-th, ones for all that no filter knows."""
+    """Which of an order's levels may have an n-gram: bit i for the i-th, ones for all that no filter
+    knows."""
     mark, left = hashed & LOW32, ~np.uint64(0)
     bits = filter_bits(mark)
     if get(order, GROUPS) != 0:
@@ -268,9 +290,11 @@ def ask_whole(row: Any, size: Any) -> Any:
 
 @inlined
 def ask_row(found: Any) -> Any:
-    """Ask for a row's first line, and for the first of its next page if it has one; for all of one not checked yet.
+    """Ask for a row's first line, and for the first of its next page if it has one; for all of one not
+    checked yet.
 
-    In a loop of nothing else: the processor waits for the page of what it is asked for, and can wait for many at once.
+    In a loop of nothing else: the processor waits for the page of what it is asked for, and can wait for many
+    at once.
     """
     row = get(found, ROW)
     if row != 0:

@@ -1,7 +1,8 @@
-"""The ring of records in which `hmi_kernels.lookup.cpu` keeps a token between its stages, and the stages that probe.
+"""The ring of records in which `hmi_kernels.lookup.cpu` keeps a token between its stages, and the stages that
+probe.
 
-A record holds a token's state: its keys and hashes, the levels that may have them, the rows found, and finally the
-terms of its window.
+A record holds a token's state: its keys and hashes, the levels that may have them, the rows found, and
+finally the terms of its window.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ CHUNK = 16  # tokens that a stage takes together
 SIFT, TRIGRAMS, PAIRS, ONES, TERMS = (1 + CHUNK * stage for stage in range(1, 6))
 SUMS = TERMS + 6
 RING = 128  # records, more than SUMS + CHUNK
-# a token's record, in words: its id (0 in a gap) and index in the batch (or GAP); key and hash of the trigram around
-# it and the levels that may have it; the same of the bigram that ends with it and of it alone, and whether they have
-# been asked for; what was found; the terms of its window (addresses of vectors; scales and, in the upper half of the
-# word, storage types) and whether the centre is a mean of two
+# a token's record, in words: its id (0 in a gap) and index in the batch (or GAP); key and hash of the trigram
+# around it and the levels that may have it; the same of the bigram that ends with it and of it alone, and
+# whether they have been asked for; what was found; the terms of its window (addresses of vectors; scales and,
+# in the upper half of the word, storage types) and whether the centre is a mean of two
 TOKEN, INDEX, PAIR_STATE, ONE_STATE = 0, 1, 2, 3
 TRI_KEY, PAIR_KEY, ONE_KEY = 4, 7, 10
 KEY, HASH, LEFT_OVER = 0, 1, 2
@@ -79,7 +80,8 @@ def forget(token: Any) -> Any:
 
 @inlined
 def feed(token: Any, cursor: Any, tokens: Any, offsets: Any, texts: Any) -> Any:
-    """The next token, or the gap around texts, into a record. cursor: next token, end of its text, next text."""
+    """The next token, or the gap around texts, into a record. cursor: next token, end of its text, next
+    text."""
     here, text = get(cursor, 0), get(cursor, 2)
     if here < get(cursor, 1):
         put(token, TOKEN, np.int64(load_i32(tokens + 4 * here)))
@@ -120,9 +122,12 @@ def ask(token: Any, at: Any, levels: Any, order: Any) -> Any:
 
 @inlined
 def seek(token: Any, at: Any, found: Any, levels: Any, segs: Any, order: Any) -> Any:
-    """Fill the words from `found` on with where the n-gram noted is; whether any level has its fingerprint."""
+    """Fill the words from `found` on with where the n-gram noted is; whether any level has its
+    fingerprint."""
     key, hashed = np.uint64(get(token, at + KEY)), np.uint64(get(token, at + HASH))
-    return seek_levels(levels, segs, order, key, hashed, np.uint64(get(token, at + LEFT_OVER)), part(token, found))
+    return seek_levels(
+        levels, segs, order, key, hashed, np.uint64(get(token, at + LEFT_OVER)), part(token, found)
+    )
 
 
 @inlined
@@ -174,7 +179,8 @@ def seek_one(token: Any, levels: Any, segs: Any, orders: Any) -> Any:
 
 @inlined
 def probe_trigram(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    """Where the trigram is, or else the bigrams on either side of the token asked for. Whether there was none."""
+    """Where the trigram is, or else the bigrams on either side of the token asked for. Whether there was
+    none."""
     if get(token, INDEX) == GAP or seek(token, TRI_KEY, TRI_FOUND, levels, segs, order_at(orders, 3)):
         return False
     if get(before, TOKEN) != 0:
@@ -217,7 +223,8 @@ def probe_ones(before: Any, token: Any, after: Any, levels: Any, segs: Any, orde
 
 @compiled
 def probe_exactly(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    """The slow tail: an n-gram of this window was another one of the same fingerprint. All again, by their keys."""
+    """The slow tail: an n-gram of this window was another one of the same fingerprint. All again, by their
+    keys."""
     zero, tri, two, one = np.uint64(0), order_at(orders, 3), order_at(orders, 2), order_at(orders, 1)
     key = trigram_key(before, token, after)
     seek_exactly(levels, segs, get(tri, FIRST), get(tri, END), key, zero, 1, part(token, TRI_FOUND))
@@ -227,4 +234,6 @@ def probe_exactly(before: Any, token: Any, after: Any, levels: Any, segs: Any, o
         seek_exactly(levels, segs, get(two, FIRST), get(two, END), key, zero, 1, part(here, PAIR_FOUND))
     for here in (before, token, after):
         put(here, ONE_KEY, np.int64(one_key(here)))
-        seek_exactly(levels, segs, get(one, FIRST), get(one, END), one_key(here), zero, 1, part(here, ONE_FOUND))
+        seek_exactly(
+            levels, segs, get(one, FIRST), get(one, END), one_key(here), zero, 1, part(here, ONE_FOUND)
+        )

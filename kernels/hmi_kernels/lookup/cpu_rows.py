@@ -11,7 +11,8 @@ from hmi_kernels.lookup.layout import CHECK_FACTOR, CHECK_KEYS, CHECK_STEPS, DTY
 
 HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
 INT8_MAX = np.float32(127)
-ROUNDER = np.float32(3 << 22)  # adding and taking it away rounds half to even, as long as the size is below 2**22
+# Adding and taking it away rounds half to even, as long as the size is below 2**22.
+ROUNDER = np.float32(3 << 22)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 OVERFLOW, HALF_OVERFLOW = (np.float32(TOO_LARGE[DTYPES[kind]]).view(np.uint32) for kind in ("fp32", "fp16"))
 LEAST_SCALE = np.float32(2.0**-126)  # smaller ones have too few bits to divide by
@@ -66,8 +67,8 @@ def sum_of(words: Any, header: Any) -> Any:
 
 @compiled
 def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
-    """Whether a row passes its check, be it of format 2: indexes span both, and what a row of one format holds passes
-    the other's check once in 2**64."""
+    """Whether a row passes its check, be it of format 2: indexes span both, and what a row of one format
+    holds passes the other's check once in 2**64."""
     words = carray(pointer(addr), (stride // 8,), np.uint64)
     check = words[header // 8 - 1]
     return check_of(words, header) == check or sum_of(words, header) == check
@@ -83,8 +84,8 @@ def check_rows(words: Any, header: Any, old: Any, sound: Any) -> Any:
 
 @inlined
 def peak(bits: Any) -> Any:
-    """The largest magnitude among float32 numbers, as its bits: whole numbers have no NaN to be careful about, so the
-    loop becomes vector instructions; infinities and NaN are above every finite number."""
+    """The largest magnitude among float32 numbers, as its bits: whole numbers have no NaN to be careful
+    about, so the loop becomes vector instructions; infinities and NaN are above every finite number."""
     top = np.uint32(0)
     for j in range(bits.size):
         top = max(top, bits[j] & MAGNITUDE)
@@ -104,17 +105,20 @@ def quantise(vector: Any, scale: Any, body: Any) -> Any:
 
 @inlined
 def to_half(bits: Any) -> Any:
-    """The half nearest to a float32 below `HALF_OVERFLOW`, half to even, as bits. The smallest halves are spaced like
-    the float32 numbers between a half and one, so adding a half rounds to them."""
+    """The half nearest to a float32 below `HALF_OVERFLOW`, half to even, as bits. The smallest halves are
+    spaced like the float32 numbers between a half and one, so adding a half rounds to them."""
     magnitude = bits & MAGNITUDE
-    normal = (magnitude - HALF_BIAS + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
+    normal = (
+        magnitude - HALF_BIAS + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))
+    ) >> np.uint32(13)
     small = as_bits(as_float(magnitude) + np.float32(0.5)) - as_bits(np.float32(0.5))
     return (normal if magnitude >= HALF_NORMAL else small) | ((bits >> np.uint32(16)) & np.uint32(0x8000))
 
 
 @inlined
 def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> Any:
-    """One vector, float32 [dim], and where it goes, uint8; its scale, float32 [1]. False: a number is too large."""
+    """One vector, float32 [dim], and where it goes, uint8; its scale, float32 [1]. False: a number is too
+    large."""
     top = peak(bits)
     if dtype == 0:
         whole = as_float(top) / INT8_MAX
@@ -136,7 +140,8 @@ def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> A
 def encode(keys: Any, vectors: Any, bits: Any, dtype: Any, scales_at: Any, header: Any, out: Any) -> Any:
     """keys uint64 [m, words], float32 [m, roles, dim] -> rows uint8 [m, stride], every byte of them.
 
-    bits: the vectors' memory as uint32. False when a number is infinite, NaN or too large for its storage type.
+    bits: the vectors' memory as uint32. False when a number is infinite, NaN or too large for its storage
+    type.
     """
     m, roles, dim = vectors.shape
     size = dim << dtype

@@ -1,4 +1,5 @@
-"""numba bodies that seek whole batches of n-grams along a chain and compare what was found with the rows' keys."""
+"""numba bodies that seek whole batches of n-grams along a chain and compare what was found with the rows'
+keys."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ ONE_TAG = np.uint64(1 << TAG_SHIFT)
 
 
 @compiled
-def seek_exactly(levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, words: Any, found: Any) -> Any:
+def seek_exactly(
+    levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, words: Any, found: Any
+) -> Any:
     """The slow tail: another n-gram carried the fingerprint (one look-up in some four thousand million)."""
     hashed = hash_of(low, high, words)
     for number in range(lo, hi):
@@ -66,8 +69,8 @@ def seek_exactly(levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, 
 def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any, found: Any) -> Any:
     """Look for keys[:m] in levels lo..hi-1 in turn, by fingerprint alone.
 
-    keys uint64 [.., 2] (low word, high word); found int64 [.., FOUND_COLUMNS]. The slots of a level are all asked for
-    before the first is used, so that the cache misses overlap. Touches no row.
+    keys uint64 [.., 2] (low word, high word); found int64 [.., FOUND_COLUMNS]. The slots of a level are all
+    asked for before the first is used, so that the cache misses overlap. Touches no row.
     """
     todo, hashes = np.empty(m, np.int64), np.empty(m, np.uint64)
     first = found.ctypes.data
@@ -91,7 +94,8 @@ def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any
 
 @compiled
 def first_use(headers: Any, found: Any) -> Any:
-    """Check a row that nobody used since it was mapped, and mark it. False: its bytes are not what was written."""
+    """Check a row that nobody used since it was mapped, and mark it. False: its bytes are not what was
+    written."""
     level, bit = get(found, LEVEL), get(found, BIT)
     if not row_is_sound(get(found, ROW), get(level, STRIDE), get(headers, get(level, ORDER))):
         return False
@@ -102,7 +106,8 @@ def first_use(headers: Any, found: Any) -> Any:
 
 @inlined
 def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
-    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first use.
+    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first
+    use.
 
     A row that is neither is DAMAGED: the index, which was read whole, does not mean it.
     """
@@ -117,9 +122,19 @@ def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
 
 @compiled
 def confirm(
-    levels: Any, segs: Any, headers: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any, found: Any, check: Any
+    levels: Any,
+    segs: Any,
+    headers: Any,
+    lo: Any,
+    hi: Any,
+    keys: Any,
+    m: Any,
+    words: Any,
+    found: Any,
+    check: Any,
 ) -> Any:
-    """Compare what `seek` found with the keys in the rows and check rows on first use. -1, or which is damaged."""
+    """Compare what `seek` found with the keys in the rows and check rows on first use. -1, or which is
+    damaged."""
     for i in range(m):
         if i % CHUNK == 0:
             for following in range(i, min(i + CHUNK, m)):
@@ -142,7 +157,8 @@ def confirm(
 
 @compiled
 def misplaced(level: Any, segs: Any, words: Any, found: Any) -> Any:
-    """Whether a row under an index has another key than the index means: the first such into `found` int64 [..]."""
+    """Whether a row under an index has another key than the index means: the first such into `found` int64
+    [..]."""
     at = found.ctypes.data
     for p in range(get(level, CAP)):
         slot = load_u64(get(level, IDX) + 8 * p)

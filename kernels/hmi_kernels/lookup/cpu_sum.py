@@ -1,4 +1,5 @@
-"""The last stage of `hmi_kernels.lookup.cpu`: a token's vector is the sum of its neighbours' terms and its own."""
+"""The last stage of `hmi_kernels.lookup.cpu`: a token's vector is the sum of its neighbours' terms and its
+own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def kind_of(token: Any, term: Any) -> Any:
 
 @inlined
 def add_small(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: Any) -> Any:
-    """The sum of a token's vectors, all int8, to address out; meanwhile the vectors of window `ahead` are asked for."""
+    """The sum of a token's vectors, all int8, to address out; meanwhile the vectors of window `ahead` are
+    asked for."""
     pc, p2 = get(token, VECTORS + CENTRE), get(token, VECTORS + CENTRE2)
     pr, pl = get(before, VECTORS + RIGHT), get(after, VECTORS + LEFT)
     sc, s2 = scale_of(token, CENTRE), scale_of(token, CENTRE2)
@@ -73,4 +75,6 @@ def add_mixed(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: An
         (after, LEFT, ONE),
     ):
         if mean or term != CENTRE2:
-            add_vector(row, dim, get(owner, VECTORS + term), scale_of(owner, term), weight, kind_of(owner, term))
+            add_vector(
+                row, dim, get(owner, VECTORS + term), scale_of(owner, term), weight, kind_of(owner, term)
+            )

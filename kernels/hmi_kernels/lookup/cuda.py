@@ -1,7 +1,8 @@
-"""The look-up on a CUDA device: the level table is uploaded once (cuda_upload.py), and batches stay on the device.
+"""The look-up on a CUDA device: the level table is uploaded once (cuda_upload.py), and batches stay on the
+device.
 
-The kernel is lookup.cu. It runs on a `Device`: cuda_device.py or, in the tests, a twin that runs the same source on
-the CPU.
+The kernel is lookup.cu. It runs on a `Device`: cuda_device.py or, in the tests, a twin that runs the same
+source on the CPU.
 """
 
 from __future__ import annotations
@@ -74,10 +75,11 @@ def lookup(
 ) -> None:
     """`ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
 
-    Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64 [texts + 1],
-    out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16 [total], all C-contiguous.
-    stream: raw handle of the stream that made them (torch: `torch.cuda.current_stream().cuda_stream`). Raises
-    ValueError for an array, offsets or a token id that does not fit; the outputs are then unspecified.
+    Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64
+    [texts + 1], out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16 [total],
+    all C-contiguous. stream: raw handle of the stream that made them (torch:
+    `torch.cuda.current_stream().cuda_stream`). Raises ValueError for an array, offsets or a token id that
+    does not fit; the outputs are then unspecified.
     """
     device = table.device
     with device.active(stream):
@@ -115,15 +117,20 @@ def lookup(
     if bad_offsets:
         raise ValueError(_bad_offsets(total))
     if bad_token:
-        raise ValueError(f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary")
+        raise ValueError(
+            f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary"
+        )
 
 
 def _bad_offsets(total: int) -> str:
     return f"offsets must rise from 0 to the number of tokens ({total})"
 
 
-def _array(device: Device, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> Array:
-    """The device's view of a caller's array. Raises ValueError unless shape and type are these (None: any length)."""
+def _array(
+    device: Device, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike
+) -> Array:
+    """The device's view of a caller's array. Raises ValueError unless shape and type are these (None: any
+    length)."""
     try:
         found = device.view(array)
     except ValueError as error:

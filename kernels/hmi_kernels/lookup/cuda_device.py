@@ -23,7 +23,8 @@ class NoDevice(RuntimeError):
 
 
 class CudaDevice:
-    """`cuda.Device` on a GPU. Raises NoDevice. Thread-safe; each call works on its thread's current stream."""
+    """`cuda.Device` on a GPU. Raises NoDevice. Thread-safe; each call works on its thread's current
+    stream."""
 
     def __init__(self, index: int = 0) -> None:
         self._cupy = cupy = _cupy()
@@ -32,7 +33,9 @@ class CudaDevice:
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise NoDevice(f"CUDA does not start ({error}): look at the driver with nvidia-smi") from error
         if not 0 <= index < count:
-            raise NoDevice(f"there is no CUDA device {index}, this machine has {count}: choose 0..{count - 1}")
+            raise NoDevice(
+                f"there is no CUDA device {index}, this machine has {count}: choose 0..{count - 1}"
+            )
         self.index = index
         module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
         with cupy.cuda.Device(index):
@@ -63,10 +66,14 @@ class CudaDevice:
 
     def view(self, array: Array) -> Array:
         if not hasattr(array, "__cuda_array_interface__"):
-            raise ValueError(f"a {type(array).__name__} is not in device memory: copy it there, or use Reader.lookup")
+            raise ValueError(
+                f"a {type(array).__name__} is not in device memory: copy it there, or use Reader.lookup"
+            )
         found = self._cupy.asarray(array)
         if found.size and found.device.id != self.index:
-            raise ValueError(f"it is on device {found.device.id}, the table on device {self.index}: copy it there")
+            raise ValueError(
+                f"it is on device {found.device.id}, the table on device {self.index}: copy it there"
+            )
         return found
 
     def address(self, array: Array) -> int:

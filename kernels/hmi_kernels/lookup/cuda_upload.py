@@ -1,4 +1,5 @@
-"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one block of memory."""
+"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one block of
+memory."""
 
 from __future__ import annotations
 
@@ -46,11 +47,13 @@ class _Plan:
             self.size += _up(array.nbytes)
 
 
-def upload(table: LevelTable, device: Device, soon: Callable[[Bytes], None] = lambda rows: None) -> DeviceTable:
+def upload(
+    table: LevelTable, device: Device, soon: Callable[[Bytes], None] = lambda rows: None
+) -> DeviceTable:
     """Copy a table's indexes and rows to a device; every row not yet verified is checked on the way.
 
-    soon: told of rows a chunk before they are read, so that it may have them read from disk. Raises DeviceFull, and
-    DamagedRow when a row is not what was written; nothing stays allocated then.
+    soon: told of rows a chunk before they are read, so that it may have them read from disk. Raises
+    DeviceFull, and DamagedRow when a row is not what was written; nothing stays allocated then.
     """
     with device.active(None):
         plan = _plan(table)
@@ -80,7 +83,12 @@ def _up(size: int) -> int:
 
 def _plan(table: LevelTable) -> _Plan:
     views = [view for run in table.runs for view in run.segments]
-    words = TABLE_WORDS + STEP_WORDS * len(table.steps) + LEVEL_WORDS * len(table.runs) + SEGMENT_WORDS * len(views)
+    words = (
+        TABLE_WORDS
+        + STEP_WORDS * len(table.steps)
+        + LEVEL_WORDS * len(table.runs)
+        + SEGMENT_WORDS * len(views)
+    )
     plan = _Plan(_up(8 * words), {})
     for run in table.runs:
         plan.place(run.slots)
@@ -122,7 +130,9 @@ def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int
     ]
 
 
-def _fill(table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]) -> None:
+def _fill(
+    table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]
+) -> None:
     """Upload slots and rows, each array once."""
     done: set[int] = set()
     segment = 0
@@ -140,7 +150,8 @@ def _fill(table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: C
 def _checked(
     view: RowsView, n: int, order: int, segment: int, soon: Callable[[Bytes], None]
 ) -> Iterator[tuple[int, Bytes]]:
-    """A segment's rows in chunks with their place, checked unless they are known to be sound. Raises DamagedRow."""
+    """A segment's rows in chunks with their place, checked unless they are known to be sound. Raises
+    DamagedRow."""
     step = max(1, CHUNK_BYTES // view.rows.shape[1] // 64) * 64  # whole words of the bitmap
     soon(view.rows[:step])
     for start in range(0, len(view.rows), step):

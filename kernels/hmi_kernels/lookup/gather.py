@@ -1,4 +1,5 @@
-"""The best that this machine can do with rows in memory: the limits that benchmarks compare the look-up with."""
+"""The best that this machine can do with rows in memory: the limits that benchmarks compare the look-up
+with."""
 
 from __future__ import annotations
 

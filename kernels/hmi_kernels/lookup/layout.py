@@ -1,16 +1,16 @@
 """How one n-gram entry lies in memory: the contract between the store's files and the kernels.
 
-Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n holds one vector for each placement s = 0..n-k of
-the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
+Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n holds one vector for each placement s =
+0..n-k of the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
 
-    0           u64 * words   packed key (see `pack_keys`); beside the scales, so that comparing it costs no cache miss
-    8 * words   f32 * roles   one scale per vector (1.0 for the float types)
-    header - 8  u64           the row's check (see `row_checks`; of format 2 `sum_checks`); 0 in rows of format 1
-    header      the vectors, one after another, int8 | fp16 | fp32
+    0           u64 * words   packed key (see `pack_keys`); beside the scales, so that comparing it costs no
+    cache miss 8 * words   f32 * roles   one scale per vector (1.0 for the float types) header - 8  u64
+    the row's check (see `row_checks`; of format 2 `sum_checks`); 0 in rows of format 1 header      the
+    vectors, one after another, int8 | fp16 | fp32
 
-Header and row are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian.
-For n = 3 the roles are: trigram left, centre, right; bigram left of x and centre of y in (x, y, .), centre of x and
-right of y in (., x, y); unigram left, centre, right.
+Header and row are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian. For n = 3 the roles
+are: trigram left, centre, right; bigram left of x and centre of y in (x, y, .), centre of x and right of y in
+(., x, y); unigram left, centre, right.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ ROW_ALIGN: Final = 16
 ID_LIMIT: Final = 1 << 20  # token ids are below this
 FIELD_BITS: Final = 21
 WORD_IDS: Final = 3  # ids in one word of a key
-TAG_SHIFT: Final = 62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
+TAG_SHIFT: Final = (
+    62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
+)
 CHECK_FACTOR: Final = 0x9E3779B97F4A7C15  # of format 2
 CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of a row's first word, and of the end
-CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)  # what a word's keys are above those of the one before
+# What a word's keys are above those of the one before.
+CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)
 DTYPES: Final = {"int8": 0, "fp16": 1, "fp32": 2}
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("i1"), 1: np.dtype("<f2"), 2: np.dtype("<f4")}
 EMPTY_SLOT: Final = 0xFFFFFFFFFFFFFFFF
 PLAIN_SALT: Final = 1  # the salt of an index that has none: it changes nothing
 REACH: Final = 1024  # an n-gram lies less than so many slots after its home; random keys come to some 500
 MAX_INDEXED: Final = 3 << 30  # rows under one index: its slots, 4/3 as many, are still numbered by 32 bits
-TOO_LARGE: Final = {0: 2.0**124, 1: 65520.0, 2: 2.0**124}  # by storage type: sums of five stay finite, halves too
+# By storage type: sums of five stay finite, halves too.
+TOO_LARGE: Final = {0: 2.0**124, 1: 65520.0, 2: 2.0**124}
 
 Keys = NDArray[np.uint64]  # [m, words]
 Bytes = NDArray[np.uint8]
@@ -79,7 +83,8 @@ def stride(n: int, order: int, dim: int, dtype: int) -> int:
 def pack_keys(ngrams: NDArray[np.uint32]) -> Keys:
     """uint32 [m, order] of ids below `ID_LIMIT` -> uint64 [m, words].
 
-    Word 0 holds the last three ids (the last one lowest) and, up to order 3, the order as a tag; word 1 the ids before.
+    Word 0 holds the last three ids (the last one lowest) and, up to order 3, the order as a tag; word 1 the
+    ids before.
     """
     m, order = ngrams.shape
     keys = np.zeros((m, words(order)), np.uint64)
@@ -127,10 +132,11 @@ def halves(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     """What the check of uint8 [m, stride] rows must be, uint64 [m]: the slow, plain meaning.
 
-    Two sums over the row's u64 words w_j, the check itself taken as 0: of halves(w_j + a_j) and of halves(w_j ^ b_j),
-    where (a_0, b_0) are `CHECK_KEYS` and each further word's are `CHECK_STEPS` higher; stride + their product, folded,
-    after another xor with `CHECK_KEYS`. All modulo 2**64. A product of halves changes by what the other half is, so
-    that damage in one place is the negative of damage in another once in 2**32, and in both sums once in 2**64.
+    Two sums over the row's u64 words w_j, the check itself taken as 0: of halves(w_j + a_j) and of halves(w_j
+    ^ b_j), where (a_0, b_0) are `CHECK_KEYS` and each further word's are `CHECK_STEPS` higher; stride + their
+    product, folded, after another xor with `CHECK_KEYS`. All modulo 2**64. A product of halves changes by
+    what the other half is, so that damage in one place is the negative of damage in another once in 2**32,
+    and in both sums once in 2**64.
     """
     row_words = _without_checks(rows, n, order)
     j = np.arange(row_words.shape[1], dtype=np.uint64)
@@ -146,7 +152,8 @@ def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
 def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     """The same of rows of format 2: stride + the sum of w_j * CHECK_FACTOR * (2 j + 1) over the words w_j.
 
-    Damage inside one word always shows; in two words it may cancel out, as it does when both lose their highest bit.
+    Damage inside one word always shows; in two words it may cancel out, as it does when both lose their
+    highest bit.
     """
     row_words = _without_checks(rows, n, order)
     odd = np.arange(row_words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)

@@ -77,8 +77,8 @@ def lookup(
     """Aggregate a ragged batch into out [total, dim], order int8 [total] and depth int16 [total].
 
     out is float32, or uint16 for the bits of bfloat16 (the float32 sum rounded to nearest, half to even).
-    Raises ValueError when offsets are not rising from 0 to len(tokens) or an id is outside 0..vocab-1, and DamagedRow
-    when a row is not what was written; the outputs are then unspecified.
+    Raises ValueError when offsets are not rising from 0 to len(tokens) or an id is outside 0..vocab-1, and
+    DamagedRow when a row is not what was written; the outputs are then unspecified.
     """
     assert out.shape == (tokens.size, table.dim)
     assert out.dtype in (np.float32, np.uint16)
@@ -92,7 +92,9 @@ def lookup(
         state = cpu.lookup(table.fields, tokens, offsets, vocab, rows, half, order, depth, room)
     else:
         steps, turns = table.steps, table.turns
-        state = cpu_any.lookup(table.fields, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room)
+        state = cpu_any.lookup(
+            table.fields, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room
+        )
     if state != cpu_batch.FINE:
         _refuse(state, tokens, vocab)
         raise _damaged(table, room)
@@ -103,7 +105,9 @@ def _refuse(state: int, tokens: NDArray[np.int32], vocab: int) -> None:
     if state == cpu_batch.BAD_OFFSETS:
         raise ValueError(f"offsets must rise from 0 to the number of tokens ({tokens.size})")
     if state == cpu_batch.BAD_TOKEN:
-        raise ValueError(f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary")
+        raise ValueError(
+            f"every token id must be in 0..{vocab - 1}; the batch was cut with another vocabulary"
+        )
 
 
 def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
@@ -124,9 +128,12 @@ def _number(table: LevelTable, level: Ints) -> Ints:
     return numbers
 
 
-def find(table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bool = True) -> tuple[Ints, Ints]:
-    """(address int64 [m], level int64 [m]) of each n-gram, uint32 [m, order], in its nearest version; 0 and -1 where
-    absent. `check` says whether rows are checked on first use; without it only their keys are read. Raises DamagedRow.
+def find(
+    table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bool = True
+) -> tuple[Ints, Ints]:
+    """(address int64 [m], level int64 [m]) of each n-gram, uint32 [m, order], in its nearest version; 0 and
+    -1 where absent. `check` says whether rows are checked on first use; without it only their keys are read.
+    Raises DamagedRow.
     """
     keys, found, lo, hi = _sought(table, order, ngrams)
     levels, segs, headers = table.fields[[cpu_index.LEVELS, cpu_index.SEGS, cpu_index.HEADERS]].tolist()
@@ -138,14 +145,15 @@ def find(table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bo
 
 
 def places(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> Ints:
-    """Addresses, int64 [k], of the rows that `find` would read, told from the indexes alone as by `candidates`."""
+    """Addresses, int64 [k], of the rows that `find` would read, told from the indexes alone as by
+    `candidates`."""
     addresses: Ints = _sought(table, order, ngrams)[1][:, cpu_index.ROW]
     return np.compress(addresses != 0, addresses)
 
 
 def check_places(table: LevelTable) -> None:
-    """Raises DamagedRow unless each row under a table's indexes is of the n-gram that the index means, as far as the
-    index tells. Reads every slot and the first line of every row that one leads to."""
+    """Raises DamagedRow unless each row under a table's indexes is of the n-gram that the index means, as far
+    as the index tells. Reads every slot and the first line of every row that one leads to."""
     found = np.zeros(cpu_index.FOUND_COLUMNS, np.int64)
     levels, segs = table.fields[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
     for number, run in enumerate(table.runs):
@@ -168,10 +176,11 @@ def _for_kernel(keys: Keys) -> Keys:
 
 
 def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> Ints:
-    """Addresses, int64 [k], of the rows that a look-up of this batch would touch, told from the indexes alone.
+    """Addresses, int64 [k], of the rows that a look-up of this batch would touch, told from the indexes
+    alone.
 
-    Reads no row: a fingerprint that lies (one in 2**32) adds or hides an address, which costs time only. Raises
-    ValueError as `lookup` does.
+    Reads no row: a fingerprint that lies (one in 2**32) adds or hides an address, which costs time only.
+    Raises ValueError as `lookup` does.
     """
     _refuse(cpu_batch.checked(tokens, offsets, ID_LIMIT), tokens, ID_LIMIT)
     rows: Ints = cpu_any.candidates(table.fields, table.steps, table.turns, tokens, offsets)
@@ -181,8 +190,8 @@ def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np
 def build_index(segment_keys: Sequence[Keys], salt: int = PLAIN_SALT) -> tuple[Keys, int, int]:
     """(slots uint64 [cap], shift, distinct keys) over segments' keys uint64 [m, words], oldest segment first.
 
-    Of equal keys the newest wins. salt: odd, below 2**64. Raises ValueError when there are more rows than an index can
-    number, Crowded when an n-gram would lie `REACH` slots or more after its home.
+    Of equal keys the newest wins. salt: odd, below 2**64. Raises ValueError when there are more rows than an
+    index can number, Crowded when an n-gram would lie `REACH` slots or more after its home.
     """
     shift, starts = _numbering(segment_keys)
     keys = np.concatenate(segment_keys) if segment_keys else np.zeros((0, 1), np.uint64)
@@ -212,12 +221,17 @@ def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
     counts = [len(keys) for keys in segment_keys]
     shift = max(max(counts, default=1) - 1, 1).bit_length()
     if len(counts) << shift >= 1 << 32 or sum(counts) > MAX_INDEXED:
-        raise ValueError(f"more rows than one index can number, {MAX_INDEXED}: use larger segments or several indexes")
+        raise ValueError(
+            f"more rows than one index can number, {MAX_INDEXED}: use larger segments or several indexes"
+        )
     return shift, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def encode(ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None) -> Bytes:
-    """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with checks.
+def encode(
+    ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None
+) -> Bytes:
+    """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with
+    checks.
 
     The rows are written to `out` if it is given. Raises ValueError for a number that is not below
     `hmi_kernels.lookup.layout.TOO_LARGE`.

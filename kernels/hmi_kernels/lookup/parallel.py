@@ -22,7 +22,8 @@ def lookup(
     order: NDArray[np.int8],
     depth: NDArray[np.int16],
 ) -> None:
-    """`ops.lookup` as up to `parts` tasks of whole texts on the caller's thread pool; the same bits, the same errors.
+    """`ops.lookup` as up to `parts` tasks of whole texts on the caller's thread pool; the same bits, the same
+    errors.
 
     The kernels release the GIL. Worth it from some thousand tokens on; a small batch is quicker without.
     """
@@ -42,7 +43,8 @@ def lookup(
 
 
 def text_cuts(offsets: NDArray[np.int64], tokens: int, parts: int) -> list[int]:
-    """Numbers of texts, from 0 to all, that cut a batch into runs of about equal tokens; [] for a malformed batch."""
+    """Numbers of texts, from 0 to all, that cut a batch into runs of about equal tokens; [] for a malformed
+    batch."""
     if offsets.size < 2 or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets) < 0).any():
         return []
     marks = np.arange(1, parts) * tokens // parts

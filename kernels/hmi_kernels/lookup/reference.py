@@ -1,7 +1,8 @@
 """The reference of every kernel, slow and obvious, in plain Python and numpy: the tests' oracle.
 
-A chain here is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, any order per key.
-Steps say how a window is filled: a list of (order, depth), depth None for every version, nearest first.
+A chain here is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, any order
+per key. Steps say how a window is filled: a list of (order, depth), depth None for every version, nearest
+first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Steps = Sequence[tuple[int, int | None]]
 
 
 def default_steps(n: int) -> list[tuple[int, int | None]]:
-    """Longer n-grams first, of each the nearest version's: a grandparent's trigram beats the domain's bigram."""
+    """Longer n-grams first, of each the nearest version's: a grandparent's trigram beats the domain's
+    bigram."""
     return [(order, None) for order in range(n, 0, -1)]
 
 
@@ -43,8 +45,11 @@ def bfloat16(values: Vectors) -> NDArray[np.uint16]:
     return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, np.uint16)
 
 
-def find(chain: Sequence[Entries], ngram: tuple[int, ...], depth: int | None = None) -> tuple[Vectors | None, int]:
-    """The nearest version's entry (or that of the version `depth`) and its depth; (None, -1) if there is none."""
+def find(
+    chain: Sequence[Entries], ngram: tuple[int, ...], depth: int | None = None
+) -> tuple[Vectors | None, int]:
+    """The nearest version's entry (or that of the version `depth`) and its depth; (None, -1) if there is
+    none."""
     for at, entries in enumerate(chain):
         if depth in (None, at) and ngram in entries:
             return entries[ngram], at
@@ -54,8 +59,8 @@ def find(chain: Sequence[Entries], ngram: tuple[int, ...], depth: int | None = N
 def window(
     chain: Sequence[Entries], ids: tuple[int, ...], dim: int, steps: Steps | None = None
 ) -> tuple[Vectors, int, int]:
-    """The vectors float32 [n, dim] of one window, the highest order that filled any of it (0: nothing), and the depth
-    of the first n-gram of order 2 or more that did (-1: none)."""
+    """The vectors float32 [n, dim] of one window, the highest order that filled any of it (0: nothing), and
+    the depth of the first n-gram of order 2 or more that did (-1: none)."""
     n = len(ids)
     vectors, filled = np.zeros((n, dim), np.float32), [False] * n
     served, first = 0, -1
@@ -78,7 +83,8 @@ def window(
 
 
 def _placements(ids: tuple[int, ...], order: int, filled: list[bool]) -> list[int]:
-    """Where an n-gram of this order is looked up: anywhere inside the text that covers a position still unfilled."""
+    """Where an n-gram of this order is looked up: anywhere inside the text that covers a position still
+    unfilled."""
     n = len(ids)
     if order == n:
         return [0]  # the window itself, its zeros included
@@ -119,7 +125,8 @@ def lookup(
 
 
 def positions(n: int) -> list[int]:
-    """The order in which a token's n vectors are added: the centre, then (n = 3) right and left or (else) rising."""
+    """The order in which a token's n vectors are added: the centre, then (n = 3) right and left or (else)
+    rising."""
     centre = before(n)
     others = [p for p in range(n) if p != centre]
     return [centre, *(reversed(others) if n == 3 else others)]

@@ -30,7 +30,9 @@ class RowsView:
     """The rows of one segment and which of them have been checked since it was mapped."""
 
     rows: Bytes  # uint8 [count, stride]
-    verified: Keys  # uint64 [(count + 63) // 64], writable: bit r % 64 of word r // 64 is row r's; all ones = no checks
+    verified: (
+        Keys  # uint64 [(count + 63) // 64], writable: row r is bit r % 64 of word r // 64; all ones: none
+    )
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class IndexRun:
 
 @dataclass(frozen=True)
 class LevelTable:
-    """A chain as the kernels read it. Keeps the arrays that it points at alive; for the columns see cpu_index.py."""
+    """A chain as the kernels read it. Keeps the arrays that it points at alive; for the columns see
+    cpu_index.py."""
 
     n: int
     dim: int
@@ -69,7 +72,8 @@ class LevelTable:
 
 
 class DamagedRow(Exception):
-    """A row is not what was written. `segment` counts the runs' segments in the order of `LevelTable.runs`."""
+    """A row is not what was written. `segment` counts the runs' segments in the order of
+    `LevelTable.runs`."""
 
     def __init__(self, segment: int, row: int) -> None:
         super().__init__(f"row {row} of segment {segment} fails its check")
@@ -82,7 +86,8 @@ def level_table(
 ) -> LevelTable:
     """runs: nearest version first, newest run of a version first; any mix of orders 1..n.
 
-    steps: how a window is filled, (order, depth) or (order, None) for every version; None: the longest n-grams first.
+    steps: how a window is filled, (order, depth) or (order, None) for every version; None: the longest
+    n-grams first.
     """
     assert 1 <= n <= MAX_N
     ordered = sorted(runs, key=lambda run: (-run.order, run.depth))  # stable: newest first inside a version
@@ -126,7 +131,9 @@ def level_table(
         orders=orders,
         filters=filters,
         zeros=zeros,
-        fields=np.array([*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64),
+        fields=np.array(
+            [*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64
+        ),
         plain=n == 3 and list(asked) == default_steps(n),
     )
 
@@ -137,7 +144,8 @@ def salt_word(run: IndexRun) -> int:
 
 
 def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tuple[Keys, ...]]:
-    """The orders' table, and its filters: of each order one for the last level and one for those before it."""
+    """The orders' table, and its filters: of each order one for the last level and one for those before
+    it."""
     orders, filters = np.zeros((n + 1, cpu_index.ORDER_COLUMNS), np.int64), []
     # where there is no filter the kernels still ask the cache for it: at an address that costs nothing
     orders[:, [cpu_index.FILTER, cpu_index.LAST_FILTER]] = orders.ctypes.data
@@ -148,7 +156,11 @@ def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tupl
         if any(near):
             groups = _filter(near, -(-len(near) // 4) * 4)
             unknown = ~sum(1 << lane for lane, run in enumerate(near) if run)
-            orders[order, cpu_index.FILTER : cpu_index.LAST_FILTER] = groups.ctypes.data, *groups.shape, unknown
+            orders[order, cpu_index.FILTER : cpu_index.LAST_FILTER] = (
+                groups.ctypes.data,
+                *groups.shape,
+                unknown,
+            )
             filters.append(groups)
         if 0 < end - first < 63 and _is_filtered(runs[end - 1]):
             words = _filter([runs[end - 1]], 1)

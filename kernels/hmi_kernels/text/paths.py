@@ -13,8 +13,8 @@ from hmi_kernels.jit import compiled
 def viterbi(scores: Any, moves: Any, came: Any, path: Any) -> Any:
     """Fill path int64 [words] with the labels of the greatest sum; of equal ones the lowest label.
 
-    scores float32 [words, labels], at least one word; moves float32 [labels + 1, labels]: what a label gets after
-    another, the last row at the beginning. came int32 [words, labels] is room to work in.
+    scores float32 [words, labels], at least one word; moves float32 [labels + 1, labels]: what a label gets
+    after another, the last row at the beginning. came int32 [words, labels] is room to work in.
     """
     words, labels = scores.shape
     reached, best = np.empty(labels, np.float32), np.empty(labels, np.float32)
@@ -41,8 +41,8 @@ def viterbi(scores: Any, moves: Any, came: Any, path: Any) -> Any:
 def forward_backward(words: Any, start: Any, steps: Any, out: Any) -> Any:
     """Fill out float64 [words, labels] with the probability of each label at each word over all paths.
 
-    words float64 [words, labels], start [labels], steps [labels, labels]: weights, not their logarithms. Scaled at each
-    word, so that long texts neither vanish nor overflow.
+    words float64 [words, labels], start [labels], steps [labels, labels]: weights, not their logarithms.
+    Scaled at each word, so that long texts neither vanish nor overflow.
     """
     count, labels = words.shape
     now, after, turned = np.empty(labels), np.ones(labels), np.ascontiguousarray(steps.T)

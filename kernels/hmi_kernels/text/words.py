@@ -32,8 +32,8 @@ def bucket_of(hashed: Any, buckets: Any) -> Any:
 def word_features(codes: Any, starts: Any, buckets: Any, ids: Any, offsets: Any) -> Any:
     """Fill ids int64 and offsets int64 [words + 1]: word w's buckets are ids[offsets[w]:offsets[w + 1]].
 
-    codes uint64: word w's own are codes[starts[w]:starts[w + 1]], the ones that tell most first. `ids` must have room
-    for len(codes) + words · (2 · NEAR + 2 · FAR + 1). Returns how many were written.
+    codes uint64: word w's own are codes[starts[w]:starts[w + 1]], the ones that tell most first. `ids` must
+    have room for len(codes) + words · (2 · NEAR + 2 · FAR + 1). Returns how many were written.
     """
     at, words = 0, starts.size - 1
     for w in range(words):

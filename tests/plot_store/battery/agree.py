@@ -15,7 +15,8 @@ from plot_store import PlotStoreError, Reader, Store
 
 
 def problems(store: Store, model: Plain, *, thorough: bool = True) -> list[str]:
-    """Everything that differs, in words; empty when all is well. Thorough: not only current versions, and all bytes."""
+    """Everything that differs, in words; empty when all is well. Thorough: not only current versions, and all
+    bytes."""
     try:
         found = _names(store, model) or _vectors(store, model, thorough)
         if thorough:
@@ -37,7 +38,9 @@ def _names(store: Store, model: Plain) -> list[str]:
             return [f"{ref} has {len(ids)} versions, not {len(kept)}"]
         if ids[kept.index(model.current[ref])] != refs[ref]:
             found.append(f"{ref} points at place {ids.index(refs[ref])} of its history")
-        tags = {f"{ref}@{name}": kept.index(version) for (of, name), version in model.tags.items() if of == ref}
+        tags = {
+            f"{ref}@{name}": kept.index(version) for (of, name), version in model.tags.items() if of == ref
+        }
         if {tag: ids.index(version_id) for tag, version_id in store.tags(ref).items()} != tags:
             found.append(f"{ref} has tags {store.tags(ref)}, not {tags}")
     return found + _pins(store, model)
@@ -51,7 +54,11 @@ def _pins(store: Store, model: Plain) -> list[str]:
     found = []
     for pin in store.pins():
         with store.reader(pin.version) as reader:
-            meant = [v for v, owner in model.pins if owner == pin.owner and model.versions[v].ref == reader.version.ref]
+            meant = [
+                v
+                for v, owner in model.pins
+                if owner == pin.owner and model.versions[v].ref == reader.version.ref
+            ]
             if all(wrong_vectors(reader, model, v) for v in meant):
                 found.append(f"{pin.owner} pins {pin.version}, which is none of the versions that it should")
     return found
@@ -111,7 +118,8 @@ def wrong_texts(reader: Reader, chain: list[plain.Entries], seed: int) -> list[s
 
 
 def strays(store: Store, held: Iterable[str] = ()) -> list[str]:
-    """Files that no version names, and the other way round. Call it after a collection. held: ids that readers hold."""
+    """Files that no version names, and the other way round. Call it after a collection. held: ids that
+    readers hold."""
     ids = {version.id for ref in store.refs() for version in store.history(ref)}
     ids |= {pin.version for pin in store.pins()} | set(held)
     named = {segment.name for version in ids for link in store.chain(version) for segment in link.segments}

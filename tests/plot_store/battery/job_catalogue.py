@@ -26,7 +26,9 @@ def spoil_pages(rng: random.Random, good: bytes) -> tuple[str, bytes]:
     """A damaged data.mdb, and how."""
     bad = bytearray(good)
     pages = len(bad) // PAGE
-    kind = rng.choice(["bits", "bits", "zero page", "noise page", "swap", "cut", "short", "header", "meta", "old page"])
+    kind = rng.choice(
+        ["bits", "bits", "zero page", "noise page", "swap", "cut", "short", "header", "meta", "old page"]
+    )
     at = rng.randrange(pages) * PAGE
     if kind == "bits":
         for _ in range(rng.choice((1, 1, 4, 32))):
@@ -49,7 +51,9 @@ def spoil_pages(rng: random.Random, good: bytes) -> tuple[str, bytes]:
     return f"{kind} at page {at // PAGE} of {pages}", bytes(bad)
 
 
-def catalogue(*, emit: Callable[[Any], None], folder: str, side: str, ops: Ops, changed: list[bool], seed: int) -> Any:
+def catalogue(
+    *, emit: Callable[[Any], None], folder: str, side: str, ops: Ops, changed: list[bool], seed: int
+) -> Any:
     """Emits {"found", "answer"}: "refused" by the probe or the store, or "valid"."""
     rng, model = random.Random(seed), plain.after([Op(*op) for op in ops], changed)
     good = (Path(folder) / "store" / "catalogue" / "data.mdb").read_bytes()
@@ -65,7 +69,11 @@ def catalogue(*, emit: Callable[[Any], None], folder: str, side: str, ops: Ops, 
         emit({"how": f"{how}, sound to the probe"})
         answers: Counter[str] = Counter()
         found = _serve(made / "store", model, Path(side), answers)
-    return {"how": how, "found": found, "answer": "valid" if answers["valid"] else f"store: {sorted(answers)}"}
+    return {
+        "how": how,
+        "found": found,
+        "answer": "valid" if answers["valid"] else f"store: {sorted(answers)}",
+    }
 
 
 def _serve(path: Path, model: Plain, side: Path, answers: Counter[str]) -> list[str]:

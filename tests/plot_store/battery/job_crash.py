@@ -20,7 +20,8 @@ Ops = list[list[Any]]
 
 
 def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str = "") -> None:
-    """Do the operations with the recorder on; a mark follows each. Emits, for each, whether it changed anything."""
+    """Do the operations with the recorder on; a mark follows each. Emits, for each, whether it changed
+    anything."""
     sabotage.plant(bug)
     recorder = Recorder(folder, log)
     with Store.open(Path(folder) / "deep" / "store", create=True) as store:
@@ -31,7 +32,9 @@ def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str =
     recorder.stop()
 
 
-def judge(*, emit: Emit, folder: str, side: str, ops: Ops, changed: list[bool], done: int, redo: bool = True) -> Any:
+def judge(
+    *, emit: Emit, folder: str, side: str, ops: Ops, changed: list[bool], done: int, redo: bool = True
+) -> Any:
     """The violations in a store in which `done` operations were acknowledged and the next may have happened.
 
     done -1: not even the store's creation was. {"found": […], "next": whether the next one was there}.
@@ -82,7 +85,9 @@ def _exported(path: Path, ops: list[Op], changed: list[bool]) -> list[str]:
         version = store.import_archive(path.parent / "out.plot")
         with store.reader(ref) as reader:
             wrong = agree.wrong_vectors(reader, model, model.current[ref])
-        return [f"export: {what}" for what in wrong] + ([] if version.ref == ref else [f"export is of {version.ref}"])
+        return [f"export: {what}" for what in wrong] + (
+            [] if version.ref == ref else [f"export is of {version.ref}"]
+        )
 
 
 def go_on(

@@ -1,4 +1,5 @@
-"""Jobs that damage segments, catalogue records and exports: all is found, and no wrong vector is ever returned."""
+"""Jobs that damage segments, catalogue records and exports: all is found, and no wrong vector is ever
+returned."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def spoil_words(rng: random.Random, good: bytes) -> tuple[str, bytes]:
-    """One bit of several 8-byte words near each other, the highest more often: where a sum of words may not show it."""
+    """One bit of several 8-byte words near each other, the highest more often: where a sum of words may not
+    show it."""
     bad, bit = bytearray(good), rng.choice((63, rng.randrange(64)))
     near = range(rng.randrange(max(1, len(good) // 8 - 32)), len(good) // 8)[:32]
     words = rng.sample(near, rng.choice((2, 2, 2, 4, 8)))

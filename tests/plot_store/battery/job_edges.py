@@ -1,5 +1,6 @@
-"""Jobs at the edges: a lost segment, a map that grows under readers, a base that only a build holds, dead readers by
-the thousand, as many mappings as the system gives. Each emits {"found": what is wrong, "tried": how often}.
+"""Jobs at the edges: a lost segment, a map that grows under readers, a base that only a build holds, dead
+readers by the thousand, as many mappings as the system gives. Each emits {"found": what is wrong, "tried":
+how often}.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _wrong_records(txn: Txn) -> list[str]:
 
 
 def ground(*, emit: Emit, folder: str, bug: str = "") -> Any:
-    """An extending build goes on where it began, though the ref moved on and another process collected since."""
+    """An extending build goes on where it began, though the ref moved on and another process collected
+    since."""
     sabotage.plant(bug)
     path, found = Path(folder) / "store", []
     ref, added = "r", {**plain.entries("r", 4), **plain.entries("r", 3)}
@@ -151,7 +153,9 @@ def dead(*, emit: Emit, folder: str) -> Any:
         found = [] if keys == ["r"] else [f"refs are {keys}"]
         play.play(store, Op("publish", "r", 2), 1, path)
         found += ["a new process failed"] if os.waitpid(spawn(lambda: _collect(path)), 0)[1] else []
-        found += agree.problems(store, plain.after([Op("publish", "r", 1), Op("publish", "r", 2), Op("gc", arg=1)]))
+        found += agree.problems(
+            store, plain.after([Op("publish", "r", 1), Op("publish", "r", 2), Op("gc", arg=1)])
+        )
     return {"found": found, "tried": told * EACH}
 
 
@@ -169,7 +173,8 @@ def _hold(path: Path, out: int) -> None:
 
 
 def mappings(*, emit: Emit, folder: str) -> Any:
-    """A process maps segments until it may not; then all but opening more goes on, and that again after some went."""
+    """A process maps segments until it may not; then all but opening more goes on, and that again after some
+    went."""
     path = Path(folder) / "store"
     with Store.open(path, create=True) as store:
         for number, ref in enumerate("rs"):

@@ -1,4 +1,5 @@
-"""Jobs of the fault tests: one call during which one operation on files goes wrong, and a disk that is really full."""
+"""Jobs of the fault tests: one call during which one operation on files goes wrong, and a disk that is really
+full."""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ def fault(
 ) -> Any:
     """Do `call` on a store in which `ops` were done; its at-th operation of these kinds goes wrong (0: none).
 
-    sticky: all later ones too. Then the store must be as before or after the call, and the call must work again.
-    Emits {"count": operations of the call, "failed": kind of error, "found": what is wrong, "ops", "changed": all that
-    was done in the end, "reopened": whether the store worked again only after it was opened anew}.
+    sticky: all later ones too. Then the store must be as before or after the call, and the call must work
+    again. Emits {"count": operations of the call, "failed": kind of error, "found": what is wrong, "ops",
+    "changed": all that was done in the end, "reopened": whether the store worked again only after it was
+    opened anew}.
     """
     follow = [*(Op(*op) for op in ops), Op(*call)]
     recorder = Recorder(folder, log)
@@ -53,7 +55,8 @@ def fault(
     failed, done = play.kind_of_failure(store, follow[-1], len(ops), Path(side))
     count = recorder.count()
     recorder.plan(0, 0, "fail")
-    reopened = _gave_up(store)  # also after a call that leaves its build unfinished, and so hides what its thread met
+    # Also after a call that leaves its build unfinished, and so hides what its thread met.
+    reopened = _gave_up(store)
     if reopened:
         store.close()
         store = Store.open(Path(folder) / "store")
@@ -104,7 +107,8 @@ def creation(*, emit: Emit, folder: str, at: int, sticky: bool, action: str, cod
 
 
 def full_disk(*, emit: Emit, folder: str, side: str, ops: Ops, size: int) -> Any:
-    """Do the operations on a disk of `size` bytes that is enlarged whenever it is full. Emits how often it was."""
+    """Do the operations on a disk of `size` bytes that is enlarged whenever it is full. Emits how often it
+    was."""
     disk, listed = Path(folder), [Op(*op) for op in ops]
     full, found, ended = 0, [], []
 

@@ -1,7 +1,8 @@
-"""Jobs with many processes at one store: readers beside a builder and the collector, and readers that are killed.
+"""Jobs with many processes at one store: readers beside a builder and the collector, and readers that are
+killed.
 
-Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up must answer is
-plain arithmetic, exact in fp32.
+Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up must
+answer is plain arithmetic, exact in fp32.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def publish(store: Store, v: int) -> None:
 
 
 def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(what the small numbers add up to, float32 [tokens, 4]; how many vectors were added, float32 [tokens, 1])."""
+    """(what the small numbers add up to, float32 [tokens, 4]; how many vectors were added, float32 [tokens,
+    1])."""
     padded = np.concatenate([[0], text, [0]])
     row = [25 * a + 5 * b + c for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
     total, added = SMALL[row, 1].copy(), np.ones((len(text), 1), np.float32)
@@ -50,7 +52,8 @@ def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Shared:
     """Two numbers that all processes see: the newest acknowledged version, and whether to stop.
 
-    In an array, which stores eight bytes at once: `struct.pack_into` first writes zeros, and others may see them.
+    In an array, which stores eight bytes at once: `struct.pack_into` first writes zeros, and others may see
+    them.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,8 @@ ACKED, STOP = 0, 1
 
 
 def spawn(work: Callable[[], None], said: Path | None = None) -> int:
-    """Run `work` in a forked process; its id. It exits with 1, and says why (in the file `said`, too), if it raises."""
+    """Run `work` in a forked process; its id. It exits with 1, and says why (in the file `said`, too), if it
+    raises."""
     pid = os.fork()
     if pid:
         return pid
@@ -106,7 +110,8 @@ def collect(path: Path, shared: Shared) -> None:
 
 
 def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
-    """Every answer is one published version's, never older than what was acknowledged or than the one before."""
+    """Every answer is one published version's, never older than what was acknowledged or than the one
+    before."""
     rng = np.random.default_rng(seed)
     texts = [rng.integers(1, 5, int(rng.integers(1, 12))).astype(np.int32) for _ in range(32)]
     asked = [(text, np.array([0, len(text)], np.int64), *expected(text)) for text in texts]
@@ -122,7 +127,10 @@ def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
                 for i in range(turn, min(turn + STAY, reads)):
                     tokens, offsets, small, added = asked[i % 32]
                     answer, _ = reader.lookup(tokens, offsets)
-                    assert np.array_equal(answer, small + added * np.float32(1024 * (v % WRAP))), (v, tokens.tolist())
+                    assert np.array_equal(answer, small + added * np.float32(1024 * (v % WRAP))), (
+                        v,
+                        tokens.tolist(),
+                    )
     os.write(out, struct.pack("<q", seen))
 
 
@@ -133,7 +141,10 @@ def history(*, emit: Callable[[Any], None], folder: str, readers: int, reads: in
         publish(store, 0)
     incoming, outgoing = os.pipe()
     others = [spawn(work, said) for work in (lambda: build(path, shared), lambda: collect(path, shared))]
-    working = [spawn(lambda s=seed: read(path, shared, s, reads // readers, outgoing), said) for seed in range(readers)]
+    working = [
+        spawn(lambda s=seed: read(path, shared, s, reads // readers, outgoing), said)
+        for seed in range(readers)
+    ]
     ends = {f"reader {i}": wait(pid) for i, pid in enumerate(working)}
     shared.put(STOP, 1)
     ends |= {name: wait(pid) for name, pid in zip(("builder", "collector"), others, strict=True)}

@@ -1,4 +1,5 @@
-"""The job of the kill test: random operations on a store, each acknowledged when it has returned, until it dies."""
+"""The job of the kill test: random operations on a store, each acknowledged when it has returned, until it
+dies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from plot_store import Store
 
 
 def operations(seed: int, first: int, count: int) -> list[Op]:
-    """Operations first..first + count - 1 of an endless list. The first is a collection: it ends unfinished builds."""
+    """Operations first..first + count - 1 of an endless list. The first is a collection: it ends unfinished
+    builds."""
     numbers = range(first, first + count)
     return [Op("gc", arg=2) if n == first else draw(random.Random(seed * 1_000_003 + n), n) for n in numbers]
 
@@ -34,7 +36,8 @@ def live(
 ) -> None:
     """Emits "open", then for each operation (kind of error or "", whether it changed anything).
 
-    kinds, at, after: die by SIGKILL before (after) the at-th operation on files of these kinds; at = 0: live on.
+    kinds, at, after: die by SIGKILL before (after) the at-th operation on files of these kinds; at = 0: live
+    on.
     """
     recorder = Recorder(folder)
     if at:

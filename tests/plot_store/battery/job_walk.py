@@ -20,7 +20,8 @@ HELD = 3  # readers that are open all the while
 
 
 def walk(*, emit: Callable[[Any], None], folder: str, side: str, seed: int, count: int, thorough: int) -> Any:
-    """`count` operations; every `thorough`-th is followed by a look at everything. Emits {"found", "done": by kind}."""
+    """`count` operations; every `thorough`-th is followed by a look at everything. Emits {"found", "done": by
+    kind}."""
     rng, model = random.Random(seed), Plain()
     done: Counter[str] = Counter()
     held: list[tuple[Reader, int]] = []
@@ -35,7 +36,10 @@ def walk(*, emit: Callable[[Any], None], folder: str, side: str, seed: int, coun
                 model.apply(Op("gc", arg=9))
                 found = agree.problems(store, model) + agree.strays(store, [r.version.id for r, _ in held])
             if found:
-                return {"found": [f"seed {seed}, operation {number}, {op}: {what}" for what in found], "done": done}
+                return {
+                    "found": [f"seed {seed}, operation {number}, {op}: {what}" for what in found],
+                    "done": done,
+                }
         for reader, _ in held:
             reader.close()
     return {"found": [], "done": done}
@@ -75,7 +79,8 @@ def compared(store: Store, model: Plain, old: str, ref: str, before: int | None)
     assert before is not None
     after = model.current[ref]
     a, b = (
-        {g: v for i in reversed(model.chain(at)) for g, v in model.versions[i].own.items()} for at in (before, after)
+        {g: v for i in reversed(model.chain(at)) for g, v in model.versions[i].own.items()}
+        for at in (before, after)
     )
     told_of = model.versions[before].own.keys() | model.versions[after].own.keys()
     found = []

@@ -1,7 +1,7 @@
 """A warm process that forks a child for each job, so that a job that may die costs milliseconds.
 
-The warm process imports everything and loads the kernels once, with iolog.so preloaded and idle. A job is a function
-of jobs.py; what it emits comes back line by line, also when it is killed half-way.
+The warm process imports everything and loads the kernels once, with iolog.so preloaded and idle. A job is a
+function of jobs.py; what it emits comes back line by line, also when it is killed half-way.
 
     with Nursery(iolog) as nursery:
         outcome = nursery.run("check", folder=…)
@@ -36,7 +36,8 @@ AHEAD = 8  # jobs that wait for each process
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job emitted, and how it ended: signal 0 and error "" when well, hung when it had to be stopped."""
+    """What a job emitted, and how it ended: signal 0 and error "" when well, hung when it had to be
+    stopped."""
 
     lines: list[Any]
     signal: int
@@ -85,7 +86,9 @@ class Nursery:
         )
         self._answer()
 
-    def run(self, job: str, *, kill_after: float | None = None, patience: float = PATIENCE_S, **given: Any) -> Outcome:
+    def run(
+        self, job: str, *, kill_after: float | None = None, patience: float = PATIENCE_S, **given: Any
+    ) -> Outcome:
         """Run a job in a child; SIGKILL it after `kill_after` seconds, if it lives so long."""
         request = {"job": job, "kill_after": kill_after, "patience": patience, "given": given}
         assert self._process.stdin is not None
@@ -176,7 +179,11 @@ def _child(jobs: Any, request: dict[str, Any]) -> dict[str, Any]:
     status = os.waitpid(pid, 0)[1]
     died = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     complete = [json.loads(line) for line in b"".join(lines).split(b"\n")[:-1]]
-    error = complete.pop()["error"] if complete and isinstance(complete[-1], dict) and "error" in complete[-1] else ""
+    error = (
+        complete.pop()["error"]
+        if complete and isinstance(complete[-1], dict) and "error" in complete[-1]
+        else ""
+    )
     return {"lines": complete, "signal": died, "error": error, "hung": hung}
 
 

@@ -1,7 +1,7 @@
 """The oracle: what a store must hold after a list of operations, kept in dictionaries.
 
-`Op` is the vocabulary of the whole battery. `Plain.apply` says what an operation does; `play.py` does the same to a
-real store; `problems` in `agree.py` compares the two.
+`Op` is the vocabulary of the whole battery. `Plain.apply` says what an operation does; `play.py` does the
+same to a real store; `problems` in `agree.py` compares the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Content = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 class Op(NamedTuple):
-    """kind: see `Plain`. seed makes the content; arg is a position, a number of versions or an operation's number."""
+    """kind: see `Plain`. seed makes the content; arg is a position, a number of versions or an operation's
+    number."""
 
     kind: str
     ref: str = ""
@@ -39,14 +40,16 @@ class Refused(Exception):
 
 
 def schema_of(ref: str) -> Schema:
-    """Fixed for each ref, so that a build can always be extended; a branch may store another type than its parent."""
+    """Fixed for each ref, so that a build can always be extended; a branch may store another type than its
+    parent."""
     dtype = TYPES[sum(map(ord, ref)) % 3]
     return Schema(n=WINDOWS.get(ref.partition("/")[0], 3), dim=DIM, vocab=VOCAB, dtype=dtype)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
 def content(ref: str, seed: int) -> Content:
-    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, the highest order first."""
+    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, the highest order
+    first."""
     rng, n = np.random.default_rng(seed), schema_of(ref).n
     made: Content = {}
     for order in range(n, 0, -1):
@@ -80,14 +83,16 @@ class Version:
 
 @dataclass
 class Plain:
-    """versions: all there ever were. current, kept: where refs point, and their histories, newest publication first."""
+    """versions: all there ever were. current, kept: where refs point, and their histories, newest publication
+    first."""
 
     versions: list[Version] = field(default_factory=list)
     current: dict[str, int] = field(default_factory=dict)
     kept: dict[str, list[int]] = field(default_factory=dict)
     tags: dict[tuple[str, str], int] = field(default_factory=dict)
     pins: set[tuple[int, str]] = field(default_factory=set)  # version, owner
-    begun: dict[tuple[str, int], int | None] = field(default_factory=dict)  # unfinished builds: the parent they took
+    # Unfinished builds: the parent they took.
+    begun: dict[tuple[str, int], int | None] = field(default_factory=dict)
 
     def apply(self, op: Op, changed: bool = True) -> None:
         """changed=False: the store says that it found nothing to do (a compaction may). Raises Refused."""
@@ -100,7 +105,8 @@ class Plain:
     _sealed = _publish  # the same in two steps
 
     def _begin(self, op: Op) -> None:
-        """A build that is left unfinished. It keeps the parent that it began with, until a collection takes it."""
+        """A build that is left unfinished. It keeps the parent that it began with, until a collection takes
+        it."""
         self.begun.setdefault((op.ref, op.seed), self._parent(op.ref))
 
     def _finish(self, op: Op) -> None:
@@ -141,7 +147,9 @@ class Plain:
         held = {*self.tags.values(), *(version for version, _ in self.pins)}
         self.begun.clear()  # `play` counts every build as abandoned
         for ref, versions in self.kept.items():
-            self.kept[ref] = [v for i, v in enumerate(versions) if i < op.arg or v == self.current[ref] or v in held]
+            self.kept[ref] = [
+                v for i, v in enumerate(versions) if i < op.arg or v == self.current[ref] or v in held
+            ]
 
     def _tag(self, op: Op) -> None:
         current = self._need(op.ref)
@@ -196,7 +204,8 @@ class Plain:
 
 
 def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
-    """The model after these operations; those that must fail change nothing. changed: one for each that has ended."""
+    """The model after these operations; those that must fail change nothing. changed: one for each that has
+    ended."""
     plain = Plain()
     for i, op in enumerate(ops):
         try:

@@ -15,7 +15,8 @@ AT_ONCE = -60.0  # files of this moment count as old
 
 
 def play(store: Store, op: Op, number: int, side: Path) -> bool:
-    """Do it; whether it changed anything. side: where `prepare` left its archives. Raises what the store does."""
+    """Do it; whether it changed anything. side: where `prepare` left its archives. Raises what the store
+    does."""
     return bool(globals()[f"_{op.kind}"](store, op, number, side))
 
 

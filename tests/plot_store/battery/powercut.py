@@ -1,10 +1,10 @@
 """What a disk may hold after a power cut, rebuilt from the log of iolog.c.
 
-The model is as strict as POSIX. A file's bytes are durable when its fsync returns; before that any part of any write
-may be there, torn at 512 or 4,096 bytes. A folder's entries are durable when the folder's fsync returns; before that
-a prefix of the changes, in their order, may be. Syncing a file says nothing of its name, and sync_file_range nothing
-at all. After a failed fsync the kernel takes the pages for clean: what they held is lost for good, whatever later
-fsyncs say.
+The model is as strict as POSIX. A file's bytes are durable when its fsync returns; before that any part of
+any write may be there, torn at 512 or 4,096 bytes. A folder's entries are durable when the folder's fsync
+returns; before that a prefix of the changes, in their order, may be. Syncing a file says nothing of its name,
+and sync_file_range nothing at all. After a failed fsync the kernel takes the pages for clean: what they held
+is lost for good, whatever later fsyncs say.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class _File:
 
 @dataclass
 class _Folder:
-    """Its entries as the running process sees them, the durable ones, and the changes since its last fsync."""
+    """Its entries as the running process sees them, the durable ones, and the changes since its last
+    fsync."""
 
     seen: dict[str, _File | _Folder] = field(default_factory=dict)
     durable: dict[str, _File | _Folder] = field(default_factory=dict)
@@ -88,7 +89,9 @@ class Disk:
             content = (start or {})[path]
             above, name = self._place(path)
             assert above is not None
-            above.seen[name] = above.durable[name] = _Folder() if content is None else _File(bytearray(content))
+            above.seen[name] = above.durable[name] = (
+                _Folder() if content is None else _File(bytearray(content))
+            )
 
     def apply(self, op: Op) -> None:
         """Raises NotImplementedError for a call that this model does not know."""
@@ -145,7 +148,8 @@ class Disk:
             node.waiting.clear()
 
     def _lose(self, op: Op) -> None:
-        """A failed fsync. Which pages made it is unknown; here: none, and the file's length stays as it was."""
+        """A failed fsync. Which pages made it is unknown; here: none, and the file's length stays as it
+        was."""
         node = self._find(op.path)
         if isinstance(node, _File):
             node.waiting.clear()
@@ -154,7 +158,9 @@ class Disk:
         target = op.data.decode()
         node, (above, name) = self._find(op.path), self._place(op.path)
         if posixpath.dirname(op.path) != posixpath.dirname(target) or node is None or above is None:
-            raise NotImplementedError(f"{op.path} became {target}: only renames inside one folder are modelled")
+            raise NotImplementedError(
+                f"{op.path} became {target}: only renames inside one folder are modelled"
+            )
         above.change(_Change(name, posixpath.basename(target), node))
 
     def _remove(self, op: Op) -> None:

@@ -110,7 +110,8 @@ def ref_before_manifest() -> None:
 
 
 def name_before_sync() -> None:
-    """Segments get their names, and their bytes are made durable after that, though before any record names them."""
+    """Segments get their names, and their bytes are made durable after that, though before any record names
+    them."""
     files.sync_file = lambda fd: None
     real = promote.promote
 

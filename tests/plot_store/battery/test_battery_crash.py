@@ -19,7 +19,8 @@ from plain import SCRIPT, Op
 from powercut import MARK, Disk, Tree, read_log, read_tree, write_tree
 
 TWICE = [Op("publish", "r", 4), Op("publish", "r", 4)]  # the second names files whose names are there
-RARE = {"named before its fsync": (TWICE, 40), "collection reversed": (SCRIPT, 6)}  # percent of the states to look at
+# Percent of the states to look at.
+RARE = {"named before its fsync": (TWICE, 40), "collection reversed": (SCRIPT, 6)}
 RECIPES = ("none", "all", "random", "random", "random", "random")
 
 
@@ -46,7 +47,9 @@ class Recording:
         with lab.scratch() as folder:
             self.root = str(folder / "disk")
             Path(self.root).mkdir()
-            outcome = nursery.run("record", folder=self.root, log=folder / "log", side=side, ops=script, bug=bug)
+            outcome = nursery.run(
+                "record", folder=self.root, log=folder / "log", side=side, ops=script, bug=bug
+            )
             assert outcome.well, outcome
             self.changed: list[bool] = outcome.lines
             self.ops = list(read_log(folder / "log"))
@@ -110,7 +113,9 @@ def test_no_power_cut_loses_anything(
     ends: Counter[str] = Counter()
     while judged < wanted:
         share = min(1.0, (wanted - judged) / (4.0 * len(recording.ops)))
-        for done, verdict in nurseries.map(lambda n, s: judge(n, recording, side, s), recording.states(seed, share)):
+        for done, verdict in nurseries.map(
+            lambda n, s: judge(n, recording, side, s), recording.states(seed, share)
+        ):
             judged += 1
             bad.update(f"after {done}: {what}" for what in verdict["found"])
             ends["new" if verdict.get("next") else verdict.get("refused", "old")] += 1
@@ -122,7 +127,8 @@ def test_no_power_cut_loses_anything(
     )
     assert not bad, bad.most_common(5)
     assert ends["old"] > wanted // 10
-    assert ends["new"] > 30  # all there are, some 80: a change that is done but not yet acknowledged is a short while
+    # All there are, some 80: a change that is done but not yet acknowledged is a short while.
+    assert ends["new"] > 30
 
 
 @pytest.mark.parametrize("bug", list(sabotage.BUGS))
@@ -134,7 +140,8 @@ def test_a_planted_bug_is_caught(
     judged, caught = 0, 0
     example: list[str] = []
     for _, verdict in nurseries.map(
-        lambda n, s: judge(n, recording, side, s), recording.states(1, min(100, counts(share, 10 * share)) / 100)
+        lambda n, s: judge(n, recording, side, s),
+        recording.states(1, min(100, counts(share, 10 * share)) / 100),
     ):
         judged += 1
         if verdict["found"]:

@@ -1,4 +1,5 @@
-"""Damaged segments, records, exports and data.mdb files: all found, no wrong vector, no crash of who serves."""
+"""Damaged segments, records, exports and data.mdb files: all found, no wrong vector, no crash of who
+serves."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def batches(
             shutil.copytree(ground.folder, copy, dirs_exist_ok=True)
             place = {} if job == "archives" else {"folder": copy}
             outcome = nursery.run(job, first=first, count=min(BATCH, total - first), **place, **given)
-        return outcome.result if outcome.well else {"found": [f"batch {first}: {outcome.trouble}"], "answers": {}}
+        return (
+            outcome.result
+            if outcome.well
+            else {"found": [f"batch {first}: {outcome.trouble}"], "answers": {}}
+        )
 
     found: list[str] = []
     answers: Counter[str] = Counter()
@@ -72,7 +77,9 @@ def test_damaged_segments(
 ) -> None:
     total = counts(200, 2000)
     found, answers = batches(nurseries, "segments", total, {"ops": OPS, "changed": ground.changed}, ground)
-    tell(f"damaged segments: {total:,}, all found by verify: answers {dict(answers)}, {len(found)} violations")
+    tell(
+        f"damaged segments: {total:,}, all found by verify: answers {dict(answers)}, {len(found)} violations"
+    )
     assert not found, "\n".join(found[:20])
     assert answers["look-up: damaged"] > 0
     assert answers["reader: damaged"] > 0
@@ -110,7 +117,9 @@ def test_damaged_catalogues(
         )
         if not outcome.well:
             return "crash", [f"seed {seed}, {outcome.lines[-1:]}: {outcome.trouble}"]
-        return outcome.result["answer"], [f"seed {seed}, {outcome.result['how']}: {w}" for w in outcome.result["found"]]
+        return outcome.result["answer"], [
+            f"seed {seed}, {outcome.result['how']}: {w}" for w in outcome.result["found"]
+        ]
 
     answers: Counter[str] = Counter()
     found: list[str] = []

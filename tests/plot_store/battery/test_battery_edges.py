@@ -1,4 +1,5 @@
-"""What is rare: a lost segment, a map that grows, a base that only a build holds, dead readers, too many mappings.
+"""What is rare: a lost segment, a map that grows, a base that only a build holds, dead readers, too many
+mappings.
 
 For each of the first three, a planted bug is caught by it; see sabotage.py.
 """
@@ -18,7 +19,9 @@ from nursery import Nurseries, Outcome
 def run(nurseries: Nurseries, job: str, bug: str = "") -> Outcome:
     given: dict[str, Any] = {"bug": bug} if bug else {}
     with lab.scratch() as folder:
-        place = {"refs": [ref for ref in plain.REFS if "/" not in ref]} if job == "lost" else {"folder": folder}
+        place = (
+            {"refs": [ref for ref in plain.REFS if "/" not in ref]} if job == "lost" else {"folder": folder}
+        )
         return nurseries.run(job, patience=300, **place, **given)
 
 

@@ -116,14 +116,20 @@ def strike(
             code=fault.code,
             kinds=fault.kinds,
         )
-    return outcome.result if outcome.well else {"found": [outcome.trouble], "failed": "dead", "reopened": False}
+    return (
+        outcome.result if outcome.well else {"found": [outcome.trouble], "failed": "dead", "reopened": False}
+    )
 
 
-def rounds(nurseries: Nurseries, ground: Ground, faults: list[Fault], most: int) -> list[tuple[Op, Fault, int]]:
+def rounds(
+    nurseries: Nurseries, ground: Ground, faults: list[Fault], most: int
+) -> list[tuple[Op, Fault, int]]:
     """(call, fault, which operation): all there are, or a random part of so many."""
     found: list[tuple[Op, Fault, int]] = []
     pairs = [(call, fault) for call in CALLS for fault in faults]
-    for (call, fault), quiet in zip(pairs, nurseries.map(lambda n, p: strike(n, ground, *p, 0), pairs), strict=True):
+    for (call, fault), quiet in zip(
+        pairs, nurseries.map(lambda n, p: strike(n, ground, *p, 0), pairs), strict=True
+    ):
         assert quiet["found"] == [], (call, quiet)
         found += [(call, fault, at) for at in range(1, quiet["count"] + 1)]
     return found if not most else random.Random(1).sample(found, min(most, len(found)))
@@ -136,13 +142,16 @@ def test_each_operation_of_each_call_goes_wrong(
     kinds: Counter[str] = Counter()
     struck: Counter[str] = Counter()
     bad, reopened = [], 0
-    for (call, fault, at), answer in zip(plan, nurseries.map(lambda n, p: strike(n, ground, *p), plan), strict=True):
+    for (call, fault, at), answer in zip(
+        plan, nurseries.map(lambda n, p: strike(n, ground, *p), plan), strict=True
+    ):
         struck[fault.name] += 1
         kinds[answer["failed"] or "none"] += 1
         reopened += answer["reopened"]
         bad += [f"{fault.name} at operation {at} of {call}: {what}" for what in answer["found"][:1]]
     tell(
-        f"faults: {len(plan):,} over {len(CALLS)} calls {dict(struck)}: answers {dict(kinds)}, {reopened} opened "
+        f"faults: {len(plan):,} over {len(CALLS)} calls {dict(struck)}: answers {dict(kinds)}, "
+        f"{reopened} opened "
         f"anew, {len(bad)} violations"
     )
     assert not bad, "\n".join(bad[:20])
@@ -177,7 +186,8 @@ def test_creation_with_faults(nurseries: Nurseries, tell: Callable[[str], None])
 def test_a_failed_fsync_is_not_believed_later(
     nurseries: Nurseries, ground: Ground, counts: Callable[[int, int], int], tell: Callable[[str], None]
 ) -> None:
-    """After a failed fsync what was unsynced is lost, even if a later fsync succeeds: the power goes at the end."""
+    """After a failed fsync what was unsynced is lost, even if a later fsync succeeds: the power goes at the
+    end."""
 
     def lose(nursery: Nursery, given: tuple[Op, Fault, int]) -> list[str]:
         with lab.scratch() as folder:

@@ -1,4 +1,5 @@
-"""A disk that is really full, again and again: each call ends in StoreFull or in success, never in between."""
+"""A disk that is really full, again and again: each call ends in StoreFull or in success, never in
+between."""
 
 from __future__ import annotations
 
@@ -45,6 +46,8 @@ def test_a_full_disk_of_twenty_sizes(nurseries: Nurseries, tell: Callable[[str],
         play.prepare(side)
         answers = list(nurseries.map(fill, SIZES))
     bad = [what for _, found in answers for what in found]
-    tell(f"full disk: {len(SIZES)} sizes, full {sum(full for full, _ in answers)} times, {len(bad)} violations")
+    tell(
+        f"full disk: {len(SIZES)} sizes, full {sum(full for full, _ in answers)} times, {len(bad)} violations"
+    )
     assert not bad, bad
     assert min(full for full, _ in answers) > 0

@@ -20,7 +20,8 @@ def test_every_read_is_of_one_published_version(
         outcome = nurseries.run("history", folder=folder, readers=READERS, reads=total, patience=3000)
     answer = outcome.result
     tell(
-        f"history: {total:,} reads by {READERS} processes of {answer['versions']:,} versions, beside a builder and "
+        f"history: {total:,} reads by {READERS} processes of {answer['versions']:,} versions, beside a "
+        "builder and "
         f"the collector: {len(answer['failed'])} failed, {len(answer['found'])} left wrong"
     )
     assert not answer["failed"], (answer["failed"], answer["said"])
@@ -41,7 +42,8 @@ def test_readers_killed_while_mapped(
     answers = list(nurseries.map(one, range(total // KILLS)))
     failed, found = sum(a["failed"] for a in answers), [what for a in answers for what in a["found"]]
     tell(
-        f"readers killed while mapped: {total}, beside {sum(a['versions'] for a in answers):,} publications and the "
+        f"readers killed while mapped: {total}, beside {sum(a['versions'] for a in answers):,} "
+        "publications and the "
         f"collector: {failed} failed, {len(found)} left wrong"
     )
     assert not failed, "see stderr"

@@ -1,4 +1,5 @@
-"""kill -9 at random moments and at named points: what was acknowledged is there, what was not is there whole or not."""
+"""kill -9 at random moments and at named points: what was acknowledged is there, what was not is there whole
+or not."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def test_killed_at_any_time(
             bad += found
         seed += 2
     tell(
-        f"kill -9: {deaths.total() - deaths['none']:,} processes killed ({dict(deaths)}), then found {dict(whole)}: "
+        f"kill -9: {deaths.total() - deaths['none']:,} processes killed ({dict(deaths)}), then found "
+        f"{dict(whole)}: "
         f"{len(bad)} violations"
     )
     assert not bad, bad

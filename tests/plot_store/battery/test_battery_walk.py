@@ -1,4 +1,5 @@
-"""Random operations against a dictionary. test_store_stateful.py does the same for less, and shrinks what it finds."""
+"""Random operations against a dictionary. test_store_stateful.py does the same for less, and shrinks what it
+finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Seeded damage to bytes, and repair of the checksums above it, so that the code behind them is reached as well."""
+"""Seeded damage to bytes, and repair of the checksums above it, so that the code behind them is reached as
+well."""
 
 from __future__ import annotations
 
@@ -16,7 +17,23 @@ from plot_store.care.archive_format import Packer, Unpacker
 from plot_store.catalogue import records
 from plot_store.segments.format import HEADER_BYTES, ROWS, Layout
 
-NUMBERS = (0, 1, 2, 3, 5, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    0x7F,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    1 << 20,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 40,
+    1 << 62,
+    (1 << 64) - 1,
+)
 HEAD = 320  # where the fields lie that decide sizes
 Bytes = bytearray
 
@@ -92,7 +109,8 @@ EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
 
 
 def forged_segment(data: bytes) -> bytes:
-    """A segment of one block whose header and table match its content again; shorter ones stay as they are."""
+    """A segment of one block whose header and table match its content again; shorter ones stay as they
+    are."""
     if len(data) < HEADER_BYTES + 16:
         return data
     head = data[: HEADER_BYTES - 8]

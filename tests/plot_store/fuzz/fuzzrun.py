@@ -1,7 +1,9 @@
-"""`python fuzzrun.py TARGET SEED START COUNT NOTE`: feed inputs START…START+COUNT; one line of JSON at the end.
+"""`python fuzzrun.py TARGET SEED START COUNT NOTE`: feed inputs START…START+COUNT; one line of JSON at the
+end.
 
-Input i depends on SEED and i alone, so any one can be run again. The index of the input in hand is kept in the file
-NOTE, for the parent to read when this process dies. An input that takes over LIMIT_S ends the process by SIGALRM.
+Input i depends on SEED and i alone, so any one can be run again. The index of the input in hand is kept in
+the file NOTE, for the parent to read when this process dies. An input that takes over LIMIT_S ends the
+process by SIGALRM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What is fuzzed: each target feeds one input, all in memory, to the code that reads it and judges the outcome.
+"""What is fuzzed: each target feeds one input, all in memory, to the code that reads it and judges the
+outcome.
 
-An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written). Anything else that
-happens to bytes that were merely damaged is a defect and raises. Forged bytes, whose checksums were made to match,
-may also be "served": they must not crash, hang or take memory.
+An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written). Anything
+else that happens to bytes that were merely damaged is a defect and raises. Forged bytes, whose checksums were
+made to match, may also be "served": they must not crash, hang or take memory.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Archive:
     def repaired(self, data: bytes) -> bytes:
         listed, rest = self._parts
         at, piece = int.from_bytes(data[:2], "little") % len(listed), data[2:]
-        return mutate.with_manifest(b'{"versions":' + listed[:at] + piece + listed[at + len(piece) :] + b"}", rest)
+        return mutate.with_manifest(
+            b'{"versions":' + listed[:at] + piece + listed[at + len(piece) :] + b"}", rest
+        )
 
     def feed(self, data: bytes, forged: bool) -> str:
         try:
@@ -100,7 +103,10 @@ class OneSegment:
                     writer.add(order, ngrams, rows)
                 self._version: VersionInfo = writer.publish()
             files = {s.name: (store.path / "segments" / s.name).read_bytes() for s in self._version.segments}
-            opened = {s.name: open_segment(store.path / "segments" / s.name, s, schema) for s in self._version.segments}
+            opened = {
+                s.name: open_segment(store.path / "segments" / s.name, s, schema)
+                for s in self._version.segments
+            }
         self._schema, self._opened = schema, opened
         self._keys = {order: ngrams for order, (ngrams, _) in made.items()}
         self._infos = [s for s in self._version.segments if s.kind == kind]
@@ -130,7 +136,9 @@ class OneSegment:
         os.ftruncate(self._fd, len(data))
         os.pwrite(self._fd, data, 0)
         try:
-            if forged and info.kind == "index":  # its name is its content's: a stranger would write the right one
+            if (
+                forged and info.kind == "index"
+            ):  # its name is its content's: a stranger would write the right one
                 info = replace(info, name=f"{xxhash.xxh3_128_hexdigest(data)}.index")
             segment = open_segment(self._path, info, self._schema)
             out = self._look_up(info, segment, find=forged)

@@ -18,12 +18,24 @@ class Native:
 
     endpoints: Sequence[Endpoint] = (
         Endpoint(
-            "/infer/{model}", "Infer with one model.", InferBody, InferAnswer, decode_one, encode_one, "inputs"
+            "/infer/{model}",
+            "Infer with one model.",
+            InferBody,
+            InferAnswer,
+            decode_one,
+            encode_one,
+            "inputs",
         ),
         Endpoint(
-            "/infer", "Infer with several models at once.", MixedBody, MixedAnswer, decode_mixed, encode_mixed, "body"
+            "/infer",
+            "Infer with several models at once.",
+            MixedBody,
+            MixedAnswer,
+            decode_mixed,
+            encode_mixed,
+            "body",
         ),
-    )  # fmt: skip
+    )
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         """As `hmi.api.schemas.ErrorAnswer`; see docs/http.md."""

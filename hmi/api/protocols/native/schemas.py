@@ -10,7 +10,8 @@ from hmi.api.schemas import Answer, ModelName, Request
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
-"""Words in one input of `tokens`. The check stops at the first bad word, since a list of all could be huge."""
+"""Words in one input of `tokens`. The check stops at the first bad word, since a list of all could be
+huge."""
 
 
 class TextInput(Request):
@@ -45,13 +46,17 @@ def _inputs_kind(value: Any) -> str | None:
 
 # The tags in <> are left out of the path that an error names: see errors.pointer.
 Item = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[TextInput, Tag("<object>")] | Annotated[TokensInput, Tag("<tokens>")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[TextInput, Tag("<object>")]
+    | Annotated[TokensInput, Tag("<tokens>")],
     Discriminator(_item_kind, "input_form", f"is no input: {AN_INPUT}"),
 ]
 Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Inputs = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[Items, Tag("<many>")],
-    Discriminator(_inputs_kind, "inputs_form", f"must be a text or a list of inputs, also for one: [ … ]; {AN_INPUT}"),
+    Discriminator(
+        _inputs_kind, "inputs_form", f"must be a text or a list of inputs, also for one: [ … ]; {AN_INPUT}"
+    ),
 ]
 
 
@@ -59,7 +64,10 @@ class Parameters(Request):
     """How to answer."""
 
     deadline_ms: float | None = Field(
-        default=None, gt=0, le=3_600_000, description="After this time the answer is 504 and the work is dropped."
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="After this time the answer is 504 and the work is dropped.",
     )
     exact: bool = Field(default=False, description="Compute the lower layers in full, without the PLOT.")
     return_: list[Literal["scores", "provenance"]] = Field(
@@ -95,7 +103,9 @@ class Output(Answer):
     labels: list[LabelScore] | None = Field(
         default=None, description="Multilabel only: the labels that apply, the likeliest first; may be empty."
     )
-    value: float | None = Field(default=None, description="Regression only: in the units of the training rows.")
+    value: float | None = Field(
+        default=None, description="Regression only: in the units of the training rows."
+    )
     tags: list[str] | None = Field(default=None, description="Tagging only: one tag for each word.")
     tag_scores: list[float] | None = None
     embedding: list[float] | None = None
@@ -115,7 +125,8 @@ class Provenance(Answer):
     """What made an answer."""
 
     plot: dict[str, int] = Field(
-        description="Number of tokens, over all inputs, by what their look-up found: trigram, bigram, unigram, …, "
+        description="Number of tokens, over all inputs, by what their look-up found: trigram, bigram, "
+        "unigram, …, "
         "miss; with `exact`: computed."
     )
     layers: int = Field(description="Upper layers that ran, the same for all inputs.")
