@@ -12,24 +12,24 @@ from plot_store import Among, CountedNgrams, Schema, disk_bytes, entries_within,
 
 FIELD: Final = "options.budget_bytes"
 SHORTER_SHARE: Final = 0.8
-"""Share of a budget for bigrams, measured in docs/design/0006-alpha-and-storage.md. The optimum is flat: .7
-to .9."""
+"""Share of a budget for bigrams, measured in docs/design/0006-alpha-and-storage.md. The optimum is
+flat: .7 to .9."""
 
 Histogram = Mapping[int, int]  # occurrences -> how many n-grams have as many
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget stores. It covers `alpha` percent of the longest n-grams' occurrences, with its
-    ancestors."""
+    """What a budget stores. It covers `alpha` percent of the longest n-grams' occurrences,
+    with its ancestors."""
 
     wanted: list[Wanted]
     alpha: float
 
 
 def check_budget(budget: int, spent: int, schema: Schema) -> int:
-    """The bytes that are left of a budget where the version has `spent` already. Raises InvalidInput for too
-    few."""
+    """The bytes that are left of a budget where the version has `spent` already. Raises
+    InvalidInput for too few."""
     least = disk_bytes(schema, schema.n, 1)
     if budget - spent >= least:
         return budget - spent
@@ -40,9 +40,8 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
             field=FIELD,
         )
     raise InvalidInput(
-        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its files "
-        "need room): "
-        f"give at least {least:,}, or alpha 0 for a branch without entries of its own",
+        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its "
+        f"files need room): give at least {least:,}, or alpha 0 for a branch without entries of its own",
         field=FIELD,
     )
 
@@ -50,8 +49,8 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
 def choose_within(
     counted: CountedNgrams, schema: Schema, room: int, min_count: int, among: Callable[[int], Among | None]
 ) -> Choice:
-    """The most frequent n-grams that fit in `room` bytes, of those that `among` takes of an order: the rest
-    is there.
+    """The most frequent n-grams that fit in `room` bytes, of those that `among` takes of an order:
+    the rest is there.
 
     Reads the counts once or twice for it. Raises as `CountedNgrams.histogram`.
     """
@@ -69,11 +68,11 @@ def choose_within(
 
 
 def split_budget(schema: Schema, room: int, there: Mapping[int, int]) -> dict[int, int]:
-    """The number of n-grams of each order, from 2 up, to store in `room` bytes, limited by how many there
-    are.
+    """The number of n-grams of each order, from 2 up, to store in `room` bytes, limited by how
+    many there are.
 
-    Bigrams get SHORTER_SHARE and trigrams the rest; with a wider window the rest is split again, order by
-    order. Room that an order does not need goes to the longer orders first, then to the shorter ones.
+    Bigrams get SHORTER_SHARE and trigrams the rest; with a wider window the rest is split again, order
+    by order. Room that an order does not need goes to the longer orders first, then to the shorter ones.
     """
     taken, spent, up_to = dict.fromkeys(there, 0), 0, 0.0
     for order in sorted(there):

@@ -1,5 +1,5 @@
-"""A domain branch: check the corpus, pretrain further if asked, count n-grams, compute and publish the
-PLOT."""
+"""A domain branch: check the corpus, pretrain further if asked, count n-grams, compute and
+publish the PLOT."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
 
 
 def _least(options: BuildPlotOptions, pretrained: bool) -> float:
-    """The build's min_difference. Its default without further pretraining is 0: there an entry near an
-    ancestor's equals it and is never selected."""
+    """The build's min_difference. Its default without further pretraining is 0: there an entry near
+    an ancestor's equals it and is never selected."""
     if options.min_difference is not None:
         return options.min_difference
     return PRETRAINED_LEAST if pretrained else 0.0
@@ -177,8 +177,8 @@ def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo
 
 
 def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | None, LocalLower]:
-    """The lower layers behind a PLOT version: a branch's own if it was pretrained further, else the
-    root's."""
+    """The lower layers behind a PLOT version: a branch's own if it was pretrained further,
+    else the root's."""
     name = PlotMeta.of(version).lower
     if name is None:
         assert root.lower is not None

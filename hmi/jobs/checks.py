@@ -1,7 +1,7 @@
 """Checking a file before a job: its format, its rows and labels, and what is wrong with it.
 
-Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest.
-Nothing here needs torch.
+Only the beginning of a large file is read, so that a check takes less than a second; the job checks
+the rest. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CHECKED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read;
-    `error`: why every job would refuse the file, or None."""
+    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file
+    was read; `error`: why every job would refuse the file, or None."""
 
     kind: str
     """rows | corpus"""
@@ -51,8 +51,8 @@ class Checked:
 
 
 def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
-    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field
-    and line) for those that the job would refuse."""
+    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details
+    name field and line) for those that the job would refuse."""
     found: dict[str, RowFile] = {}
     if task == "embedding":
         return found

@@ -1,8 +1,8 @@
-"""Merging the small segments that a domain's updates left. Readers and models keep using the old version
-meanwhile.
+"""Merging the small segments that a domain's updates left. Readers and models keep using the
+old version meanwhile.
 
-The new version holds the same n-grams and vectors. A build on the same domain goes first; this job then gives
-up.
+The new version holds the same n-grams and vectors. A build on the same domain goes first; this job
+then gives up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An update against the version that answers: both are scored on the same held-out rows.
 
-An update that is worse is held back. Not worse means: its headline score is below the live one by at most one
-standard error on that number of rows, or one row's worth if that is more. Held-out sets are small; without
-this tolerance chance would decide. Rows that the live version was trained on would flatter it: they are left
-out if enough others remain.
+An update that is worse is held back. Not worse means: its headline score is below the live one by
+at most one standard error on that number of rows, or one row's worth if that is more. Held-out sets
+are small; without this tolerance chance would decide. Rows that the live version was trained on
+would flatter it: they are left out if enough others remain.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class HeldOutAnswers:
 def judge_update(
     ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers, publish: Publish
 ) -> Verdict:
-    """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its
-    cure."""
+    """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update
+    is its cure."""
     try:
         live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
         if live.module is None or not dev:
@@ -111,8 +111,8 @@ def judge_update(
 def tolerance(score: float, rows: int, *, signed: bool) -> float:
     """One standard error of a score on this many rows, at least one row's worth.
 
-    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are added, so
-    that 1.0 on 20 rows is not taken for certain. signed: the score is a correlation.
+    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are
+    added, so that 1.0 on 20 rows is not taken for certain. signed: the score is a correlation.
     """
     if signed:
         return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))

@@ -1,8 +1,8 @@
 """Leaving out entries that are near their fallback, and recording the choice for a resumed build.
 
-An entry's fallback is what the build's own shorter n-grams and its ancestors give in its place. The choice
-needs the computed entry, so it is made batch by batch and stored in the job's folder: a resumed build neither
-computes nor chooses again what is durable.
+An entry's fallback is what the build's own shorter n-grams and its ancestors give in its place. The
+choice needs the computed entry, so it is made batch by batch and stored in the job's folder: a
+resumed build neither computes nor chooses again what is durable.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class StoreAll:
 
 
 class Differences:
-    """A build's filter. It drops entries nearer to their fallback than `least` (relative L2 distance); 0
-    keeps all."""
+    """A build's filter. It drops entries nearer to their fallback than `least` (relative L2
+    distance); 0 keeps all."""
 
     def __init__(self, folder: Path, least: float) -> None:
         self._folder, self._least = folder, least
@@ -93,8 +93,8 @@ class _Deciding:
 class _Log:
     """Decisions in a file, one record a batch: its size, and a bit for each n-gram.
 
-    A crash may cut the last record short, and a power failure may lose several; lost decisions are made
-    again.
+    A crash may cut the last record short, and a power failure may lose several; lost decisions
+    are made again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,8 +102,8 @@ class _Log:
         self._read = path.read_bytes() if path.exists() else b""
 
     def next(self, count: int) -> Mask | None:
-        """The next batch's decisions; None where they, or it, are not there: that is the end of what is
-        known."""
+        """The next batch's decisions; None where they, or it, are not there: that is the end of
+        what is known."""
         begin = self._at + SIZE_BYTES
         end = begin + (count + 7) // 8
         if self._read[self._at : begin] != count.to_bytes(SIZE_BYTES, "little") or len(self._read) < end:

@@ -1,5 +1,5 @@
-"""A tenant's model: check the rows, look up their PLOT features, train module and head, publish the
-version."""
+"""A tenant's model: check the rows, look up their PLOT features, train module and head,
+publish the version."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Made:
-    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go
-    on from the live version, since that is damaged."""
+    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it
+    does not go on from the live version, since that is damaged."""
 
     answers: HeldOutAnswers
     artefact: Artefact
@@ -222,11 +222,11 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
 
 
 def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
-    """An update continues from the live version where labels and module are the same, a new model from the
-    sibling that it names, an import from its adapter.
+    """An update continues from the live version where labels and module are the same, a new model
+    from the sibling that it names, an import from its adapter.
 
-    Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises
-    Damaged for a sibling.
+    Returns a remark where the live version is damaged: the update is its cure, and begins afresh.
+    Raises Damaged for a sibling.
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":

@@ -1,5 +1,5 @@
-"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's
-input."""
+"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in
+the job's input."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def grow(
     lower: LocalLower,
     min_count: int,
 ) -> VersionInfo:
-    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are
-    still not stored.
+    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times
+    and are still not stored.
 
     Raises Conflict if there are none, or if the domain has a newer version.
     """

@@ -1,8 +1,8 @@
-"""A tenant's model from an adapter of the `adapters` library: published as it is with its head, or trained
-further.
+"""A tenant's model from an adapter of the `adapters` library: published as it is with its head,
+or trained further.
 
-A part of the job kind `fine_tune`, whose spec then has the mode "import"; inputs: adapter-config, adapter,
-and head-config with head, or data (and maybe dev), or both.
+A part of the job kind `fine_tune`, whose spec then has the mode "import"; inputs: adapter-config,
+adapter, and head-config with head, or data (and maybe dev), or both.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def without_rows(ctx: JobContext) -> bool:
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Publish the adapter with its own head. Raises InvalidInput where a tensor or the head has no twin
-    here."""
+    """Publish the adapter with its own head. Raises InvalidInput where a tensor or the head has
+    no twin here."""
     spec = FineTuneSpec.of(ctx.job)
     domain, model = spec.domain, spec.model_id
     plots = ctx.plots.refs()
@@ -72,8 +72,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
-    """The start of training on rows: the imported module, and the head if its task and labels are those of
-    the rows."""
+    """The start of training on rows: the imported module, and the head if its task and labels are
+    those of the rows."""
     _, module = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:
@@ -83,8 +83,8 @@ def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, .
 
 
 def _rules(head: HeadTwin) -> TaskRules:
-    """Tags that name the beginning and the inside of entities are taken for BIO: there are no rows to tell
-    by."""
+    """Tags that name the beginning and the inside of entities are taken for BIO: there are no rows
+    to tell by."""
     begins = any(label[:2] == "B-" for label in head.labels)
     bio = (
         head.task == "tagging"

@@ -49,8 +49,8 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Where the spec names a version that it repairs, that root's files become what they were
-    (`hmi.jobs.repair_root`)."""
+    """Job body. Where the spec names a version that it repairs, that root's files become what
+    they were (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
     spec = ImportRootSpec.of(ctx.job)
     source = find_source(spec.source)
@@ -88,8 +88,8 @@ def measure_root(
 ) -> dict[str, dict[str, float]]:
     """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other
-    weights, UnsupportedModel, InvalidData, Damaged.
+    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for
+    other weights, UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
@@ -109,8 +109,8 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root stores about its source: for a folder also the path, since its name alone does not find it
-    again."""
+    """What a root stores about its source: for a folder also the path, since its name alone does
+    not find it again."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
@@ -166,8 +166,8 @@ def _make_local(
     if shipped is None:
         if not paths:
             raise InvalidInput(
-                f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}: "
-                "give unlabelled text (--text) to learn them",
+                f"no locality weights ship for {source.name} split at {lower.depth} with n = "
+                f"{lower.n}: give unlabelled text (--text) to learn them",
                 field="texts",
             )
         _learn(ctx, teacher, parts, texts, options)
@@ -193,8 +193,8 @@ def _learn(
     """Ridge, distillation, co-training; each phase is checkpointed as it ends."""
     if len(texts) < LEAST_TEXTS:
         raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: "
-            f"give at least {FIDELITY_TEXTS + LEAST_TEXTS} lines",
+            f"{len(texts)} usable texts are too few to learn locality: give at least "
+            f"{FIDELITY_TEXTS + LEAST_TEXTS} lines",
             field="texts",
         )
     lower, upper, bias = parts
@@ -221,8 +221,8 @@ def _learn(
 
 
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
-    """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if
-    any."""
+    """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the
+    text if any."""
     root = load_root(folder, with_lower=True)
     assert root.lower is not None
     counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
@@ -243,8 +243,8 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
 def _sample_texts(
     tokenizer: Tokenizer, paths: list[Path], seed: int, most: int
 ) -> tuple[list[Encoded], Texts]:
-    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with some
-    pairs among them; and of each kind some that are held out."""
+    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with
+    some pairs among them; and of each kind some that are held out."""
     rng = random.Random(seed)
     texts: list[Encoded] = []
     held_out: Texts = {}

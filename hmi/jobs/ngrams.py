@@ -1,8 +1,8 @@
 """Counting a corpus' n-grams and choosing which a PLOT stores.
 
-Coverage is by occurrence: the most frequent n-grams that together make up α% of all occurrences (HMI section
-7.7; section 5.1's "α% of the fragments" does not fit the paper's own sizes). Counts lie on disk, in the job's
-folder.
+Coverage is by occurrence: the most frequent n-grams that together make up α% of all occurrences
+(HMI section 7.7; section 5.1's "α% of the fragments" does not fit the paper's own sizes). Counts
+lie on disk, in the job's folder.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def count_corpus(
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
-    """The longest n-grams that cover α% of their occurrences, the next shorter ones that cover half of the
-    rest, and so on down to bigrams.
+    """The longest n-grams that cover α% of their occurrences, the next shorter ones that cover half
+    of the rest, and so on down to bigrams.
 
     A missed trigram falls back on bigrams, and few of them are needed: at α = 50 they cover 75%.
     """
@@ -67,8 +67,8 @@ def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wan
 
 
 def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[Ragged]:
-    """The documents' ids, uncut, some documents at a time; one of over LONGEST_PIECE characters comes as
-    several."""
+    """The documents' ids, uncut, some documents at a time; one of over LONGEST_PIECE characters
+    comes as several."""
     batch: list[str] = []
     for document in read_documents(corpus):
         for piece in pieces(document):
@@ -87,8 +87,8 @@ def ragged(texts: Sequence[Sequence[int]]) -> Ragged:
 
 
 def pieces(document: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """A document split at whitespace into pieces of at most `longest` characters (mid-word where there is
-    none)."""
+    """A document split at whitespace into pieces of at most `longest` characters (mid-word where
+    there is none)."""
     start = 0
     while len(document) - start > longest:
         end = start + longest

@@ -19,10 +19,9 @@ class FineTuneOptions(Record):
 
     module: ModuleSpec | None = Field(
         default=None,
-        description="None: the module that an update, a start or an import begins with; a new model gets "
-        "bottlenecks "
-        "after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: LoRA (an update: "
-        "the live kind).",
+        description="None: the module that an update, a start or an import begins with; a new model "
+        "gets bottlenecks after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: "
+        "LoRA (an update: the live kind).",
     )
     lr: float | None = Field(
         default=None, gt=0, le=0.1, description="None: chosen by task, module and number of rows."
@@ -35,21 +34,18 @@ class FineTuneOptions(Record):
     class_weights: ClassWeights = Field(
         default=RECIPE.class_weights,
         description="balanced: rare labels weigh more in the loss, at most 10 times; auto: balanced if "
-        "the commonest "
-        "label has 10 times the rows of the rarest, else off.",
+        "the commonest label has 10 times the rows of the rarest, else off.",
     )
     long_texts: LongTexts | None = Field(
         default=None,
-        description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: "
-        "windows for "
-        "tagging, cut for the other tasks.",
+        description="A text longer than max_length is cut, or read in up to 8 overlapping windows. "
+        "None: windows for tagging, cut for the other tasks.",
     )
     start: str | None = Field(
         default=None,
         max_length=130,
         description="Another model of the same tenant, tenant.model, on the same root: a new model "
-        "starts from its "
-        "module, and from its head if the labels are the same.",
+        "starts from its module, and from its head if the labels are the same.",
     )
     lexical: bool | None = Field(
         default=None,
@@ -60,21 +56,20 @@ class FineTuneOptions(Record):
         default=0,
         ge=0,
         le=1_000_000,
-        description="The job leaves out up to this many bad rows of a file and lists them in the report; "
-        "more fail it.",
+        description="The job leaves out up to this many bad rows of a file and lists them in the "
+        "report; more fail it.",
     )
     variants: int = Field(
         default=RECIPE.variants,
         ge=0,
         le=20,
         description="A teacher labels up to this many changed copies of each row, and the model is trained "
-        "on them too "
-        "(at most 20,000 texts in all): often better, slower to train. 3 is a good number.",
+        "on them too (at most 20,000 texts in all): often better, slower to train. 3 is a good number.",
     )
     transitions: bool | None = Field(
         default=None,
-        description="Tagging: also learn which tag follows which. None: yes, up to 200 tags and without "
-        "class weights.",
+        description="Tagging: also learn which tag follows which. None: yes, up to 200 tags and "
+        "without class weights.",
     )
 
     def recipe(self) -> Recipe:
@@ -102,9 +97,8 @@ class BuildPlotOptions(Record):
         default=None,
         ge=0,
         le=10,
-        description="Do not store an entry whose distance to its fallback (what a look-up gives without "
-        "it), divided "
-        "by its length, is below this; 0 stores all. None: 0.15 with further pretraining, else 0.",
+        description="Do not store an entry whose distance to its fallback (what a look-up gives without it), "
+        "divided by its length, is below this; 0 stores all. None: 0.15 with further pretraining, else 0.",
     )
     min_count: int = Field(default=1, ge=1)
     pretrain_steps: int = Field(default=200, ge=1, le=100_000)
@@ -112,9 +106,9 @@ class BuildPlotOptions(Record):
 
 
 class ImportRootOptions(Record):
-    """Import of a root. `distil`: train locality even if HMI ships weights for this source. `n`: tokens of
-    the longest n-grams. `steps` of distillation and `upper_steps` of co-training of the upper layers; 0
-    leaves either out."""
+    """Import of a root. `distil`: train locality even if HMI ships weights for this source. `n`:
+    tokens of the longest n-grams. `steps` of distillation and `upper_steps` of co-training of the
+    upper layers; 0 leaves either out."""
 
     n: int = Field(default=3, ge=2, le=5)
     distil: bool = False

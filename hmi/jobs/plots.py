@@ -1,5 +1,5 @@
-"""Writing a PLOT version: which n-grams, their rows in batches, one atomic publish. Shared by roots and
-branches."""
+"""Writing a PLOT version: which n-grams, their rows in batches, one atomic publish. Shared by
+roots and branches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of
 class Wanted:
     """The n-grams of one order that a version shall have: distinct, in chunks, always in the same order.
 
-    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too
-    high.
+    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may
+    be too high.
     """
 
     order: int
@@ -56,11 +56,11 @@ def write_version(
 ) -> VersionInfo:
     """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
 
-    `onto` is the version that an update was computed against: it must still be current, or Conflict is
-    raised. `meta` is given how many n-grams of each order were stored; `differences` leaves some out (None:
-    all are stored), shorter orders first, since they stand in for longer ones. Resumes from the last finished
-    segment, and finds its own publication if it was killed just after it: the version names the build. Raises
-    Conflict, plot_store errors and JobCancelled.
+    `onto` is the version that an update was computed against: it must still be current, or Conflict
+    is raised. `meta` is given how many n-grams of each order were stored; `differences` leaves some
+    out (None: all are stored), shorter orders first, since they stand in for longer ones. Resumes
+    from the last finished segment, and finds its own publication if it was killed just after it:
+    the version names the build. Raises Conflict, plot_store errors and JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
@@ -138,8 +138,8 @@ def _compute(lower: LocalLower) -> Compute:
 
 
 def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> NDArray[np.bool_]:
-    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool
-    [m]."""
+    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute
+    them, bool [m]."""
     # Depth -1 (absent) picks the last entry.
     same = np.array([*(PlotMeta.of(version).lower == lower for version in reader.chain), False])
     return np.asarray(~same[reader.depths(order, ngrams)])

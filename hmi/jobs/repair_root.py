@@ -1,7 +1,6 @@
-"""A root whose files are damaged, made sound by importing its source again: file by file, each by a rename,
-so that who has mapped the old one keeps what it had. Its PLOTs and the models on it stay as they are, and so
-the files must become what they were: their hashes tell.
-"""
+"""A root whose files are damaged, made sound by importing its source again: file by file, each by a
+rename, so that who has mapped the old one keeps what it had. Its PLOTs and the models on it stay as
+they are, and so the files must become what they were: their hashes tell."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Before:
-    """What is known of a root's files: `info` where root.json can be read, else its bytes; and the hashes of
-    today."""
+    """What is known of a root's files: `info` where root.json can be read, else its bytes; and the
+    hashes of today."""
 
     info: RootInfo | None
     raw: bytes
@@ -51,8 +50,8 @@ class Before:
 def run(
     ctx: JobContext, source: Source, about: dict[str, str], make: Callable[[Path], None]
 ) -> dict[str, Any]:
-    """Repair the root that the job's spec names. `make` imports `source` into a folder; `about` it a root
-    says this.
+    """Repair the root that the job's spec names. `make` imports `source` into a folder; `about` it
+    a root says this.
 
     Raises Conflict where the import gives another root, Damaged where the disk does not keep what is written.
     """
@@ -115,8 +114,8 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
     """Raise Conflict where what was made is not the root that was there."""
     new = {**before.found, **{name: file_sha256(made / name) for name in FILES if (made / name).exists()}}
     sound = [name for name in FILES if name not in before.bad]
-    # Where no hash is left, what is left must be the same: the other files, and how far the root is from its
-    # source.
+    # Where no hash is left, what is left must be the same: the other files, and how far the root is
+    # from its source.
     alike = all(new[name] == before.found[name] for name in sound) and (
         read_root_info(made).fidelity == record.fidelity
     )
@@ -125,8 +124,7 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
         if not (alike if had is None else had):
             raise Conflict(
                 f"the import gives another {name} than root {record.name} had: give the files, options "
-                "and texts of "
-                "its first import, or restore <data>/roots from a copy",
+                "and texts of its first import, or restore <data>/roots from a copy",
                 field="source",
             )
 

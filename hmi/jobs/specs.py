@@ -1,5 +1,5 @@
-"""What each kind of job is to do, as its record keeps it. The manager writes a spec, and the job's body reads
-it."""
+"""What each kind of job is to do, as its record keeps it. The manager writes a spec, and the job's
+body reads it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Spec(Record):
 
 
 class FineTuneSpec(Spec):
-    """A tenant's model. Inputs: data (none for embeddings), maybe dev and unlabelled; of an import, the
-    adapter's."""
+    """A tenant's model. Inputs: data (none for embeddings), maybe dev and unlabelled; of an
+    import, the adapter's."""
 
     model: str
     domain: str

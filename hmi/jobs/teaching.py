@@ -1,5 +1,5 @@
-"""A teacher in a fine-tuning job: trained once, its labels kept in the job's folder for a run that is
-resumed."""
+"""A teacher in a fine-tuning job: trained once, its labels kept in the job's folder for a run
+that is resumed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, 
 
 @dataclass(frozen=True)
 class Taught:
-    """Rows whose right answers are the teacher's; what the held-out report says of it, and what a user should
-    know."""
+    """Rows whose right answers are the teacher's; what the held-out report says of it, and what a
+    user should know."""
 
     rows: list[Row]
     metrics: dict[str, Any]
@@ -31,8 +31,8 @@ class Taught:
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> Taught:
     """Train a teacher and let it label the texts; a resumed job uses the stored labels.
 
-    recipe.variants: how many changed copies of each row are labelled too. Raises Conflict (the source is
-    gone, or has changed), InvalidData (diverged).
+    recipe.variants: how many changed copies of each row are labelled too. Raises Conflict (the
+    source is gone, or has changed), InvalidData (diverged).
     """
     path = ctx.folder / "teacher.json"
     if not path.exists():

@@ -1,5 +1,5 @@
-"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they
-describe."""
+"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the
+task they describe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Data:
-    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a
-    teacher to label; `read`: what each file was read as; `notes`: what a user should know of them."""
+    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`:
+    texts for a teacher to label; `read`: what each file was read as; `notes`: what a user should
+    know of them."""
 
     task: TaskKind
     module: ModuleSpec

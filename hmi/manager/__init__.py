@@ -1,5 +1,5 @@
-"""The lifecycle of roots, domains, tenants and models: which changes are allowed when, and which job makes
-them."""
+"""The lifecycle of roots, domains, tenants and models: which changes are allowed when, and which
+job makes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained
-further."""
+"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that
+was pretrained further."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def import_domain(
 ) -> tuple[VersionInfo, list[str]]:
     """Import an export.
 
-    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases
-    exported none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged,
-    StorageFull.
+    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier
+    releases exported none). Such versions answer but cannot be built upon. Raises plot_store's
+    errors and Damaged, StorageFull.
     """
     lowers = lowers_of(Store.archived(archive))
     for lower, content in Store.attached(archive):

@@ -1,5 +1,5 @@
-"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is
-lost."""
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave,
+reports what is lost."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Consistency:
         self._parts, self._roots = parts, roots
 
     def housekeeping(self) -> None:
-        """Once at the start and then hourly, in the jobs' thread. What fails is told of, and holds up no
-        other part."""
+        """Once at the start and then hourly, in the jobs' thread. What fails is told of, and holds
+        up no other part."""
         run_each(
             log,
             {
@@ -50,8 +50,8 @@ class Consistency:
                     log.info("removed the PLOT of %s, whose import never ended", ref)
 
     def verify(self) -> tuple[str, ...]:
-        """Damaged records of the registry, or else everything that it names and that is not there; no file is
-        read."""
+        """Damaged records of the registry, or else everything that it names and that is not there;
+        no file is read."""
         parts = self._parts
         damaged = parts.registry.problems()
         if damaged:
@@ -122,8 +122,8 @@ class Consistency:
         return lowers_of(versions)
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
-        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by
-        kind.
+        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes
+        freed by kind.
 
         plots=False leaves the versions alone: whoever calls has collected them by a retention of its own.
         """

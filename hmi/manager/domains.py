@@ -1,5 +1,5 @@
-"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the
-rules."""
+"""Domains: branches of a root's version tree. The PLOT store holds their state; this module
+holds the rules."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DEFAULT_ALPHA = 50.0
 
 @dataclass(frozen=True)
 class DomainVersionView:
-    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of its own
-    segments."""
+    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of
+    its own segments."""
 
     version: str
     created: str

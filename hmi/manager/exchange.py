@@ -31,8 +31,8 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """An exported module: its files by name as `adapters` expects them, and what could not come along, and
-    why."""
+    """An exported module: its files by name as `adapters` expects them, and what could not come
+    along, and why."""
 
     model: str
     version: int
@@ -47,8 +47,8 @@ class Exchange:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
-        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no
-        twin), Damaged."""
+        """The live version's module and, where it has a twin, its head. Raises NotFound,
+        InvalidInput (no twin), Damaged."""
         from safetensors.torch import save
 
         from hmi.model.interchange import write_adapter_config
@@ -99,11 +99,11 @@ class Exchange:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its
-        configuration.
+        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far
+        as its configuration.
 
-        Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded,
-        StorageFull.
+        Raises InvalidInput naming the setting that has no twin here, NotFound,
+        Conflict, QuotaExceeded, StorageFull.
         """
         from hmi.model.interchange import read_adapter_config
 
@@ -146,9 +146,8 @@ def _check_parts(files: Mapping[str, Path | bytes]) -> None:
         raise InvalidInput("head and head_config go together: give both, or neither", field="head")
     if "head" not in files and "data" not in files:
         raise InvalidInput(
-            "the adapter came without a head: give rows (data; on the command line --rows) to train "
-            "one, or save it "
-            "with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
+            "the adapter came without a head: give rows (data; on the command line --rows) to train one, or "
+            "save it with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
             field="data",
         )
 

@@ -32,8 +32,8 @@ def probe_plots(data: Path) -> None:
 
 @dataclass(frozen=True)
 class DomainOnDisk:
-    """What the disk tells of a domain's current version; `chain` is how many versions a look-up may fall back
-    on."""
+    """What the disk tells of a domain's current version; `chain` is how many versions a look-up may
+    fall back on."""
 
     domain: str
     version: str
@@ -53,8 +53,8 @@ class Maintenance:
         self._tried: dict[str, str] = {}  # by domain, the version that housekeeping had compacted last
 
     def housekeeping(self) -> None:
-        """Look whether the catalogue is still sound, and queue the compaction of every domain that needs
-        it."""
+        """Look whether the catalogue is still sound, and queue the compaction of every domain
+        that needs it."""
         try:
             probe_plots(self._parts.settings.data)
         except HmiError as error:
@@ -83,16 +83,16 @@ class Maintenance:
         ]
 
     def compact(self, domain: str, *, max_segments: int = 1) -> JobRecord:
-        """Queue the merging of small segments, of each order of n-grams that has more than `max_segments` of
-        them.
+        """Queue the merging of small segments, of each order of n-grams that has more than
+        `max_segments` of them.
 
         Raises InvalidInput (no domain's name), NotFound, Conflict (a job builds or compacts it).
         """
         name = str(DomainId.parse(domain))
         if name not in self._refs():
             raise NotFound(f"there is no domain {name!r}: see the list of domains", field="domain")
-        # A damaged job of whatever domain must not end the care of all; the store itself keeps two builders
-        # apart.
+        # A damaged job of whatever domain must not end the care of all; the store itself keeps two
+        # builders apart.
         for job in self._parts.registry.live_jobs(tolerant=True):
             if job.kind == "build_plot" and job.spec.get("domain") == name:
                 raise Conflict(
@@ -103,11 +103,11 @@ class Maintenance:
         )
 
     def collect(self, *, dry_run: bool, keep_versions: int | None, keep_days: float | None) -> GcReport:
-        """Collect PLOT versions that nothing keeps: not retention, a model, a job, a tag or a pin. Raises
-        InvalidInput.
+        """Collect PLOT versions that nothing keeps: not retention, a model, a job, a tag or a
+        pin. Raises InvalidInput.
 
-        Versions are kept that are among a domain's newest `keep_versions` or younger than `keep_days`; None:
-        default.
+        Versions are kept that are among a domain's newest `keep_versions` or younger than
+        `keep_days`; None: default.
         """
         least = self._parts.settings.plot_keep_versions if keep_versions is None else keep_versions
         given: dict[str, Any] = {"keep_versions": least, "keep_days": keep_days}

@@ -29,8 +29,8 @@ from plot_store import VersionInfo
 
 
 class Manager:
-    """Opens a data folder and owns what it opened. Thread-safe. Every method raises only HmiError for outside
-    causes.
+    """Opens a data folder and owns what it opened. Thread-safe. Every method raises only HmiError
+    for outside causes.
 
     What takes long returns a JobRecord at once; `runner.start()` or `runner.run_one(job)` does the work.
     """
@@ -98,7 +98,8 @@ class Manager:
     ) -> JobRecord:
         """Stores n-grams that cover `alpha` percent, 50 unless `options` has a `budget_bytes` instead.
 
-        Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull."""
+        Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull.
+        """
         return self._domains.create(domain, corpus, alpha, pretrain, options)
 
     def update_domain(
@@ -110,22 +111,22 @@ class Manager:
         pretrain: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Add a corpus; `alpha` None keeps the current version's, or its budget. Raises as
-        `create_domain`."""
+        """Add a corpus; `alpha` None keeps the current version's, or its budget.
+        Raises as `create_domain`."""
         return self._domains.update(domain, corpus, alpha, pretrain, options)
 
     def grow_domain(self, domain: str, *, min_count: int = 5) -> JobRecord:
-        """Add the trigrams that its texts missed at least `min_count` times since recording began, or was
-        used last.
+        """Add the trigrams that its texts missed at least `min_count` times since recording began,
+        or was used last.
 
-        Raises InvalidInput, NotFound, StorageFull, Conflict (recording is off, nothing was missed so often,
-        or a job is at work on the domain).
+        Raises InvalidInput, NotFound, StorageFull, Conflict (recording is off, nothing was missed
+        so often, or a job is at work on the domain).
         """
         return self._domains.grow(domain, min_count)
 
     def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
-        """Change what is not None. `record_misses`: True records n-grams that users' texts miss, False
-        deletes them.
+        """Change what is not None. `record_misses`: True records n-grams that users' texts miss,
+        False deletes them.
 
         Raises InvalidInput, NotFound, StorageFull.
         """
@@ -152,8 +153,8 @@ class Manager:
         return self._domains.rollback(domain, version)
 
     def delete_domain(self, domain: str) -> None:
-        """Raises NotFound, InvalidInput (a root), Conflict naming the domains, models or jobs that depend on
-        it."""
+        """Raises NotFound, InvalidInput (a root), Conflict naming the domains, models or jobs that
+        depend on it."""
         self._domains.delete(domain)
         self._consistency.collect()
 
@@ -173,8 +174,8 @@ class Manager:
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
     ) -> tuple[KeyRecord, str]:
-        """A key in plain text, shown this once; `tenant` None reaches all. `limit`: how many keys it may
-        have.
+        """A key in plain text, shown this once; `tenant` None reaches all. `limit`: how many keys
+        it may have.
 
         Raises InvalidInput, NotFound, QuotaExceeded.
         """
@@ -198,11 +199,11 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label (see
-        `hmi.training.teacher`). `job_limit`: how many queued and running jobs the tenant may have.
+        """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label
+        (see `hmi.training.teacher`). `job_limit`: how many queued and running jobs the tenant may have.
 
-        Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it),
-        QuotaExceeded, StorageFull.
+        Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on
+        it), QuotaExceeded, StorageFull.
         """
         return self._models.create(model, domain, task, _given(data, dev, unlabelled), options, job_limit)
 
@@ -217,8 +218,9 @@ class Manager:
         job_limit: int | None = None,
         publish: str = "if-better",
     ) -> JobRecord:
-        """As `create_model`; `publish` says whether the new version answers (`hmi.jobs.options.Publish`).
-        Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull."""
+        """As `create_model`; `publish` says whether the new version answers
+        (`hmi.jobs.options.Publish`). Raises InvalidInput, NotFound, Conflict (a job is at work on
+        it), QuotaExceeded, StorageFull."""
         return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
 
     def import_module(
@@ -231,16 +233,16 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """A new model from an adapter of the `adapters` library: `files` adapter_config and adapter, with
-        head_config and head, or with data (and dev) of `task` to train on.
+        """A new model from an adapter of the `adapters` library: `files` adapter_config and
+        adapter, with head_config and head, or with data (and dev) of `task` to train on.
 
         Raises InvalidInput naming what has no twin here, and as `create_model`.
         """
         return self._exchange.import_(model, domain, task, files, options, job_limit)
 
     def export_module(self, model: str) -> ModuleFiles:
-        """The live module as files of the `adapters` library. Raises NotFound, InvalidInput (no twin),
-        Damaged."""
+        """The live module as files of the `adapters` library. Raises NotFound, InvalidInput
+        (no twin), Damaged."""
         return self._exchange.export(model)
 
     def rollback_model(self, model: str, version: int) -> ModelRecord:
@@ -294,8 +296,8 @@ class Manager:
         return self._consistency.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
-        """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen
-        to."""
+        """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have
+        been seen to."""
         return self._consistency.collect(plots=plots)
 
     def _housekeeping(self) -> None:

@@ -58,8 +58,8 @@ class Models:
         job_limit: int | None,
         publish: str,
     ) -> JobRecord:
-        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the
-        domain's current version, which may be newer than the live one's."""
+        """Fine-tune a model further. Options that are not given stay as in the live version. It
+        uses the domain's current version, which may be newer than the live one's."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, files)
@@ -148,8 +148,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
 
 
 def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
-    """The options in which an update differs from the live version: without a module it keeps the live one,
-    and a module without a kind takes the live kind."""
+    """The options in which an update differs from the live version: without a module it keeps the
+    live one, and a module without a kind takes the live kind."""
     told = dict(options or {})
     module = told.get("module")
     if module is None:

@@ -38,8 +38,8 @@ class Parts:
     misses: MissRecorder
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
-        """Call before these models are deleted: requests in flight have pinned versions of them, and will
-        read them.
+        """Call before these models are deleted: requests in flight have pinned versions of them,
+        and will read them.
 
         The collection frees the artefacts once an hour has passed.
         """

@@ -57,8 +57,8 @@ class Roots:
     def _repair(
         self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises
-        Conflict where they are sound, or where the import would make another root."""
+        """What makes the spec of an import one that repairs `record`, whose files are damaged.
+        Raises Conflict where they are sound, or where the import would make another root."""
         from hmi.model.root import verify_root  # torch: other commands need not wait for it
         from hmi.model.source import find_source, must_be_fetched
 
@@ -69,23 +69,21 @@ class Roots:
         if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
             raise Conflict(
                 f"{known} and is damaged, but was made of {record.source.get('name')}, whose weights "
-                "these are not: "
-                "give its own source to repair it, or choose another name",
+                "these are not: give its own source to repair it, or choose another name",
                 field="source",
             )
         if split not in (None, record.split) or options.get("n", record.n) != record.n:
             raise Conflict(
-                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: leave "
-                "them out to "
-                "repair it, or choose another name",
+                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: "
+                "leave them out to repair it, or choose another name",
                 field="split" if split not in (None, record.split) else "options.n",
             )
         checked = checked_options(ImportRootOptions, {**options, "n": record.n})
         return {"split": record.split, "options": checked, "repairs": record.version}
 
     def delete(self, name: str) -> None:
-        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it,
-        NotFound."""
+        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models
+        on it, NotFound."""
         self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
@@ -106,11 +104,11 @@ class Roots:
 def export_locality(
     registry: Registry, layout: Layout, name: str, path: Path, source: str | None
 ) -> tuple[str, int]:
-    """Write a root's locality weights to `path`; returns the name under which they would ship with HMI, and
-    the bytes.
+    """Write a root's locality weights to `path`; returns the name under which they would ship with
+    HMI, and the bytes.
 
-    `source` says where the source model lies if it is not found by its recorded name. Raises NotFound,
-    Conflict (another source), UnsupportedModel, Damaged, StorageFull.
+    `source` says where the source model lies if it is not found by its recorded name. Raises
+    NotFound, Conflict (another source), UnsupportedModel, Damaged, StorageFull.
     """
     # Torch, which other commands need not wait for.
     from hmi.model.locality import locality_name, save_difference
@@ -124,8 +122,8 @@ def export_locality(
 
 
 def _resolved(source: str) -> str:
-    """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be
-    imported."""
+    """The source as a job in another process finds it. Raises UnsupportedModel for what
+    cannot be imported."""
     # Torch: other commands need not wait for it.
     from hmi.model.source import find_source, is_folder, must_be_fetched
 

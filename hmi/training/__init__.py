@@ -1,2 +1,2 @@
-"""Training: distillation of roots, further pretraining of domains, tenants' modules and heads. Nothing here
-serves."""
+"""Training: distillation of roots, further pretraining of domains, tenants' modules and heads.
+Nothing here serves."""

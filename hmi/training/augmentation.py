@@ -1,8 +1,8 @@
-"""Changed copies of a tenant's rows for a teacher to label, for tenants without other text (the data
-augmentation of TinyBERT, Jiao et al., 2020, section 3.2).
+"""Changed copies of a tenant's rows for a teacher to label, for tenants without other text (the
+data augmentation of TinyBERT, Jiao et al., 2020, section 3.2).
 
-A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the rows. The
-teacher labels the copy as it then stands, so the copy need not be a sentence.
+A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the
+rows. The teacher labels the copy as it then stands, so the copy need not be a sentence.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHARE = 0.3
 """Fraction of a text's words that a copy replaces (docs/design/0003-tenant-module.md)."""
 NEAREST = 8
 MOST_CHARACTERS, MOST_WORDS = 32_768, 4_096
-"""Characters and words of a text that its copies keep; the rest is left out. All windows of a text hold
-fewer."""
+"""Characters and words of a text that its copies keep; the rest is left out. All windows of a
+text hold fewer."""
 AT_ONCE = 256
 """Words whose neighbours are sought in one product."""
 _MARKS = "".join(chr(i) for i in range(0x300, 0x10000) if unicodedata.category(chr(i)).startswith("M"))
 _PIECE = re.compile(rf"</?\w+>|\[/?\w+\]|[\w{_MARKS}]+|[^\w{_MARKS}]", re.DOTALL)
-"""A marker (<e1>, [/E1]) in one piece, since a changed one would mark nothing; a word; or one other
-character."""
+"""A marker (<e1>, [/E1]) in one piece, since a changed one would mark nothing; a word; or
+one other character."""
 _is_word = re.compile(r"\w").match
 
 Similar = Mapping[str, Sequence[str]]
@@ -41,10 +41,10 @@ Similar = Mapping[str, Sequence[str]]
 
 
 def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most: int) -> list[Row]:
-    """`times` copies of each row, at most `most` in all, without answers. Each word, and at least one, is
-    replaced with probability SHARE: half of the time by a similar word, if there are any, else by one drawn
-    from all words of the rows by frequency. Spaces and punctuation stay, and so does the number of words that
-    are given as a list."""
+    """`times` copies of each row, at most `most` in all, without answers. Each word, and at least
+    one, is replaced with probability SHARE: half of the time by a similar word, if there are any,
+    else by one drawn from all words of the rows by frequency. Spaces and punctuation stay, and so
+    does the number of words that are given as a list."""
     rng = random.Random(seed)
     counts = Counter(piece for row in rows for text in _pieces(row.text) for piece in text if _is_word(piece))
     words, weights = list(counts), list(accumulate(counts.values()))

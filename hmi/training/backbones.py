@@ -1,7 +1,6 @@
-"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers,
-or an alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen
-encoder).
-"""
+"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper
+layers, or an alternative to compare it with (upper layers fine-tuned whole, a whole encoder
+fine-tuned, a frozen encoder)."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
 
 Features = Callable[[Sequence[int]], list[Tensor]]
-"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an
-encoder."""
+"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i]
+for an encoder."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss
-    takes."""
+    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its
+    task's loss takes."""
 
     lengths: list[int]
     types: list[list[int]]
@@ -42,8 +41,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before` [B, T, dim]
-    the rows that entered the last layer, types int64 [B, T], mask bool [B, T]."""
+    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before`
+    [B, T, dim] the rows that entered the last layer, types int64 [B, T], mask bool [B, T]."""
 
     last: Tensor
     before: Tensor
@@ -104,8 +103,8 @@ class EncoderBackbone:
 
 
 class FrozenBackbone:
-    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the
-    head."""
+    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight
+    to the head."""
 
     trained = None
 

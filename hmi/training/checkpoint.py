@@ -1,5 +1,5 @@
-"""The checkpoint of a training at the end of an epoch: one file that a later run goes on from as if
-unbroken."""
+"""The checkpoint of a training at the end of an epoch: one file that a later run goes on from
+as if unbroken."""
 
 from __future__ import annotations
 

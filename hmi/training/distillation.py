@@ -1,8 +1,8 @@
-"""Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of
-the upper layers on the states that a PLOT will give them.
+"""Making a root: locality of the lower layers by ridge regression and distillation, then one
+co-training of the upper layers on the states that a PLOT will give them.
 
-Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text;
-progress, checkpoints and cancellation are the caller's, through `StepReport`.
+Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised
+text; progress, checkpoints and cancellation are the caller's, through `StepReport`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) ->
 
 
 def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:
-    """Drop n-grams and shorter ones at random, so that back-off is trained too; half the batches stay
-    exact."""
+    """Drop n-grams and shorter ones at random, so that back-off is trained too; half the
+    batches stay exact."""
     if rng.random() < 0.5:
         return None
     held = {n: torch.rand(*ids.shape, generator=generator) < rng.choice((0.3, 0.6, 0.8))}
@@ -108,8 +108,8 @@ def start_local(
 
 @torch.no_grad()
 def init_slots(lower: LocalLower, teacher: Encoder, batch: PaddedBatch) -> None:
-    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP], and
-    where attention is relative, their bias to the mean over the texts' tokens."""
+    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last
+    [SEP], and where attention is relative, their bias to the mean over the texts' tokens."""
     last = batch.mask.sum(1) - 1
     rows = torch.arange(len(last))
     x = teacher.embeddings(batch.ids, batch.positions, batch.types)
@@ -163,8 +163,8 @@ def fit_ridge(
 
 @torch.no_grad()
 def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch]) -> None:
-    """Position bias = mean residual around each position (wider further out); type bias = what type 1
-    adds."""
+    """Position bias = mean residual around each position (wider further out); type bias = what
+    type 1 adds."""
     shape = lower.shape
     total = torch.zeros(shape.positions, shape.dim)
     count = torch.zeros(shape.positions)
@@ -231,8 +231,8 @@ def train_upper(
     *,
     bf16: bool = False,
 ) -> None:
-    """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS]
-    term)."""
+    """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE
+    + [CLS] term)."""
     rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
     upper.requires_grad_(True)
     optimiser = torch.optim.AdamW(upper.parameters(), lr=plan.upper_lr, weight_decay=0.0)
@@ -271,8 +271,8 @@ def _parts(lower: LocalLower, batch: PaddedBatch) -> Tensor:
 
 
 def _smooth(total: Tensor, count: Tensor) -> Tensor:
-    """Mean over a window of ±(2 + i/8) positions; position 0 ([CLS]) by itself; beyond the data, the last
-    mean."""
+    """Mean over a window of ±(2 + i/8) positions; position 0 ([CLS]) by itself; beyond the data,
+    the last mean."""
     sums, counts = total.cumsum(0), count.cumsum(0)
     out = torch.zeros_like(total)
     out[0] = total[0] / count[0].clamp(min=1)

@@ -27,8 +27,8 @@ class Best:
 
 @dataclass(frozen=True)
 class History:
-    """How far a training has come: its epochs so far, the best of them, and the scores of those that this run
-    saw."""
+    """How far a training has come: its epochs so far, the best of them, and the scores of those
+    that this run saw."""
 
     epochs: int = 0
     best: Best | None = None
@@ -54,13 +54,13 @@ def train_to_best(
     start: History | None = None,
     after_epoch: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Train until the plan's `patience` epochs were worse than the best one; among equal epochs the last is
-    the best.
+    """Train until the plan's `patience` epochs were worse than the best one; among equal epochs the
+    last is the best.
 
-    judge: the held-out metrics of the trainer as it stands. Not `choosy`: train all epochs and keep the last,
-    for cases in which the score is chance. start: where an interrupted run had come, in which case the
-    trainer holds its tensors. `after_epoch` is called with the trainer as it goes on, for a checkpoint.
-    Raises InvalidData (diverged).
+    judge: the held-out metrics of the trainer as it stands. Not `choosy`: train all epochs and keep
+    the last, for cases in which the score is chance. start: where an interrupted run had come, in
+    which case the trainer holds its tensors. `after_epoch` is called with the trainer as it goes
+    on, for a checkpoint. Raises InvalidData (diverged).
     """
     history, patience = start or History(), trainer.plan.patience
     if history.over(patience):

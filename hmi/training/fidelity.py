@@ -62,8 +62,8 @@ def fidelity_report(
     teacher: Encoder,
     texts: Mapping[str, Sequence[Encoded]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The measures over all texts together, and for each kind. `short` is added: the beginnings of all of
-    them."""
+    """The measures over all texts together, and for each kind. `short` is added: the beginnings of
+    all of them."""
     lower, upper, bias = parts
     every = [text for some in texts.values() for text in some]
     kinds = {**texts, "short": [_beginning(text) for text in every]}

@@ -1,5 +1,5 @@
-"""The right answers (golds) of rows, and checks for all labels. Does not import torch, for the checks before
-a job."""
+"""The right answers (golds) of rows, and checks for all labels. Does not import torch, for the
+checks before a job."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
         counts.update([gold] if isinstance(gold, str) else gold)
     if len(counts) < 2:
         raise InvalidData(
-            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at "
-            "least two classes",
+            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least "
+            "two classes",
             field=field,
         )
     refuse_many(len(counts), field)
@@ -41,7 +41,7 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
 def refuse_many(count: int, field: str) -> None:
     if count > MAX_LABELS:
         raise InvalidData(
-            f"{field} has {count} different labels, more than {MAX_LABELS}: "
-            "check that `label` holds a class and not an id or a free text",
+            f"{field} has {count} different labels, more than {MAX_LABELS}: check that `label` holds a "
+            "class and not an id or a free text",
             field=field,
         )

@@ -1,5 +1,5 @@
-"""The headline score: the metric that a model is judged by. Does not import numpy, for code that only shows
-it."""
+"""The headline score: the metric that a model is judged by. Does not import numpy, for code that
+only shows it."""
 
 from __future__ import annotations
 

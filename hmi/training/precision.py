@@ -8,8 +8,8 @@ import torch
 
 
 def arithmetic(*, bf16: bool) -> AbstractContextManager[object]:
-    """bf16 products where asked for and native (2 to 3 times faster); elsewhere they would be several times
-    slower."""
+    """bf16 products where asked for and native (2 to 3 times faster); elsewhere they would be
+    several times slower."""
     return torch.autocast("cpu", torch.bfloat16) if bf16 and native_bf16() else nullcontext()
 
 

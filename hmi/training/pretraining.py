@@ -1,9 +1,9 @@
-"""Further pretraining of a branch: masked-language modelling through the frozen upper layers into the lower
-ones.
+"""Further pretraining of a branch: masked-language modelling through the frozen upper layers into
+the lower ones.
 
-The root has no masked-language-model head, so one is tied to the word table (a transform, then the transposed
-table) and warmed up alone before the lower layers move. Off by default: no gain on a task has been shown yet
-(docs/design/0002-locality.md). Source: HMI section 4.2.
+The root has no masked-language-model head, so one is tied to the word table (a transform, then the
+transposed table) and warmed up alone before the lower layers move. Off by default: no gain on a
+task has been shown yet (docs/design/0002-locality.md). Source: HMI section 4.2.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def pretrain_lower(
 
 
 def mask_tokens(batch: PaddedBatch, mask_id: int, generator: torch.Generator) -> tuple[PaddedBatch, Tensor]:
-    """Hide 15% of the inner tokens (BERT's 80/10/10 rule); returns the batch and where to predict, bool [B,
-    T]."""
+    """Hide 15% of the inner tokens (BERT's 80/10/10 rule); returns the batch and where to predict,
+    bool [B, T]."""
     draw = torch.rand(batch.ids.shape, generator=generator)
     inner = batch.mask & (batch.positions > 0) & (batch.ids != batch.ids[0, int(batch.mask[0].sum()) - 1])
     wanted = inner & (draw < MASK_SHARE)

@@ -1,8 +1,8 @@
 """The recipe of a training: what decides it before its rows are known.
 
 Jobs make one of a user's options; the benchmark and the demo make theirs of the same defaults.
-`hmi.training.plan` settles a recipe for a task and its rows. Does not import torch, for the calls that only
-check options.
+`hmi.training.plan` settles a recipe for a task and its rows. Does not import torch, for the calls
+that only check options.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
     if unknown:
         names = ", ".join(sorted(set().union(*unknown))[:5])
         out.append(
-            f"{len(unknown)} held-out rows have labels that no training row has ({names}): they "
-            "count as errors"
+            f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count "
+            "as errors"
         )
     skewed = imbalance(train)
     if skewed is not None and skewed[0] >= IMBALANCE:

@@ -1,9 +1,9 @@
-"""Which rows are held out, and which rows a model was trained on. Both depend on a row's content, not on its
-position.
+"""Which rows are held out, and which rows a model was trained on. Both depend on a row's content,
+not on its position.
 
-A row's key is a hash of its input. The rows of a label with the smallest keys are held out. So a row that is
-held out now is held out of the next update's rows too, as far as the shares allow, whatever the other rows
-are.
+A row's key is a hash of its input. The rows of a label with the smallest keys are held out. So a
+row that is held out now is held out of the next update's rows too, as far as the shares allow,
+whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hmi.training.golds import Gold
 from hmi.training.recipe import HELD_OUT, HeldOut
 
 MOST_KEYS = 1 << 14
-"""Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384 rows, and
-of more those that an update would hold out."""
+"""Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384
+rows, and of more those that an update would hold out."""
 
 RowKeys = NDArray[np.uint32]
 """The keys of rows, ascending, each once."""
@@ -58,8 +58,8 @@ def are_seen(rows: Sequence[Row], keys: RowKeys) -> list[bool]:
 def hold_out(rows: list[Row], held_out: HeldOut = HELD_OUT) -> tuple[list[Row], list[Row]]:
     """(training rows, held-out rows), the latter as many as `held_out` says.
 
-    In tasks with one label a row, each label gives its share, but never its last row. Raises InvalidData if
-    no two rows have the same label.
+    In tasks with one label a row, each label gives its share, but never its last row. Raises
+    InvalidData if no two rows have the same label.
     """
     share, wanted = held_out.share_of(len(rows)), held_out.wanted(len(rows))
     keys = [key_of(row) for row in rows]

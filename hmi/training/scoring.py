@@ -1,5 +1,5 @@
-"""Held-out metrics: labels, sets of labels, values, entities of tags (seqeval); calibration; each task's
-headline."""
+"""Held-out metrics: labels, sets of labels, values, entities of tags (seqeval); calibration;
+each task's headline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BINS = 10
 
 
 def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, macro F1 over the labels that occur in `gold`, and each one's scores; of few labels the
-    confusion."""
+    """Accuracy, macro F1 over the labels that occur in `gold`, and each one's scores; of few
+    labels the confusion."""
     hits = sum(g == p for g, p in zip(gold, got, strict=True))
     per_label: dict[str, dict[str, float]] = {}
     for label in [*labels, *sorted(set(gold) - set(labels))]:
@@ -40,8 +40,8 @@ def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str])
 
 
 def score_sets(gold: NDArray[np.bool_], given: NDArray[np.bool_], labels: Sequence[str]) -> dict[str, Any]:
-    """bool [rows, labels] each: micro F1 over all decisions, macro F1 over labels in `gold`, share of rows
-    right."""
+    """bool [rows, labels] each: micro F1 over all decisions, macro F1 over labels in `gold`, share
+    of rows right."""
     both, predicted, support = (gold & given).sum(0), given.sum(0), gold.sum(0)
     per_label = {
         label: _of_label(int(b), int(p), int(s))
@@ -74,8 +74,8 @@ def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> 
 
 
 def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
-    """Entity-level precision, recall and F1 where tags are BIO (else every tag is its own class), and
-    accuracy."""
+    """Entity-level precision, recall and F1 where tags are BIO (else every tag is its own
+    class), and accuracy."""
     # Imported here: seqeval brings scikit-learn, seconds that other tasks' jobs need not spend.
     from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
 
@@ -102,8 +102,8 @@ def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
 
 
 def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
-    """How far probabilities can be believed: expected calibration error, and the bins that a reliability plot
-    draws.
+    """How far probabilities can be believed: expected calibration error, and the bins that a
+    reliability plot draws.
 
     Bins are of equal width; those without an answer are left out.
     """

@@ -24,8 +24,8 @@ IMBALANCE = 10
 
 @dataclass(frozen=True)
 class Split:
-    """Rows with their tokenised texts; `owners[i]` is the row of `encoded[i]` where long texts have several
-    windows."""
+    """Rows with their tokenised texts; `owners[i]` is the row of `encoded[i]` where long texts
+    have several windows."""
 
     rows: list[Row]
     encoded: list[Encoded]
@@ -80,8 +80,8 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
 
 
 def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
-    """Lexical features of windows by their indices, made when asked for: memory stays flat. None for no
-    buckets."""
+    """Lexical features of windows by their indices, made when asked for: memory stays flat. None
+    for no buckets."""
     if not buckets:
         return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
@@ -91,8 +91,8 @@ def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bag
 def class_weights(
     task: TaskKind, train: Split, targets: Sequence[Sequence[float]], wanted: ClassWeights
 ) -> tuple[float, ...] | None:
-    """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task has no
-    classes."""
+    """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task
+    has no classes."""
     if wanted == "off":
         return None
     if wanted == "auto":

@@ -1,10 +1,10 @@
-"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, labels
-the tenant's unlabelled texts, and is deleted. The module is trained on the rows and the teacher's labels
-(distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). For tasks with one label a text
-these are probabilities, else answers.
+"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's
+rows, labels the tenant's unlabelled texts, and is deleted. The module is trained on the rows and
+the teacher's labels (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). For
+tasks with one label a text these are probabilities, else answers.
 
-With few rows, frozen layers learn less than a whole copy does from the same rows; the teacher gives them more
-rows.
+With few rows, frozen layers learn less than a whole copy does from the same rows; the teacher gives
+them more rows.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def teacher_recipe(recipe: Recipe, task: TaskKind) -> Recipe:
 
 
 def lesson_texts(lesson: Lesson, recipe: Recipe, encoder: Encoder, root: Root) -> list[Row]:
-    """What the teacher labels: the lesson's texts, and as far as there is room the changed copies of its rows
-    that the recipe asks for."""
+    """What the teacher labels: the lesson's texts, and as far as there is room the changed copies
+    of its rows that the recipe asks for."""
     told = [*lesson.train.rows, *lesson.dev.rows]
     texts = usable(lesson.texts, told, recipe.seed)
     if not recipe.variants:
@@ -107,16 +107,16 @@ def lesson_texts(lesson: Lesson, recipe: Recipe, encoder: Encoder, root: Root) -
 
 
 def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
-    """Each text once, without texts that are also labelled rows: a held-out row's label must not be learnt
-    from a teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
+    """Each text once, without texts that are also labelled rows: a held-out row's label must not be
+    learnt from a teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
     known = {_key(row) for row in told}
     left = list({_key(row): row for row in texts if _key(row) not in known}.values())
     return left if len(left) <= MOST_TEXTS else random.Random(seed).sample(left, MOST_TEXTS)
 
 
 def unlearnt_score(lesson: Lesson) -> float:
-    """The score that a teacher must beat on dev: for one label a row the commonest label's share, else 0. Any
-    score passes if dev cannot tell (few rows, one label, classes with different weights)."""
+    """The score that a teacher must beat on dev: for one label a row the commonest label's share,
+    else 0. Any score passes if dev cannot tell (few rows, one label, classes with different weights)."""
     if len(lesson.dev.rows) < HELD_OUT.enough:
         return -math.inf
     labels = Counter(row.label for row in lesson.dev.rows if isinstance(row.label, str))

@@ -1,5 +1,5 @@
-"""Fine-tuning a backbone and its head: a tenant's module on PLOT features, or an alternative to compare it
-with."""
+"""Fine-tuning a backbone and its head: a tenant's module on PLOT features, or an alternative to
+compare it with."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 TRANSITIONS_LR = 1e-2
 """The only one tried."""
 AVERAGE_STEPS = 50
-"""Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so
-far."""
+"""Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the
+steps so far."""
 
 
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:
@@ -45,8 +45,8 @@ def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examp
 
 
 class Trainer:
-    """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a job can
-    checkpoint."""
+    """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a
+    job can checkpoint."""
 
     def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
@@ -71,8 +71,8 @@ class Trainer:
         self._average = [p.detach().clone() for p in self._trained]
 
     def epochs(self, report: StepReport, start: int = 0) -> Iterator[int]:
-        """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each
-        step."""
+        """Train epoch by epoch, yielding the number of each that ended; `report(step, total,
+        loss)` each step."""
         for epoch in range(start, self.plan.epochs):
             # Seeded by epoch, so that a resumed run goes on as an unbroken one would.
             torch.manual_seed(self.plan.seed * 1009 + epoch)
@@ -84,8 +84,8 @@ class Trainer:
 
     @torch.inference_mode()
     def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
-        """The head's outputs of each row: [labels], for tagging [T_i, labels]. `exact`: in fp32, as a server
-        does."""
+        """The head's outputs of each row: [labels], for tagging [T_i, labels]. `exact`: in fp32, as
+        a server does."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
             logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
@@ -95,8 +95,8 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """For the block the weights are their exponential mean over the last steps (Polyak and Juditsky,
-        1992); without an average in the plan they stay as they are.
+        """For the block the weights are their exponential mean over the last steps (Polyak and
+        Juditsky, 1992); without an average in the plan they stay as they are.
 
         With few rows steps oscillate, and a mean cancels that.
         """
@@ -124,8 +124,8 @@ class Trainer:
         )
 
     def publishable(self, artefact: Artefact) -> Artefact:
-        """The tensors in fp16, as they are published, and loaded into the model, so that `predict` gives what
-        users will get.
+        """The tensors in fp16, as they are published, and loaded into the model, so that `predict`
+        gives what users will get.
 
         Raises InvalidData if a number is not finite in fp16.
         """
@@ -142,8 +142,8 @@ class Trainer:
             part.load_state_dict(dict(getattr(artefact, name)))
 
     def start_from(self, artefact: Artefact) -> None:
-        """Start from another model's tensors, and afresh what they lack; what is not trained here is left
-        out."""
+        """Start from another model's tensors, and afresh what they lack; what is not trained here
+        is left out."""
         fresh, given = self.state().joined(), artefact.joined()
         known = {name: value for name, value in given.items() if name in fresh}
         if "out.weight" in artefact.head:  # an imported head, or one of an earlier HMI, reads less
@@ -228,6 +228,6 @@ def _linear(step: int, total: int) -> float:
 
 
 def _decay(step: int) -> float:
-    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops the untrained
-    weights."""
+    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops
+    the untrained weights."""
     return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)

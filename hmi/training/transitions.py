@@ -1,7 +1,6 @@
-"""Learnt scores of which tag follows which: a linear-chain conditional random field over a text's words
-(Lafferty et al., 2001). The loss is that of the whole path, not of each word, since decoding adds the scores
-up along a path.
-"""
+"""Learnt scores of which tag follows which: a linear-chain conditional random field over a text's
+words (Lafferty et al., 2001). The loss is that of the whole path, not of each word, since decoding
+adds the scores up along a path."""
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ MOST_TAGS = 200
 
 
 class Transitions(nn.Module):
-    """`table` [labels + 1, labels]: what a tag gets after another, the last row at the beginning; zero at
-    first."""
+    """`table` [labels + 1, labels]: what a tag gets after another, the last row at the beginning;
+    zero at first."""
 
     def __init__(self, labels: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(labels + 1, labels))
 
     def loss(self, logits: Tensor, targets: Sequence[Sequence[float]]) -> Tensor:
-        """The mean over words of the negative log-likelihood of the right paths; texts without words count
-        nothing.
+        """The mean over words of the negative log-likelihood of the right paths; texts without
+        words count nothing.
 
-        logits fp32 [B, T, labels]; targets[i]: a tag's id at the first piece of each word, IGNORE at other
-        tokens.
+        logits fp32 [B, T, labels]; targets[i]: a tag's id at the first piece of each word, IGNORE
+        at other tokens.
         """
         at = [[i for i, tag in enumerate(target) if tag != IGNORE] for target in targets]
         told = [i for i, words in enumerate(at) if words]
@@ -64,16 +63,16 @@ class Transitions(nn.Module):
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:
-    """Whether transitions are trained: for tagging, unless words have different weights or there are too many
-    tags.
+    """Whether transitions are trained: for tagging, unless words have different weights or there
+    are too many tags.
 
     Raises InvalidInput if they are asked for and cannot be trained.
     """
     can = task == "tagging" and weights is None and labels <= MOST_TAGS
     if wanted and not can:
         raise InvalidInput(
-            f"transitions are for tagging with up to {MOST_TAGS} tags and without class weights: "
-            "leave them out",
+            f"transitions are for tagging with up to {MOST_TAGS} tags and without class weights: leave "
+            "them out",
             field="options.transitions",
         )
     return can and wanted is not False

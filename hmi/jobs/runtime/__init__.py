@@ -1,2 +1,2 @@
-"""Runs jobs, whatever they do: processes of their own, folders, progress, cancellation, and what crashes
-leave."""
+"""Runs jobs, whatever they do: processes of their own, folders, progress, cancellation, and
+what crashes leave."""

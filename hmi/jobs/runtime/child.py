@@ -17,8 +17,8 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 
 
 class Child:
-    """`python -m hmi.jobs`, which dies when this process dies: its standard input is a pipe that only we
-    hold."""
+    """`python -m hmi.jobs`, which dies when this process dies: its standard input is a pipe that
+    only we hold."""
 
     def __init__(self, data: Path, folder: JobFolder, job: str, bodies: str | None) -> None:
         self.job, self.folder = job, folder
@@ -71,8 +71,8 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with one thread for every library that would take all cores, and our packages where we found
-    them."""
+    """Ours, with one thread for every library that would take all cores, and our packages where
+    we found them."""
     env = {**os.environ, **{name: os.environ.get(name, "1") for name in THREADS}}
     homes = [str(Path(file).resolve().parent.parent) for file in (hmi.__file__, hmi_kernels.__file__) if file]
     if not homes[0].endswith("site-packages"):

@@ -34,12 +34,12 @@ def clean(registry: Registry, layout: Layout, older_than_s: float = HOUR_S) -> l
 
 
 def _strange_jobs(registry: Registry, layout: Layout, older_than_s: float) -> list[str]:
-    """Folders of jobs that were never queued (killed in between), whose tenant was deleted, or that ended
-    untidied."""
+    """Folders of jobs that were never queued (killed in between), whose tenant was deleted, or
+    that ended untidied."""
     removed = []
     for path in layout.jobs.iterdir():
-        # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker; Damaged:
-        # nobody can tell whether the job is at an end.
+        # NotFound: not a job's name, so not ours; FileNotFoundError: another process was quicker;
+        # Damaged: nobody can tell whether the job is at an end.
         with suppress(NotFound, FileNotFoundError, Damaged):
             folder = JobFolder(layout.jobs, path.name)
             if path.is_dir() and _spent(registry, folder, path.name) and folder.age_s() > older_than_s:

@@ -24,8 +24,8 @@ ASK_EVERY_S = 0.5
 
 
 class JobStopped(BaseException):
-    """The process is to end and the job to go on later. Not an Exception: no body may take it for a
-    failure."""
+    """The process is to end and the job to go on later. Not an Exception: no body may take it
+    for a failure."""
 
 
 class JobContext:
@@ -50,8 +50,8 @@ class JobContext:
 
     @property
     def folder(self) -> Path:
-        """The job's own folder: plans and checkpoints lie here. It outlives a crash, and not the job's
-        end."""
+        """The job's own folder: plans and checkpoints lie here. It outlives a crash, and not
+        the job's end."""
         return self._files.path
 
     @property
@@ -80,11 +80,11 @@ class JobContext:
         self._files.pin(plots)
 
     def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
-        """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped
-        (shutdown).
+        """Report `step` of `total` steps of a phase; raises JobCancelled (the user's
+        wish), JobStopped (shutdown).
 
-        Written at most 5 times a second, and always for a new phase and the last step. Raises OSError (disk
-        full).
+        Written at most 5 times a second, and always for a new phase and the last step. Raises
+        OSError (disk full).
         """
         at = time.monotonic()
         fresh = phase != self._phase
@@ -96,8 +96,8 @@ class JobContext:
         self.check(at)
 
     def check(self, at: float | None = None) -> None:
-        """Raise JobStopped or JobCancelled if the job is to stop; the registry is asked twice a second at
-        most."""
+        """Raise JobStopped or JobCancelled if the job is to stop; the registry is asked twice a
+        second at most."""
         if self._stopping():
             raise JobStopped
         at = time.monotonic() if at is None else at
@@ -111,9 +111,9 @@ class JobContext:
             raise JobCancelled("the job was cancelled: start it again if it was not meant")
 
     def checkpointed(self) -> None:
-        """Record that the work so far is durable and more than any earlier attempt had kept. A later death
-        then costs only a part of the work, so the count of deaths begins anew. Call it once for each new
-        checkpoint."""
+        """Record that the work so far is durable and more than any earlier attempt had kept. A
+        later death then costs only a part of the work, so the count of deaths begins anew. Call it
+        once for each new checkpoint."""
         if self.job.stalled and not self._moved_on:
             self._moved_on = True
             with suppress(NotFound):  # its tenant was deleted: the next `check` says so

@@ -1,5 +1,5 @@
-"""Removing what a failed job left in the shared stores: a half-built PLOT, the files of an unpublished
-root."""
+"""Removing what a failed job left in the shared stores: a half-built PLOT, the files of
+an unpublished root."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
 
 
 def strange_roots(registry: Registry, layout: Layout) -> list[Path]:
-    """Root folders that neither the registry nor a live job names: their job was killed, and its record
-    forgotten."""
+    """Root folders that neither the registry nor a live job names: their job was killed, and
+    its record forgotten."""
     # Jobs first: one that ends meanwhile has published its root before, so the roots read next have it.
     known = {job.job for job in registry.live_jobs()} | {root.version for root in registry.roots()}
     return [path for path in sorted(layout.roots.glob("*/*")) if path.is_dir() and path.name not in known]

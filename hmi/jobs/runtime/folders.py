@@ -1,5 +1,5 @@
-"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record, gone after
-it."""
+"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record,
+gone after it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def new_job_id() -> str:
 
 
 class PinnedPlots(Record):
-    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first
-    one saw.
+    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what
+    the first one saw.
 
     plot: the version that a model is trained on; parent: the one that a build extends.
     """
@@ -111,8 +111,8 @@ class JobFolder:
             return PinnedPlots()
 
     def tidy(self) -> None:
-        """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait
-        on it."""
+        """After the job's end: keep progress and log, free the rest. The lock file stays, for
+        others may wait on it."""
         # Another process may be doing the same.
         with suppress(FileNotFoundError):
             for path in self.path.iterdir():

@@ -1,7 +1,7 @@
 """Ends a job's process when its parent dies, from the process's first moment.
 
-Imports only the standard library: a job's other imports take seconds on a busy machine, and a job must not
-outlive a server that is killed meanwhile.
+Imports only the standard library: a job's other imports take seconds on a busy machine, and a job
+must not outlive a server that is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ORPHANED: Final = 76
 
 
 def die_with_parent() -> None:
-    """End at once when the parent dies: the parent holds the other end of the pipe that is this process's
-    standard input.
+    """End at once when the parent dies: the parent holds the other end of the pipe that is this
+    process's standard input.
 
-    PR_SET_PDEATHSIG would not do: it fires when the parent's thread that started the job ends, and a stopping
-    server's supervisor ends before its jobs have reached a checkpoint. Does nothing if standard input is no
-    pipe. Call it once.
+    PR_SET_PDEATHSIG would not do: it fires when the parent's thread that started the job ends, and
+    a stopping server's supervisor ends before its jobs have reached a checkpoint. Does nothing if
+    standard input is no pipe. Call it once.
     """
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return

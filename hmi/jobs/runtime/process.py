@@ -34,8 +34,8 @@ DONE, TAKEN = 0, 75
 
 
 def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int:
-    """Take the job, run it to an end state (or to a stop), and return the exit code. Raises NotFound,
-    Damaged."""
+    """Take the job, run it to an end state (or to a stop), and return the exit code.
+    Raises NotFound, Damaged."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it cancels
@@ -56,9 +56,9 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
     """Queue again, or end, a job that is `running` but whose process has gone.
 
-    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death counts
-    against the job only if no checkpoint came before it: a server may die often while a long job makes
-    progress. Raises NotFound.
+    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death
+    counts against the job only if no checkpoint came before it: a server may die often while a long
+    job makes progress. Raises NotFound.
     """
 
     def change(record: JobRecord) -> JobRecord:
@@ -72,8 +72,7 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord
         if stalled >= MAX_STALLED:
             message = (
                 f"its process died {stalled} times in a row without coming to another checkpoint: see "
-                "the job's log, "
-                "and check memory and disk"
+                "the job's log, and check memory and disk"
             )
             return _ended(record, "failed", error={"kind": "interrupted", "message": message})
         return record.model_copy(update={"state": "queued", "stalled": stalled})
@@ -89,8 +88,8 @@ def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
         return
     record = registry.job(job)
     if record.state in ENDED:
-        # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input and tries
-        # again.
+        # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input
+        # and tries again.
         discard(registry, Layout(folder.path.parent.parent), record)
         folder.tidy()
 
@@ -159,8 +158,8 @@ def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
-    """The record in its end state; unchanged if it has one already. Raises ValueError for a result that is
-    not JSON."""
+    """The record in its end state; unchanged if it has one already. Raises ValueError for a result
+    that is not JSON."""
     if record.state in ENDED:
         return record
     return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})

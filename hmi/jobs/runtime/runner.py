@@ -31,8 +31,8 @@ CANCEL_S = 30.0  # a cancelled job that has not stopped by itself after this is 
 
 
 class JobRunner:
-    """Owns the processes of the jobs that this process runs. The lock on a job's folder decides who runs
-    it."""
+    """Owns the processes of the jobs that this process runs. The lock on a job's folder decides
+    who runs it."""
 
     def __init__(
         self,
@@ -70,8 +70,9 @@ class JobRunner:
     ) -> JobRecord:
         """Queue a job; its inputs are durable before it can be seen. Uploads are moved, other files copied.
 
-        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull,
-        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began too many within a day).
+        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant),
+        StorageFull, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began
+        too many within a day).
         """
         self._registry.check_job_quota(tenant, tenant_limit)
         inputs = inputs or {}
@@ -90,8 +91,8 @@ class JobRunner:
         return record
 
     def cancel(self, job: str) -> JobRecord:
-        """Ask a job to stop: a queued one ends now, a running one at its next step. Raises NotFound,
-        Conflict."""
+        """Ask a job to stop: a queued one ends now, a running one at its next step.
+        Raises NotFound, Conflict."""
         before = self._registry.job(job)
         if before.state in ENDED:
             raise Conflict(
@@ -103,8 +104,8 @@ class JobRunner:
         return self._registry.job(job)
 
     def look(self, job: str) -> JobRecord:
-        """The job as it stands, put back first if it is `running` and its process has gone. Raises
-        NotFound."""
+        """The job as it stands, put back first if it is `running` and its process has
+        gone. Raises NotFound."""
         if self._registry.job(job).state == "running":
             self._settle(job)
         return self._registry.job(job)
@@ -130,8 +131,8 @@ class JobRunner:
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it where another process has it. Blocks.
 
-        Ctrl-C cancels the job and waits for its end; a second one kills its process. Returns early, with the
-        job as it stands, if the runner is stopped meanwhile. Raises NotFound.
+        Ctrl-C cancels the job and waits for its end; a second one kills its process. Returns early,
+        with the job as it stands, if the runner is stopped meanwhile. Raises NotFound.
         """
         try:
             return self._follow(job, on_progress)
@@ -155,8 +156,8 @@ class JobRunner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop supervising; running jobs checkpoint, go back to the queue, and are resumed by the next
-        start."""
+        """Stop supervising; running jobs checkpoint, go back to the queue, and are resumed by
+        the next start."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -220,8 +221,8 @@ class JobRunner:
                     self._turns[record.tenant] = self._turn
 
     def _next(self, queued: list[JobRecord]) -> JobRecord:
-        """The oldest job of the tenant that has waited longest for its turn, so that one cannot hold up the
-        others."""
+        """The oldest job of the tenant that has waited longest for its turn, so that one cannot
+        hold up the others."""
         return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
 
     def _spawn(self, job: str) -> bool:
@@ -229,8 +230,8 @@ class JobRunner:
         with self._folder(job).try_lock() as free:
             if not free:
                 return False
-        # Between here and the child's own lock another process may be quicker: the child then ends with
-        # TAKEN.
+        # Between here and the child's own lock another process may be quicker: the child then ends
+        # with TAKEN.
         self._not_before[job] = time.monotonic() + 1.0
         self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
         return True
@@ -277,8 +278,8 @@ class JobRunner:
             self._put_back(job, crashed=True)
 
     def _settle(self, job: str) -> None:
-        """Put back, or end, a job that no process works on. Of one of our own `_reap` knows when it has
-        gone."""
+        """Put back, or end, a job that no process works on. Of one of our own `_reap` knows when
+        it has gone."""
         if job in self._children:
             self._tidy(job)
         else:

@@ -14,8 +14,8 @@ NEEDED: Mapping[Task, tuple[str, ...]] = {
     "regression": ("text", "value"),
     "classification": ("text", "label"),
 }
-"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells a table's
-task."""
+"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells
+a table's task."""
 LISTS = ("tokens", "tags", "labels")
 EXAMPLES: Mapping[Task, str] = {
     "classification": '{"text": "…", "label": "…"}',
@@ -58,8 +58,8 @@ class Columns:
 def read_columns(
     found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
 ) -> Columns:
-    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two
-    texts."""
+    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these
+    have two texts."""
     columns, lacks = _matched(found, task, answers=answers, paired=paired)
     return columns if lacks is None else Columns({}, _missing(lacks, found, task))
 

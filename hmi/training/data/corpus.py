@@ -1,5 +1,5 @@
-"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked
-first."""
+"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or
+compressed; checked first."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def open_corpus(
 def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
     """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
 
-    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past
-    `limit`.
+    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or
+    TooLarge past `limit`.
     """
     yield from open_corpus(source, limit=limit).documents
 
@@ -114,8 +114,8 @@ def _json(file: TextFile) -> Corpus:
         found = listed(table.columns) or "none"
         raise _refused(
             file,
-            f"was read as {table.form}, and has no `text`: the columns are {found}. "
-            "Rename the one that holds the texts, or give text, one document a line",
+            f"was read as {table.form}, and has no `text`: the columns are {found}. Rename the one "
+            "that holds the texts, or give text, one document a line",
         )
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""

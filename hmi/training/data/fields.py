@@ -1,5 +1,5 @@
-"""The fields of one raw row, checked: texts, words, labels, values. A ValueError says what is wrong with the
-row."""
+"""The fields of one raw row, checked: texts, words, labels, values. A ValueError says what is wrong
+with the row."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def answer_of(raw: dict[str, Any], task: Task) -> Gold:
 
 
 def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> Text:
-    """A row's input, without its answer. paired: whether it has two texts; None: as the task and the row
-    say."""
+    """A row's input, without its answer. paired: whether it has two texts; None: as the task and
+    the row say."""
     if task == "tagging":
         return _words(raw, "tokens")
     second = raw.get("text_pair") is not None
@@ -44,8 +44,8 @@ def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> 
 
 
 def _label(value: Any, name: str) -> str:
-    """A class by its name. 1, "1" and 1.0 are the same one; so are a label with and without spaces around
-    it."""
+    """A class by its name. 1, "1" and 1.0 are the same one; so are a label with and without
+    spaces around it."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"{name} is missing")
     if isinstance(value, bool):

@@ -1,5 +1,5 @@
-"""What a double quote is in a table with tabs: spreadsheets write it as CSV does, most other programs as it
-stands."""
+"""What a double quote is in a table with tabs: spreadsheets write it as CSV does, most other
+programs as it stands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotes:
-    """The first lines, by number, that tell: `unpaired` has quotes that do not pair within it, `other` has
-    not as many cells as the header when it is split at each tab, `doubled` has a cell quoted as CSV does, a
-    quote in it as two."""
+    """The first lines, by number, that tell: `unpaired` has quotes that do not pair within it,
+    `other` has not as many cells as the header when it is split at each tab, `doubled` has a cell
+    quoted as CSV does, a quote in it as two."""
 
     unpaired: int | None = None
     other: tuple[int, int] | None = None

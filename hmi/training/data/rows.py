@@ -1,5 +1,5 @@
-"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the
-cure."""
+"""Training rows: converts a user's table to checked rows of one task. Every error names the line
+and the cure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or
-    labels. The answer of an unlabelled one is "", and is not looked at."""
+    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a
+    word, or labels. The answer of an unlabelled one is "", and is not looked at."""
 
     text: Text
     label: Gold
@@ -48,8 +48,8 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`:
-    remarks for the user; `whole`: whether the whole file was read."""
+    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were
+    skipped; `notes`: remarks for the user; `whole`: whether the whole file was read."""
 
     rows: list[Row]
     read: str
@@ -126,8 +126,8 @@ def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
         else ""
     )
     raise InvalidData(
-        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
-        f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
+        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: "
+        f"{shown}{more}. It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
         field=field,
         line=bad[0].line,
     )
@@ -142,8 +142,8 @@ def collect(
     paired: bool | None = None,
     first: int | None = None,
 ) -> RowFile:
-    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at
-    all."""
+    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the
+    task at all."""
     file = TextFile(source, field, first=first)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
@@ -258,8 +258,8 @@ def _wrong_form(
     if pair and single and any(str(record.values.get(pair[1]) or "").strip() for record in head):
         cure = "join the two texts" if task == "multilabel" else 'give --task pair (over HTTP "task": "pair")'
         return (
-            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, "
-            f"or remove the column `{pair[1]}`"
+            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, or remove "
+            f"the column `{pair[1]}`"
         )
     if table.form.startswith("CSV"):
         lists = [given for given, ours in names.items() if ours in LISTS]
@@ -287,8 +287,7 @@ def _refuse_mixed(found: RowFile, field: str) -> None:
         lone = paired.index(not paired[0])
         raise InvalidData(
             f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, "
-            "unlike the first "
-            "row: give it in every row or in none",
+            "unlike the first row: give it in every row or in none",
             field=field,
             line=found.lines[lone],
         )

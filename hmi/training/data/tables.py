@@ -89,8 +89,8 @@ def file_lines(file: TextFile, count: int) -> Iterator[str]:
 def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     """How many columns these lines of a CoNLL file have; 0 where they are of none.
 
-    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines
-    between texts whatever it is, if tabs are between them or such a file is `likely`.
+    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank
+    lines between texts whatever it is, if tabs are between them or such a file is `likely`.
     """
     told = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
     rows = [line.split() for line in told]
@@ -105,8 +105,8 @@ def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
 
 
 def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
-    """The columns of what is CSV and no running text: a header that is `known`, or of names, above rows as
-    wide."""
+    """The columns of what is CSV and no running text: a header that is `known`, or of names, above
+    rows as wide."""
     lines = [line for line in lines if line.strip()]
     for delimiter in DELIMITERS:
         columns = _cells(lines[0], delimiter) if lines else []
@@ -146,8 +146,8 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
 
 
 def _json_items(file: TextFile) -> Iterator[TableRecord]:
-    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be
-    read."""
+    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON
+    cannot be read."""
     decoder, chunks = json.JSONDecoder(), file.chunks()
     buffer, at, line, item, listed, over = "", 0, 1, 0, False, False
     while True:
@@ -241,8 +241,8 @@ def _csv_records(
 def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
     if "unexpected end" in told or "field limit" in told:
         what = (
-            "opens a double quote that is never closed: close it, or write a double quote within "
-            "a text as two"
+            "opens a double quote that is never closed: close it, or write a double quote within a "
+            "text as two"
         )
     elif "new-line" in told:
         what = "has a carriage return that ends no line: put the text into double quotes, or take it out"

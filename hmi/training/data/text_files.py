@@ -57,11 +57,11 @@ _ZIPPED = (
 
 
 class TextFile:
-    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what they call
-    it.
+    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what
+    they call it.
 
-    `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all. Raises
-    InvalidInput (no such file), InvalidData (no text; the message says what it seems to be).
+    `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all.
+    Raises InvalidInput (no such file), InvalidData (no text; the message says what it seems to be).
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class TextFile:
         self.empty = not head
 
     def lines(self) -> Iterator[str]:
-        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the
-        limit."""
+        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge
+        past the limit."""
         rest, number, end = "", 0, "\n"
         for chunk in self.chunks():
             if not number and not rest and "\n" not in chunk and "\r" in chunk:
@@ -117,8 +117,8 @@ class TextFile:
                 at = line + text.count("\n", 0, text.index("\0"))
                 raise self._bad(
                     at,
-                    "holds a zero byte: this is a binary file, not text, or a damaged one. Save it "
-                    "as text again",
+                    "holds a zero byte: this is a binary file, not text, or a damaged one. Save it as "
+                    "text again",
                 )
             line += text.count("\n")
             yield text

@@ -33,8 +33,8 @@ def objective_of(task: TaskKind) -> Objective[Any]:
 
 
 def learn_task(name: Task, golds: Sequence[Gold], *, paired: bool = False, field: str = "data") -> TaskKind:
-    """The task that these training rows describe. Raises InvalidData naming `field`, InvalidInput for an
-    embedding."""
+    """The task that these training rows describe. Raises InvalidData naming `field`, InvalidInput
+    for an embedding."""
     if name not in OBJECTIVES:
         raise InvalidInput("an embedding model learns nothing from rows: leave the data out", field=field)
     task: TaskKind = OBJECTIVES[name].learn(golds, paired=paired, field=field)

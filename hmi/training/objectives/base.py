@@ -1,5 +1,5 @@
-"""The interface of an objective: targets, loss and metrics of a task, and the task that training rows
-describe."""
+"""The interface of an objective: targets, loss and metrics of a task, and the task that
+training rows describe."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Objective(ABC, Generic[K]):
     @classmethod
     @abstractmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> K:
-        """The task with labels and rules as the training rows have them. Raises InvalidData naming
-        `field`."""
+        """The task with labels and rules as the training rows have them. Raises
+        InvalidData naming `field`."""
 
     @abstractmethod
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
@@ -44,8 +44,8 @@ class Objective(ABC, Generic[K]):
     @classmethod
     @abstractmethod
     def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        """The mean loss of a batch. logits [B, outputs], of tagging [B, T, outputs]; weights: those of
-        `weights`."""
+        """The mean loss of a batch. logits [B, outputs], of tagging [B, T, outputs]; weights:
+        those of `weights`."""
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
@@ -76,8 +76,8 @@ class Objective(ABC, Generic[K]):
 
 
 def balanced(ids: Iterable[float], outputs: int) -> Tensor:
-    """Weights [outputs] by which every class counts alike, bounded by HEAVIEST; 1 for a class without
-    rows."""
+    """Weights [outputs] by which every class counts alike, bounded by HEAVIEST; 1 for a
+    class without rows."""
     counts = Counter(int(i) for i in ids if i != IGNORE)
     seen = sum(counts.values())
     return torch.tensor(

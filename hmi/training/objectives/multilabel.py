@@ -34,8 +34,8 @@ class MultiLabelObjective(Objective[MultiLabel]):
         counts = Counter(label for gold in golds for label in labels_in(gold))
         if not any(0 < count < len(golds) for count in counts.values()):
             raise InvalidData(
-                f"every row of {field} has the same labels ({_listed(counts)}): "
-                "a model needs rows with and rows without a label",
+                f"every row of {field} has the same labels ({_listed(counts)}): a model needs rows "
+                "with and rows without a label",
                 field=field,
             )
         refuse_many(len(counts), field)

@@ -67,8 +67,8 @@ class TaggingObjective(Objective[Tagging]):
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
     def chance(self, golds: Sequence[Gold]) -> float:
-        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the
-        words."""
+        """Of entities 0, since O for every word finds none; of other tags the commonest one's share
+        of the words."""
         counts = Counter(tag for gold in golds for tag in tags_in(gold))
         return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
 
