@@ -26,8 +26,8 @@ DEFAULT_ALPHA = 50.0
 
 @dataclass(frozen=True)
 class DomainVersionView:
-    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of
-    its own segments."""
+    """One published version of a domain's PLOT. `entries`: order ("3", "2", "1") -> number of
+    entries; `bytes`: of its own segments."""
 
     version: str
     created: str
@@ -41,7 +41,7 @@ class DomainVersionView:
 
 @dataclass(frozen=True)
 class DomainView:
-    """A domain as users see it; versions are newest first. `parent` is None for a root's own PLOT."""
+    """A domain as users see it. Versions are newest first. `parent` is None for a root's own PLOT."""
 
     domain: str
     root: str
@@ -97,11 +97,11 @@ class Domains:
     ) -> JobRecord:
         branch = DomainId.parse(domain)
         current = self.current(branch)
-        # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
+        # A root's own PLOT may be updated, too: its branches stay on the version that they were built on.
         return self._submit(branch, "update", corpus, alpha, pretrain, options, PlotMeta.of(current))
 
     def grow(self, domain: str, min_count: int) -> JobRecord:
-        """Extend the domain by what was recorded as missed. Raises Conflict where that is nothing."""
+        """Extend the domain by the recorded misses. Raises Conflict if there are none."""
         branch = DomainId.parse(domain)
         self.current(branch)
         if isinstance(min_count, bool) or min_count < 1:
@@ -142,7 +142,7 @@ class Domains:
         return self._view(refs[wanted], refs, self._models_by_domain())
 
     def rollback(self, domain: str, version: str) -> DomainView:
-        """New fine-tunings use that version; models stay on the one that they were made on."""
+        """Make `version` current: new fine-tunings use it, and existing models keep theirs."""
         branch = DomainId.parse(domain)
         self.current(branch)
         with plot_errors():
@@ -157,10 +157,10 @@ class Domains:
         self.drop(branch)
 
     def drop(self, branch: DomainId) -> None:
-        """Remove a ref that nothing depends on; raises Conflict naming what does."""
+        """Remove a ref that nothing depends on. Raises Conflict, which names its dependants."""
 
         def act(models: list[str], jobs: list[str]) -> None:
-            # Runs alone among all processes: no model or job can come to depend on it meanwhile.
+            # The registry excludes all other processes meanwhile, so no model or job can become a dependant.
             refs = self._refs()
             below = sorted(r for r in refs if r.startswith(f"{branch}/"))
             for what, names in (("domain", below), ("model", models), ("job", jobs)):
@@ -207,8 +207,9 @@ class Domains:
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={"corpus": corpus})
 
     def _models_by_domain(self) -> Counter[str]:
-        """Kept while the registry stays as it is: anybody with a key may ask, and it reads all models."""
-        # Before reading: a change meanwhile only makes it be read again.
+        """The number of models of each domain. It is cached until the registry changes, since
+        counting reads all models and anybody with a key may ask."""
+        # Taken before reading, so that a change meanwhile causes another count.
         at = self._parts.registry.generation()
         if self._counted is None or self._counted[0] != at:
             models = self._parts.registry.models()
@@ -240,13 +241,13 @@ class Domains:
 def _extent(
     alpha: float | None, budget: int | None, before: PlotMeta | None
 ) -> tuple[float | None, int | None]:
-    """(alpha, budget_bytes), one of them None: as given, else as in the previous version, else alpha 50.
+    """(alpha, budget_bytes), one of them None: the given one, else the previous version's, else alpha 50.
 
     Raises InvalidInput if both are given.
     """
     if alpha is not None and budget is not None:
         raise InvalidInput(
-            "alpha and options.budget_bytes both say how much is stored: give one of them",
+            "alpha and options.budget_bytes both decide how much is stored: give one of them",
             field="options.budget_bytes",
         )
     if alpha is None and budget is None and before is not None:

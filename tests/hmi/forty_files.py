@@ -30,7 +30,7 @@ class File:
     data: bytes
     use: Task | None
     expected: str
-    """A part of what is said of it; "taken" where a job takes it."""
+    """A part of the result; "accepted" if a job accepts the file."""
     corpus: bool = False
 
 
@@ -83,8 +83,8 @@ def files() -> Iterator[File]:
 
 def _encodings() -> Iterator[File]:
     c: Task = "classification"
-    yield File("utf8.csv", "CSV in UTF-8", table().encode(), c, "taken")
-    yield File("excel-utf8.csv", "Excel: CSV UTF-8", table().encode("utf-8-sig"), c, "taken")
+    yield File("utf8.csv", "CSV in UTF-8", table().encode(), c, "accepted")
+    yield File("excel-utf8.csv", "Excel: CSV UTF-8", table().encode("utf-8-sig"), c, "accepted")
     yield File(
         "excel-utf8-de.csv", "the same in German", table(";").encode("utf-8-sig"), c, "CSV with semicolons"
     )
@@ -101,13 +101,21 @@ def _encodings() -> Iterator[File]:
     yield File(
         "utf16-bare.csv", "UTF-16 without a mark", table().encode("utf-16-le"), c, "UTF-16 without a mark"
     )
-    yield File("mac.csv", "Excel: CSV (Macintosh)", table().replace("\r\n", "\r").encode(), c, "taken")
-    yield File("packed.csv.gz", "CSV, gzip", gzip.compress(table().encode()), c, "taken")
+    yield File("mac.csv", "Excel: CSV (Macintosh)", table().replace("\r\n", "\r").encode(), c, "accepted")
+    yield File("packed.csv.gz", "CSV, gzip", gzip.compress(table().encode()), c, "accepted")
     yield File(
-        "cut.csv.gz", "the same, half uploaded", gzip.compress(table().encode() * 99)[:-9], c, "breaks off"
+        "cut.csv.gz",
+        "the same, half uploaded",
+        gzip.compress(table().encode() * 99)[:-9],
+        c,
+        "cannot be decompressed",
     )
     yield File(
-        "marked.jsonl", "JSON lines with a byte-order mark", jsonl(objects()).encode("utf-8-sig"), c, "taken"
+        "marked.jsonl",
+        "JSON lines with a byte-order mark",
+        jsonl(objects()).encode("utf-8-sig"),
+        c,
+        "accepted",
     )
 
 
@@ -127,7 +135,7 @@ def _tables() -> Iterator[File]:
     )
     more = [(str(i), text, label) for i, (text, label) in enumerate(ROWS)]
     yield File(
-        "pandas.csv", "pandas, with its index", table(header=",text,label", rows=more).encode(), c, "taken"
+        "pandas.csv", "pandas, with its index", table(header=",text,label", rows=more).encode(), c, "accepted"
     )
     yield File(
         "id.csv", "a column id", table(header="id,text,label", rows=more).encode(), c, "not used: `id`"
@@ -177,9 +185,9 @@ def _tables() -> Iterator[File]:
         "line 5 of the file opens a double quote that is never closed",
     )
     wide = table(rows=[*ROWS, ("x" * 200_000, "bad")])
-    yield File("wide.csv", "a cell of 200,000 characters", wide.encode(), c, "taken")
+    yield File("wide.csv", "a cell of 200,000 characters", wide.encode(), c, "accepted")
     yield File(
-        "blank-rows.csv", "blank rows, as Excel leaves them", (table() + ",\r\n" * 9).encode(), c, "taken"
+        "blank-rows.csv", "blank rows, as Excel leaves them", (table() + ",\r\n" * 9).encode(), c, "accepted"
     )
     yield File("header.csv", "a header alone", b"text,label\n", c, "no rows: give at least 4")
     yield File(
@@ -187,7 +195,7 @@ def _tables() -> Iterator[File]:
         "tags in a cell",
         b'tokens,tags\n"[""a""]","[""O""]"\n' * 5,
         "tagging",
-        "a cell holds no list",
+        "a CSV cell cannot hold a list",
     )
 
 
@@ -195,7 +203,7 @@ def _quotes() -> Iterator[File]:
     c: Task = "classification"
     lone = table("\t").replace("Gern", '"Gern')
     yield File(
-        "glue.tsv", "tabs, a lone double quote in a text", lone.encode(), c, "double quotes as they stand"
+        "glue.tsv", "tabs, a lone double quote in a text", lone.encode(), c, "double quotes taken literally"
     )
     swallowed = lone.replace("Très bien", 'Très bien"')
     yield File(
@@ -203,7 +211,7 @@ def _quotes() -> Iterator[File]:
         "the same, with another one lines below",
         swallowed.encode(),
         c,
-        "6 rows of the task classification, 2 labels; CSV with tabs, double quotes as they stand",
+        "6 rows of the task classification, 2 labels; CSV with tabs, double quotes taken literally",
     )
     excel = table("\t").replace("Gern wieder", '"Gern\n""wieder"""')
     yield File(
@@ -219,7 +227,7 @@ def _quotes() -> Iterator[File]:
         "a lone quote, and cells quoted as CSV does",
         mixed.encode(),
         c,
-        "It cannot be taken as it stands, since line 6 quotes a cell as CSV does",
+        "Quotes cannot be taken literally here, since line 6 quotes a cell as CSV does",
     )
     wide = lone.replace("Zu spät", "Zu\tspät")
     yield File(
@@ -236,7 +244,7 @@ def _quotes() -> Iterator[File]:
         "STS-B, with no task given",
         stsb.encode(),
         None,
-        "rows of the task regression; CSV with tabs, double quotes as they stand",
+        "rows of the task regression; CSV with tabs, double quotes taken literally",
     )
     yield File(
         "stsb-pairs.tsv", "the same, as pairs with labels", stsb.encode(), "pair", "Give --task regression"
@@ -323,14 +331,14 @@ def _labels() -> Iterator[File]:
         "labels bad and Bad",
         (table() + "Na ja,Bad\r\nNa so,Bad\r\n").encode(),
         c,
-        "are different",
+        "count as different",
     )
     yield File(
         "truth.jsonl",
         "labels true and false",
         jsonl([{"text": t, "label": i > 2} for i, t in enumerate(TEXTS)]).encode(),
         c,
-        "taken",
+        "accepted",
     )
     values = table(header="text;value", rows=[(f"{t}", f"{i},5") for i, t in enumerate(TEXTS)], delimiter=";")
     yield File(
@@ -411,7 +419,7 @@ def told(file: File) -> str:
     )
     labels = f", {len(found.labels)} labels" if found.labels else ""
     notes = "".join(f". Note: {note}" for note in found.notes)
-    return f"taken: {what}{labels}; {found.read}{notes}"
+    return f"accepted: {what}{labels}; {found.read}{notes}"
 
 
 def page() -> str:

@@ -11,7 +11,7 @@ import pytest
 from hmi.errors import InvalidData
 from hmi.jobs.ngrams import pieces
 from hmi.model.tokenizer import ROWS_AT_ONCE, Text, Tokenizer, _at_once
-from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_rows
+from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_labelled_rows
 from tests.tiny import random_texts
 
 LONG = " ".join(random_texts(200, 3))
@@ -76,4 +76,4 @@ def test_a_tagging_row_is_bounded_like_a_text(tmp_path: Path) -> None:
     row = {"tokens": ["a" * (MAX_ROW_CHARACTERS // 2 + 1)] * 2, "tags": ["O", "O"]}
     (tmp_path / "rows").write_text(json.dumps(row) + "\n")
     with pytest.raises(InvalidData, match="characters, more than"):
-        read_rows(tmp_path / "rows", "tagging")
+        read_labelled_rows(tmp_path / "rows", "tagging")
