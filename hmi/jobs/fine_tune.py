@@ -239,7 +239,7 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
     same = live.labels == task.labels and task_of_version(live).reads == task.reads
     if mode == "create" and live.module != data.module:
         raise InvalidInput(
-            f"{source} has another module: leave module out, and it is taken over", field="options.start"
+            f"{source} has another module: leave module out to take that module over", field="options.start"
         )
     if live.module != data.module or (mode == "update" and not same):
         return None
@@ -249,7 +249,9 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
         ctx.log(error.message)
         if mode != "update":
             raise error.of(f"version {live.version} of {source}, which options.start names,") from error
-        return f"the live version {live.version} is damaged: this one began afresh, with these rows alone"
+        return (
+            f"the live version {live.version} is damaged: this update was trained afresh, on these rows alone"
+        )
     # If the labels or the task differ, only the module can be reused, not the head and its companions.
     artefact = artefact if same else Artefact(artefact.module)
     trainer.start_from(artefact.map(lambda value: value.float()))

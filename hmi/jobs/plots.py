@@ -168,7 +168,7 @@ def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) ->
 
 
 def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
-    """The wanted n-grams plus all that the reader's own version stores, without its ancestors'."""
+    """The wanted n-grams and all that the reader's own version stores, but not its ancestors'."""
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):

@@ -42,7 +42,7 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> 
         encoder = load_encoder(_source(root, "unlabelled" if lesson.texts else "options.variants"))
         texts = lesson_texts(lesson, recipe, encoder, root)
         if not texts:
-            remark = "every text for a teacher is a labelled or held-out row, too: no teacher was trained"
+            remark = "every text for a teacher is also a labelled or held-out row: no teacher was trained"
             return Taught([], {}, [remark])
         score, golds = teach(encoder, root, replace(lesson, texts=texts), recipe, report)
         answers = [

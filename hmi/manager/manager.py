@@ -74,14 +74,16 @@ class Manager:
         alpha: float = 50,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Import a pretrained model. `texts` are named text-0.txt, text-1.txt, …
+        """Import a pretrained model. texts: file name -> text; text-KIND.txt holds one kind of
+        text, text-0.txt, text-1.txt, … are general.
 
         Raises InvalidInput, UnsupportedModel, Conflict (name taken), StorageFull.
         """
         return self._roots.import_root(name, source, split, texts or {}, alpha, options)
 
     def delete_root(self, name: str) -> None:
-        """Raises NotFound, Conflict (which names the domains, models or jobs that depend on it)."""
+        """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the
+        domains, models or jobs that depend on it)."""
         self._roots.delete(name)
 
     # Domains
@@ -136,24 +138,27 @@ class Manager:
         return self._domains.all()
 
     def domain(self, domain: str) -> DomainView:
-        """Raises NotFound."""
+        """The domain of this name. Raises NotFound."""
         return self._domains.one(domain)
 
     def export_domain(self, version: str, archive: Path, progress: ByteProgress) -> None:
+        """Write a version with its ancestors and lower layers to `archive`. Raises as
+        `archives.export_domain`."""
         export_domain(self._parts, version, archive, progress)
 
     def import_domain(
         self, archive: Path, name: str | None, progress: ByteProgress
     ) -> tuple[VersionInfo, list[str]]:
+        """Import an export, as `archives.import_domain` describes."""
         return import_domain(self._parts, archive, name, progress)
 
     def rollback_domain(self, domain: str, version: str) -> DomainView:
-        """Raises NotFound, InvalidInput (a version of another domain)."""
+        """Make an earlier version current. Raises NotFound, InvalidInput (a version of another domain)."""
         return self._domains.rollback(domain, version)
 
     def delete_domain(self, domain: str) -> None:
-        """Raises NotFound, InvalidInput (a root), Conflict (which names the domains, models or jobs
-        that depend on it)."""
+        """Remove a domain and free its bytes. Raises NotFound, InvalidInput (a root), Conflict
+        (which names the domains, models or jobs that depend on it)."""
         self._domains.delete(domain)
         self._consistency.collect()
 
@@ -183,7 +188,7 @@ class Manager:
         return self._tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
-        """Raises NotFound."""
+        """Revoke a key. Raises NotFound."""
         return self.registry.revoke_key(key_id)
 
     # Models
@@ -251,7 +256,7 @@ class Manager:
         return self._exchange.export(model)
 
     def rollback_model(self, model: str, version: int) -> ModelRecord:
-        """Raises NotFound."""
+        """Make a version the one that answers. Raises NotFound."""
         return self._models.rollback(model, version)
 
     def delete_model(self, model: str) -> None:
@@ -261,11 +266,11 @@ class Manager:
     def models(
         self, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> list[ModelRecord]:
-        """Models after `after`, in ascending order of `tenant.name`."""
+        """The models after `after`, at most `limit` of them, in ascending order of `tenant.name`."""
         return self.registry.models(tenant, after, limit)
 
     def model(self, model: str) -> ModelRecord:
-        """Raises NotFound."""
+        """The model of this name. Raises NotFound."""
         return self.registry.model(ModelId.parse(model))
 
     # Jobs
@@ -280,11 +285,11 @@ class Manager:
         return self.runner.refresh(job)
 
     def cancel_job(self, job: str) -> JobRecord:
-        """Raises NotFound, Conflict (it has ended)."""
+        """Ask a job to stop. Raises NotFound, Conflict (it has ended)."""
         return self.runner.cancel(job)
 
     def job_progress(self, job: str) -> Progress:
-        """Raises NotFound for an impossible id."""
+        """The job's last progress; empty before it began. Raises NotFound for an impossible id."""
         return self.runner.read_progress(job)
 
     # Consistency

@@ -1,7 +1,7 @@
 """Backbones, which compute the head's input from a batch of rows.
 
 The one that is served is a tenant's module in frozen upper layers. The others exist for comparison:
-upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen encoder.
+upper layers fine-tuned whole, a whole encoder fine-tuned (also the teacher), a frozen encoder.
 """
 
 from __future__ import annotations

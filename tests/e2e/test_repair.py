@@ -166,7 +166,7 @@ def test_nothing_else_takes_its_place(home: Home, tiny_source: Path, tmp_path: P
     other = write_tiny_source(tmp_path / "other")
     weights = other / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
-    with pytest.raises(Conflict, match="was made of tiny-bert, whose weights these are not"):
+    with pytest.raises(Conflict, match="was made from tiny-bert, which has other weights"):
         again(home, other)
     with pytest.raises(Conflict, match="was made with split 2 and n = 3"):
         again(home, tiny_source, n=4)

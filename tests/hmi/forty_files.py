@@ -324,7 +324,7 @@ def _labels() -> Iterator[File]:
         "a label nan",
         (table() + "Na ja,nan\r\nNa so,nan\r\n").encode(),
         c,
-        "`nan` is read as a label",
+        "`nan` was read as a label",
     )
     yield File(
         "alike.csv",

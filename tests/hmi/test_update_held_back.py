@@ -230,7 +230,7 @@ def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: 
     assert made is not None
     assert made["published"] is True
     told = " ".join(made["metrics"]["warnings"])
-    assert "the live version 1 is damaged: this one began afresh" in told
+    assert "the live version 1 is damaged: this update was trained afresh" in told
     assert "was not compared" in told
     assert "live" not in made["metrics"]
     live = manager.model("acme.d").live

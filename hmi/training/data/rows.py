@@ -74,21 +74,15 @@ def read_unlabelled_rows(source: Upload, task: Task, *, paired: bool, field: str
 
 
 def read_labelled_file(
-    source: Upload,
-    task: Task,
-    field: str = "data",
-    *,
-    skip: int = 0,
-    first: int | None = None,
-    count: bool = True,
+    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None
 ) -> RowFile:
     """Read the rows of a file, or of about its `first` bytes. Up to `skip` bad ones are left out.
 
-    count=False also accepts too few rows. Raises InvalidData (its details name field and line), TooLarge.
+    Raises InvalidData (its details name field and line), TooLarge.
     """
     found = parse_rows(source, task, field, first=first)
     refuse_bad_rows(found, task, field, skip)
-    if count and found.whole and len(found.rows) < MIN_ROWS:
+    if found.whole and len(found.rows) < MIN_ROWS:
         what = f"{len(found.rows)} rows" if found.rows else "no rows"
         raise InvalidData(
             f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field
