@@ -1,5 +1,4 @@
-"""Run one job: `python -m hmi.jobs --data DIR JOB`. The job runner starts it; see
-hmi/jobs/runtime/process.py."""
+"""Run one job: `python -m hmi.jobs --data DIR JOB`. The job runner starts it (hmi/jobs/runtime/child.py)."""
 
 from __future__ import annotations
 

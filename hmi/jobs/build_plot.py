@@ -103,7 +103,7 @@ def _min_difference(options: BuildPlotOptions, pretrained: bool) -> float:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The entries of the version that a build extends or falls back on. A build stores no n-gram twice."""
+    """The entries that exist before a build: those of the version that it extends or falls back on."""
 
     reader: Reader  # of that version
     lower: str | None  # the lower layers that this build computes with

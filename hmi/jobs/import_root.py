@@ -53,8 +53,7 @@ _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Run the job. If its spec names a damaged version, that root is repaired instead
-    (`hmi.jobs.repair_root`)."""
+    """Run the job. If its spec names a damaged version, repair that root instead (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
     spec = ImportRootSpec.of(ctx.job)
     source = find_source(spec.source)

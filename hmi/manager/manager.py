@@ -142,8 +142,7 @@ class Manager:
         return self._domains.one(domain)
 
     def export_domain(self, version: str, archive: Path, progress: ByteProgress) -> None:
-        """Write a version with its ancestors and lower layers to `archive`. Raises as
-        `archives.export_domain`."""
+        """Write a version with its ancestors and lower layers to `archive`. See `archives.export_domain`."""
         export_domain(self._parts, version, archive, progress)
 
     def import_domain(

@@ -24,10 +24,15 @@ from hmi.stores.registry import Registry
 
 log = logging.getLogger("hmi.jobs")
 POLL_S = 0.2
+"""Pause between two rounds of the supervisor."""
 RECOVER_EVERY_S = 2.0
 HOUSEKEEPING_EVERY_S = 3600.0
 STOP_S = 15.0
-CANCEL_S = 30.0  # a cancelled job that is still running after this time is killed
+"""`stop` waits this long for the supervisor, and then this long for the jobs, before it kills them."""
+CANCEL_S = 30.0
+"""A cancelled job that is still running after this time is killed."""
+RETRY_S = 1.0
+"""A job is not started again within this time of its last start."""
 
 
 class JobRunner:
@@ -48,9 +53,9 @@ class JobRunner:
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
         self._children: dict[str, Child] = {}
-        self._not_before: dict[str, float] = {}
-        self._cancelled_at: dict[str, float] = {}
-        self._turns: dict[str | None, int] = {}
+        self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
+        self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
+        self._turns: dict[str | None, int] = {}  # tenant -> its last turn
         self._turn = 0
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -232,7 +237,7 @@ class JobRunner:
             if not free:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
-        self._not_before[job] = time.monotonic() + 1.0
+        self._not_before[job] = time.monotonic() + RETRY_S
         self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
         return True
 
