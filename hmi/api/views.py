@@ -10,7 +10,7 @@ from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
-from hmi.manager import DomainView as DomainRow
+from hmi.manager import DomainInfo
 from hmi.metrics import Metrics
 from hmi.stores.job_table import target_of
 
@@ -75,7 +75,7 @@ def model_view(model: ModelRecord) -> ModelView:
     )
 
 
-def domain_view(domain: DomainRow) -> DomainView:
+def domain_view(domain: DomainInfo) -> DomainView:
     return DomainView(
         domain=domain.domain,
         root=domain.root,

@@ -12,7 +12,7 @@ from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progr
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import Bytes, export_domain, import_domain
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import Domains, DomainView
+from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
@@ -123,7 +123,7 @@ class Manager:
         """
         return self._domains.grow(domain, min_count)
 
-    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
+    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainInfo:
         """Change what is not None. `record_misses`: True records n-grams that users' texts miss, False
         deletes them.
 
@@ -131,11 +131,11 @@ class Manager:
         """
         return self._domains.set(domain, record_misses)
 
-    def domains(self) -> list[DomainView]:
+    def domains(self) -> list[DomainInfo]:
         """All domains by name, each root's own PLOT included."""
         return self._domains.all()
 
-    def domain(self, domain: str) -> DomainView:
+    def domain(self, domain: str) -> DomainInfo:
         """Raises NotFound."""
         return self._domains.one(domain)
 
@@ -147,7 +147,7 @@ class Manager:
     ) -> tuple[VersionInfo, list[str]]:
         return import_domain(self._parts, archive, name, progress)
 
-    def rollback_domain(self, domain: str, version: str) -> DomainView:
+    def rollback_domain(self, domain: str, version: str) -> DomainInfo:
         """Raises NotFound, InvalidInput (a version of another domain)."""
         return self._domains.rollback(domain, version)
 
