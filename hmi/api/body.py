@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -54,8 +54,11 @@ class Received:
             self.form.discard()
 
 
-def parse(model: Any, data: bytes) -> Any:
-    """JSON bytes → the model; raises Malformed or InvalidInput naming each field."""
+def parse(model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+    """Parse JSON bytes to an instance of `model`. `count_members`: see `Endpoint`.
+
+    Raises Malformed, TooLarge, or InvalidInput naming each field.
+    """
     try:
         found = _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
@@ -65,7 +68,7 @@ def parse(model: Any, data: bytes) -> Any:
         ):
             raise malformed(problem, data) from error
         raise from_validation(error, model) from error
-    refuse_repeated(data, found)
+    refuse_repeated(data, None if count_members is None else partial(count_members, found))
     return found
 
 
@@ -224,7 +227,7 @@ async def _parsed(
         found = census(data, most)
         _check_census(found, most, route)
         loan.cover(loan.amount + found.values * VALUE_BYTES)
-        return parse(route.body, data), hashlib.sha256(data).hexdigest(), len(data)
+        return parse(route.body, data, route.count_members), hashlib.sha256(data).hexdigest(), len(data)
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()

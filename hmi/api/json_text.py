@@ -17,7 +17,6 @@ from pydantic_core import ErrorDetails
 
 from hmi.api.census import exact_census
 from hmi.api.errors import Malformed, pointer
-from hmi.api.protocols.native.schemas import InferBody
 from hmi.errors import InvalidInput
 from hmi.words import HALF_A_PAIR, not_json
 
@@ -42,16 +41,17 @@ class _Repeated(dict[str, Any]):
     times = 0
 
 
-def refuse_repeated(data: bytes, found: Any) -> None:
-    """Raises InvalidInput naming the first member that an object of `data`, parsed to `found`, has more than
-    once.
+def refuse_repeated(data: bytes, count_members: Callable[[], int] | None = None) -> None:
+    """Raise InvalidInput, which names the member, if an object in the JSON text `data` gives a name twice.
 
-    A large text whose members are as many as those of `found` is not read a second time: that takes as long
-    as the first, and holds the interpreter's lock.
+    `count_members` counts the members that the parsed value has. If a large text holds no more members than
+    that, none was given twice and the text is not parsed again: a second parse takes as long as the first,
+    and holds the interpreter's lock.
     """
-    members = _members(found) if len(data) > SMALL_BYTES else None
-    if members is not None and (data.count(b":") == members or exact_census(data).members == members):
-        return
+    if count_members is not None and len(data) > SMALL_BYTES:
+        members = count_members()
+        if data.count(b":") == members or exact_census(data).members == members:
+            return
     repeated: list[_Repeated] = []
 
     def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,18 +95,6 @@ def too_deep() -> Malformed:
         "that do not close",
         field="body",
     )
-
-
-def _members(found: Any) -> int | None:
-    """How many members the objects have that a body of inference was made of; None for other bodies."""
-    if isinstance(found, list):
-        each = [_members(item) for item in found]
-        return None if None in each else sum(filter(None, each))
-    if not isinstance(found, InferBody):
-        return None
-    items = [] if isinstance(found.inputs, str) else found.inputs
-    inner = sum(len(item.model_fields_set) for item in items if not isinstance(item, str))
-    return len(found.model_fields_set) + len(found.parameters.model_fields_set) + inner
 
 
 def _place_of(data: bytes, wanted: Callable[[Any], bool]) -> Place | None:

@@ -11,7 +11,6 @@ from pydantic.json_schema import JsonSchemaMode
 import hmi
 from hmi.api.errors import RETRY_AFTER_S, STATUS
 from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
-from hmi.api.schemas import ErrorAnswer
 
 REF = "#/components/schemas/{model}"
 SUMMARY = "A language model of its own for each of thousands of tenants, served from one machine."
@@ -66,7 +65,7 @@ class _Schemas:
                 wanted.append((f"{_key(route)}:body", "validation", TypeAdapter(route.body)))
             if route.answer is not None:
                 wanted.append((f"{_key(route)}:answer", "serialization", TypeAdapter(route.answer)))
-        wanted.append(("error", "serialization", TypeAdapter(ErrorAnswer)))
+            wanted.append((f"{_key(route)}:error", "serialization", TypeAdapter(route.dialect.error)))
         by_key, rest = TypeAdapter.json_schemas(wanted, ref_template=REF)
         self._by_key = {key: schema for (key, _mode), schema in by_key.items()}
         self.definitions: dict[str, Any] = dict(sorted(rest.get("$defs", {}).items()))
@@ -77,9 +76,8 @@ class _Schemas:
     def answer(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:answer"]
 
-    @property
-    def error(self) -> Any:
-        return self._by_key["error"]
+    def error(self, route: Route) -> Any:
+        return self._by_key[f"{_key(route)}:error"]
 
 
 def _key(route: Route) -> str:
@@ -158,14 +156,14 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     for kind in sorted(error_kinds(route)):
         by_status.setdefault(STATUS[kind], []).append(kind)
     for status, kinds in sorted(by_status.items()):
-        responses[str(status)] = _error_response(status, kinds, schemas)
+        responses[str(status)] = _error_response(status, kinds, schemas.error(route))
     return responses
 
 
-def _error_response(status: int, kinds: list[str], schemas: _Schemas) -> dict[str, Any]:
+def _error_response(status: int, kinds: list[str], schema: Any) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": ", ".join(kinds),
-        "content": {"application/json": {"schema": schemas.error}},
+        "content": {"application/json": {"schema": schema}},
     }
     if status in RETRY_AFTER_S:
         response["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}

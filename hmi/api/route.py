@@ -120,7 +120,9 @@ class Route:
     dialect: Dialect = NATIVE
     """The protocol whose shape its errors have."""
     inputs_field: str = "body"
-    """What an error names if the body has too many values."""
+    """The field that an error names if the body has too many values."""
+    count_members: Callable[[Any], int] | None = None
+    """See `Endpoint.count_members`."""
     kinds: tuple[str, ...] = ()
     """Errors of its own, beside those that its shape implies."""
 

@@ -24,6 +24,7 @@ def routes_of(dialect: Dialect) -> tuple[Route, ...]:
             "infer",
             body=endpoint.body,
             inputs_field=endpoint.inputs_field,
+            count_members=endpoint.count_members,
             dialect=dialect,
             cancellable=True,
             kinds=KINDS,

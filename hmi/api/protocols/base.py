@@ -30,7 +30,10 @@ class Endpoint:
     encode: Callable[[Sequence[AskResult]], Any]
     """The results of these asks, in their order, to the answer. Large ones are encoded in a thread."""
     inputs_field: str
-    """What an error names if there are too many inputs."""
+    """The field that an error names if there are too many inputs."""
+    count_members: Callable[[Any], int] | None = None
+    """The number of members of JSON objects that a body was parsed from. With it, a large body need not be
+    parsed a second time to find out whether it gives a name twice; None always parses it again."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Dialect(Protocol):
     @property
     def endpoints(self) -> Sequence[Endpoint]: ...
 
+    @property
+    def error(self) -> Any:
+        """The type of an error's JSON body, for the OpenAPI document: a pydantic model."""
+        ...
+
     def encode_error(self, failure: Failure) -> dict[str, Any]:
-        """The JSON body of an error. The status is the server's: `hmi.api.errors`."""
+        """The JSON body of an error, of the type `error`. `hmi.api.errors` chooses the status."""
         ...

@@ -89,6 +89,15 @@ class MixedItem(InferBody):
 MixedBody = Annotated[list[MixedItem], Field(min_length=1, max_length=1024)]
 
 
+def count_members(body: InferBody | list[MixedItem]) -> int:
+    """The number of members in all JSON objects that `body` was parsed from."""
+    if isinstance(body, list):
+        return sum(count_members(item) for item in body)
+    items = [] if isinstance(body.inputs, str) else body.inputs
+    inner = sum(len(item.model_fields_set) for item in items if not isinstance(item, str))
+    return len(body.model_fields_set) + len(body.parameters.model_fields_set) + inner
+
+
 class LabelScore(Answer):
     label: str
     score: float
