@@ -166,7 +166,7 @@ CREATE = {"model": "acme.m", "domain": "tiny", "task": "pair"}
         ),
         (CreateTenant, {"tenant": "a" * 10_000_000}, "^.{,200}$"),
         (CreateTenant, {"a" * 10_000_000: 1}, "^.{,200}$"),
-        (CreateTenant, {str(i): 1 for i in range(50_000)}, "^body: 50001 things in it are wrong"),
+        (CreateTenant, {str(i): 1 for i in range(50_000)}, "^body: 50001 values in it are wrong"),
     ],
 )
 def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
@@ -191,8 +191,8 @@ def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
         (b'{"inputs": "\\q"}', "a backslash begins no sign .*: write a backslash as two"),
         (b'{"inputs": 01}', "a number is not written as JSON has it"),
         (b'{"inputs": "a\xff"}', "not UTF-8"),
-        (b'{"inputs": "\\ud800', "ends within a text"),
-        (b'{"inputs": "\\ud800\\u', "ends within a text"),
+        (b'{"inputs": "\\ud800', "ends within a string"),
+        (b'{"inputs": "\\ud800\\u', "ends within a string"),
         (b"\0", "none of JSON"),
         (b'\xef\xbb\xbf{"inputs": "a"}', "begins with a byte-order mark: leave out its first three bytes"),
         *(

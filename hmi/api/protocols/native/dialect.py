@@ -15,7 +15,7 @@ from hmi.api.schemas import ErrorAnswer
 
 @dataclass(frozen=True)
 class Native:
-    """A Dialect."""
+    """The native `Dialect`."""
 
     endpoints: Sequence[Endpoint] = (
         Endpoint(
