@@ -40,8 +40,7 @@ class Shares:
     def take(self, holder: Holder, amount: int) -> None:
         """Lend `amount` more to the holder, without a `Loan`.
 
-        Raises QuotaExceeded if the holder has used up its share, Unavailable if it holds
-        nothing and others hold too much.
+        Raises QuotaExceeded if that exceeds the holder's share, or Unavailable if the holder has nothing yet.
         """
         with self._lock:
             held, used = self._held[holder] + amount, self._used + amount
