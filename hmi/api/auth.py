@@ -128,7 +128,7 @@ def _refuse_proxies(request: web.BaseRequest) -> None:
 
 
 def _refuse_browsers(request: web.BaseRequest) -> None:
-    """Raise Forbidden for a request of a web page, which can reach loopback through the browser.
+    """Raise Forbidden for a request from a web page, which can reach loopback through the browser.
 
     Host reveals a page that rebinds its own name to 127.0.0.1, and Origin a request across sites.
     """

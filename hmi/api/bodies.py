@@ -20,8 +20,8 @@ RESTS = 3
 Parsing holds the interpreter's lock, so all other threads wait meanwhile. A quarter of the time is enough
 to parse far more than the engine can compute."""
 LEAST_S = 0.001
-"""After less work than this on the event loop at a time, a holder need not rest. Only bodies
-sent in tiny chunks take longer."""
+"""Work on the event loop that is shorter than this needs no rest. Only bodies sent in tiny chunks take
+longer."""
 TRIM_BYTES = 4 << 20
 """Freed memory is returned to the kernel after a request that held at least this much."""
 TRIM_EVERY_S = 5.0

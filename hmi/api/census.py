@@ -59,8 +59,7 @@ def exact_census(data: bytes) -> Census:
         plain = plain[~strings]
         values += sum(int(np.count_nonzero(plain == char)) for char in (_COMMA, _LIST, _OBJECT))
         members += int(np.count_nonzero(plain == _COLON))
-        # Without the bit 0x20, "{" is "[" and "}" is "]", and no other printable character becomes one of
-        # these.
+        # Without the bit 0x20, "{" is "[" and "}" is "]". No other printable character becomes either.
         brackets = plain & 0xDF
         steps = (brackets == _LIST).astype(np.int8) - (brackets == _END)
         steps = steps[steps != 0]

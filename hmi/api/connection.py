@@ -35,25 +35,25 @@ REST_S = 5.0
 
 
 class Owner(Protocol):
-    """What a connection reports to: the door."""
+    """The interface to which a connection reports changes of its state. `Door` implements it."""
 
     resting: int
     """Number of connections that discard the rest of an unwanted body."""
 
     def arrived(self, connection: Connection) -> None:
-        """It is open and has sent nothing yet."""
+        """`connection` is open and has sent nothing yet."""
         ...
 
     def busy(self, connection: Connection) -> None:
-        """It has sent the whole head of a request."""
+        """`connection` has sent the whole head of a request."""
         ...
 
     def answered(self, connection: Connection) -> None:
-        """Its request is answered, or answering failed."""
+        """The request of `connection` is answered, or answering it failed."""
         ...
 
     def left(self, connection: Connection) -> None:
-        """It is closed."""
+        """`connection` is closed."""
         ...
 
 
@@ -100,7 +100,7 @@ class Connection(web.RequestHandler):
         self.since = 0.0
         """The loop's time at which it arrived or was last answered."""
         self.loop_s = 0.0
-        """CPU seconds that the event loop spent on its bytes since `take_loop_time` was last called."""
+        """CPU seconds that the event loop spent on the received bytes since the last `take_loop_time`."""
         self.unsent = (0, 0.0)
         """Bytes of answers that the client has not read, and the loop's time since when that number is
         the same."""

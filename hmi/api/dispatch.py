@@ -165,8 +165,7 @@ async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) 
     if isinstance(reply, web.StreamResponse):
         return reply
     headers = {"Location": reply.location} if reply.location else None
-    # JSONEncoder.encode holds the interpreter's lock until it ends, in any thread; encoding in chunks
-    # does not.
+    # JSONEncoder.encode holds the interpreter's lock to its end, in any thread. Encoding in chunks does not.
     text = await off_loop(reply.large, _text_in_chunks if reply.large else _ENCODER.encode, body)
     return _json(text, route.status, headers)
 

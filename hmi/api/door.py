@@ -23,10 +23,10 @@ GUESTS = 32
 """Connections accepted beyond the limit. Only calls that are answered while draining, such as the health
 calls, are answered on them; any other gets 503 `unavailable`."""
 GRACE_S = 1.0
-"""A client has this long to send its first request. Younger connections are the last to be closed for
-others."""
+"""Connections younger than this are the last to be closed for others: an honest client has sent its
+request by then."""
 RETRY_S = 0.2
-"""Longest pause in accepting when there is no room."""
+"""Longest pause in accepting, after there was no room or accepting failed."""
 SWEEP_S = 1.0
 """Interval at which timed-out connections are closed."""
 COMPLAIN_S = 60.0

@@ -1,4 +1,4 @@
-"""Reads a request's body no faster than the handler wants it, and no slower than at a least rate."""
+"""Reads a request's body at the pace of its handler, and refuses a body that arrives too slowly."""
 
 from __future__ import annotations
 

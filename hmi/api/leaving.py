@@ -26,9 +26,9 @@ POLL_S = 0.02
 async def leave(
     server: web.Server, listener: socket.socket, stop_accepting: Callable[[], Awaitable[None]], until: float
 ) -> None:
-    """Accept no more connections, and wait until the open ones are closed, at most until the loop's time
-    `until`.
+    """Accept no more connections, and wait until the open ones are closed.
 
+    The wait ends at the loop's time `until`, but not before LINGER_S + GRACE_S have passed.
     `stop_accepting` closes the listener. The caller must cut the connections that are left: their
     clients do not read their answers.
     """

@@ -123,7 +123,7 @@ class Route:
     cancellable: bool = False
     """The work is dropped when the client disconnects."""
     while_draining: bool = False
-    """The call is answered while the server drains, too, and by guest connections."""
+    """The call is answered while the server drains, too, and on guest connections."""
     etag: bool = False
     """The answer has an ETag. A client that already has this answer gets 304 without a body."""
     dialect: Dialect = NATIVE

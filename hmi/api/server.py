@@ -32,8 +32,7 @@ def serve(settings: Settings) -> None:
     Raises Conflict (the port or the data folder is in use), InvalidInput (a host that cannot be used, or
     that needs an administrator's key) and Damaged.
     """
-    # Python remembers the text of each warning. These quote what a client sent, so they would fill the
-    # memory.
+    # Python remembers the text of each warning. These quote what clients send, so they would fill memory.
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     with ExitStack() as stack:

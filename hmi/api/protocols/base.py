@@ -25,7 +25,7 @@ class Endpoint:
     body: Any
     """The pydantic type of the body. It checks the body before `decode`, and documents it."""
     answer: Any
-    """The type that `encode` returns: a pydantic model, or a list of one."""
+    """The type that `encode` returns: a pydantic model or a list of pydantic models."""
     decode: Callable[[Any, Mapping[str, str]], list[Ask]]
     """From the body and the path's parameters to asks. It runs on the event loop, so it must be quick:
     let the inputs be created while they are iterated."""
