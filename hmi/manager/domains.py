@@ -25,7 +25,7 @@ DEFAULT_ALPHA = 50.0
 
 
 @dataclass(frozen=True)
-class DomainVersionView:
+class DomainVersionInfo:
     """One published version of a domain's PLOT. `entries`: order ("3", "2", "1") -> number of
     entries; `bytes`: of its own segments."""
 
@@ -40,14 +40,14 @@ class DomainVersionView:
 
 
 @dataclass(frozen=True)
-class DomainView:
+class DomainInfo:
     """A domain as users see it. Versions are newest first. `parent` is None for a root's own PLOT."""
 
     domain: str
     root: str
     parent: str | None
     current: str
-    versions: tuple[DomainVersionView, ...]
+    versions: tuple[DomainVersionInfo, ...]
     children: tuple[str, ...]
     entries: dict[str, int]
     bytes: int
@@ -122,18 +122,18 @@ class Domains:
         spec = BuildPlotSpec(domain=name, mode="grow", min_count=min_count, epoch=epoch)
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={SKETCH: sketch_bytes(sketch)})
 
-    def set(self, domain: str, record_misses: bool | None) -> DomainView:
+    def set(self, domain: str, record_misses: bool | None) -> DomainInfo:
         branch = DomainId.parse(domain)
         self.current(branch)
         if record_misses is not None:
             self._record(str(branch), record_misses)
         return self.one(domain)
 
-    def all(self) -> list[DomainView]:
+    def all(self) -> list[DomainInfo]:
         refs, models = self._refs(), self._models_by_domain()
         return [self._view(refs[ref], refs, models) for ref in sorted(refs)]
 
-    def one(self, domain: str) -> DomainView:
+    def one(self, domain: str) -> DomainInfo:
         self.current(DomainId.parse(domain))
         wanted = str(DomainId.parse(domain))
         refs = self._refs()
@@ -141,7 +141,7 @@ class Domains:
             raise _unknown(wanted)
         return self._view(refs[wanted], refs, self._models_by_domain())
 
-    def rollback(self, domain: str, version: str) -> DomainView:
+    def rollback(self, domain: str, version: str) -> DomainInfo:
         """Make `version` current: new fine-tunings use it, and existing models keep theirs."""
         branch = DomainId.parse(domain)
         self.current(branch)
@@ -216,14 +216,14 @@ class Domains:
             self._counted = at, Counter(d for m in models for d in {v.domain for v in m.versions})
         return self._counted[1]
 
-    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainView:
+    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainInfo:
         branch = DomainId.parse(current.ref)
         with plot_errors():
             history = self._parts.plots.history(current.ref)
         level = len(branch.parts)
         children = sorted(r for r in refs if r.startswith(f"{branch}/") and r.count("/") == level)
         sizes = {s.name: s.bytes for v in history for s in v.segments}
-        return DomainView(
+        return DomainInfo(
             domain=current.ref,
             root=branch.root,
             parent=None if branch.parent is None else str(branch.parent),
@@ -258,9 +258,9 @@ def _extent(
     return checked_alpha(DEFAULT_ALPHA if kept is None else kept), None
 
 
-def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
+def _version_view(version: VersionInfo, current: bool) -> DomainVersionInfo:
     meta = PlotMeta.of(version)
-    return DomainVersionView(
+    return DomainVersionInfo(
         version=version.id,
         created=version.created,
         entries=_entries(version),

@@ -12,7 +12,7 @@ from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progr
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import Domains, DomainView
+from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
@@ -125,7 +125,7 @@ class Manager:
         """
         return self._domains.grow(domain, min_count)
 
-    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
+    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainInfo:
         """Change the settings that are not None. record_misses=True records the n-grams that users'
         texts miss; False stops this and deletes the record.
 
@@ -133,11 +133,11 @@ class Manager:
         """
         return self._domains.set(domain, record_misses)
 
-    def domains(self) -> list[DomainView]:
+    def domains(self) -> list[DomainInfo]:
         """All domains by name, including each root's own PLOT."""
         return self._domains.all()
 
-    def domain(self, domain: str) -> DomainView:
+    def domain(self, domain: str) -> DomainInfo:
         """The domain of this name. Raises NotFound."""
         return self._domains.one(domain)
 
@@ -151,7 +151,7 @@ class Manager:
         """Import an export, as `archives.import_domain` describes."""
         return import_domain(self._parts, archive, name, progress)
 
-    def rollback_domain(self, domain: str, version: str) -> DomainView:
+    def rollback_domain(self, domain: str, version: str) -> DomainInfo:
         """Make an earlier version current. Raises NotFound, InvalidInput (a version of another domain)."""
         return self._domains.rollback(domain, version)
 

@@ -251,7 +251,7 @@ async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
             (None, ""),
             (
                 f"stream 1 failed: OSError: {tmp_path / 'plots'}",
-                ", but part of the engine is down and is started again (stream 1 failed: OSError: "
+                ", but a part of the engine failed and is being restarted (stream 1 failed: OSError: "
                 "<data>/plots)",
             ),
         ):
