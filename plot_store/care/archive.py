@@ -16,7 +16,7 @@ import xxhash
 from plot_store.care import attachments, check
 from plot_store.care.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, names
@@ -148,7 +148,7 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
     )
 
 
-def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
+def _already(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
     """The version if its ref has it. Raises Conflict when the ref holds something that this does not
     follow."""
     record = version_tree.get_ref(txn, tip.ref)
@@ -179,7 +179,7 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
     return True
 
 
-def _publish(txn: Txn, versions: list[VersionInfo], lease: _Lease) -> VersionInfo:
+def _publish(txn: CatalogueTxn, versions: list[VersionInfo], lease: _Lease) -> VersionInfo:
     lease.end_in(txn)
     tip = versions[0]
     present = _already(txn, tip)
@@ -219,7 +219,7 @@ class _Lease:
     def _with(self, info: SegmentInfo) -> BuildRecord:
         return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
 
-    def _share(self, txn: Txn, info: SegmentInfo) -> bool:
+    def _share(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
         """Use a file that is there: no sweep can take it once this transaction names it. It is verified at
         the end."""
         if not self._environment.holds(info):
@@ -249,7 +249,7 @@ class _Lease:
             if whole.hexdigest() != info.digest:
                 raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
 
-            def body(txn: Txn) -> None:
+            def body(txn: CatalogueTxn) -> None:
                 builds.still_ours(txn, self.build, self._record)
                 promote.promote(self._environment.folder, [draft])
                 version_tree.put_build(txn, self.build, self._with(info))
@@ -265,11 +265,11 @@ class _Lease:
             self._record = replace(self._record, touched=time.time())
             self._environment.catalogue.write(self._touch)
 
-    def _touch(self, txn: Txn) -> None:
+    def _touch(self, txn: CatalogueTxn) -> None:
         builds.still_ours(txn, self.build, self._record)
         version_tree.put_build(txn, self.build, self._record)
 
-    def end_in(self, txn: Txn) -> None:
+    def end_in(self, txn: CatalogueTxn) -> None:
         """The transaction's versions hold the segments from now on. Raises Conflict when a collection took
         them."""
         builds.still_ours(txn, self.build, self._record)

@@ -11,14 +11,14 @@ import xxhash
 from hmi_kernels.lookup import layout, ops
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged, NotFound, PlotStoreError
 from plot_store.ground.files import guarded
 from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 _SHOWN = 8
 _AT_ONCE = 1 << 16  # rows looked up together
@@ -30,7 +30,8 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
     damages: list[Damage] = []
     if ref is None:
         damages += [
-            Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)
+            Damage("", f"catalogue record {k!r}")
+            for k in environment.catalogue.read(CatalogueTxn.damaged_keys)
         ]
     versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
     for version in versions:
@@ -54,7 +55,7 @@ def _still_there(environment: Environment, damage: Damage) -> bool:
         return True
 
 
-def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
+def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
     """The versions to look at; the unreadable ones go to `damages`."""
     if ref is None:
         waiting = txn.keys(version_tree.VERSION)
@@ -85,7 +86,7 @@ def check_version(
     """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second
     look."""
     damages: list[Damage] = []
-    opened: dict[str, Segment] = {}
+    opened: dict[str, MappedSegment] = {}
     fresh = {info.name for info in version.segments if info.name not in seen}
     for info in version.segments:
         seen[info.name] = info
@@ -109,7 +110,7 @@ def check_version(
     return damages + _uncovered(opened, version)
 
 
-def _uncovered(opened: dict[str, Segment], version: VersionInfo) -> list[Damage]:
+def _uncovered(opened: dict[str, MappedSegment], version: VersionInfo) -> list[Damage]:
     """Rows that no index reaches."""
     indexes = [s for s in opened.values() if s.info.kind == "index"]
     reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
@@ -155,7 +156,7 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nob
         raise Damaged("the content does not match the hash in its name")
 
 
-def _check_rows(segment: Segment, schema: Schema) -> None:
+def _check_rows(segment: MappedSegment, schema: Schema) -> None:
     """Keys that pack real n-grams, scales that are finite and not negative, and each row's own check."""
     order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
     for start in range(0, segment.info.count, step):
@@ -171,7 +172,7 @@ def _check_rows(segment: Segment, schema: Schema) -> None:
             raise Damaged(f"rows {_few(start + np.flatnonzero(~sound))} do not match their checks")
 
 
-def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
+def _check_index(opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo) -> None:
     """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in
     it."""
     run = index_run(opened, info, version, 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number
@@ -82,7 +82,7 @@ def _end_overtaken(environment: Environment, version: VersionInfo) -> None:
     """Abandon compactions of this ref's other versions: they died, or will learn that a publication came
     first."""
 
-    def body(txn: Txn) -> list[str]:
+    def body(txn: CatalogueTxn) -> list[str]:
         found = [_BUILD + rest for rest in txn.keys(version_tree.BUILD + _BUILD)]
         records = {build: version_tree.get_build(txn, build) for build in found}
         return [

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from plot_store.catalogue import creation, tags, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.catalogue.version_tree import BUILD, REF, VERSION
 from plot_store.environment import pins
@@ -66,10 +66,10 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     """One collection. Raises StoreIO, Damaged."""
     now = time.time()
 
-    def find(txn: Txn) -> _Dead:
+    def find(txn: CatalogueTxn) -> _Dead:
         return _unreachable(txn, environment.held(), policy, now)
 
-    def drop(txn: Txn) -> _Dead:
+    def drop(txn: CatalogueTxn) -> _Dead:
         dead = find(txn)
         drop_records(txn, dead, now)
         return dead
@@ -98,7 +98,7 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     )
 
 
-def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
+def drop_records(txn: CatalogueTxn, dead: _Dead, now: float) -> None:
     """The first step: nothing in the catalogue names what goes."""
     for ref, record in dead.refs.items():
         version_tree.put_ref(txn, ref, record)
@@ -115,7 +115,7 @@ def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
     return promote.sweep(environment, gone) if gone else []
 
 
-def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: Policy, now: float) -> _Dead:
     reasons: Reasons = defaultdict(list)
     _held_by_name(txn, reasons, now)
     shorter = _retained(txn, reasons, policy, now)
@@ -140,7 +140,7 @@ def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dea
     return _Dead(dead_versions, tuple(found.dead), keys, segments, shorter, kept)
 
 
-def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
+def _held_by_name(txn: CatalogueTxn, reasons: Reasons, now: float) -> None:
     for tag, version_id in tags.listed(txn).items():
         reasons[version_id].append(f"tag {tag}")
     for pin in pins.pins(txn):
@@ -149,7 +149,7 @@ def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
         reasons[lease.version].append(f"leased by {lease.owner}")
 
 
-def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
+def _retained(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
     """Adds each ref's retained versions; returns the records of the refs whose lists get shorter.
 
     What is held by name stays in its ref's list too.
@@ -179,7 +179,7 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
     return shorter
 
 
-def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
+def _builds(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
     """Adds the versions that builds in progress extend.
 
     Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from plot_store.care import check
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment, acquire, release
 from plot_store.ground.errors import PlotStoreError
 from plot_store.ground.nouns import VerifyReport
@@ -64,7 +64,7 @@ def paced_verify(environment: Environment, ref: str | None, rate: float | None) 
     return report
 
 
-def _total_bytes(txn: Txn) -> int:
+def _total_bytes(txn: CatalogueTxn) -> int:
     """Of all segments that readable versions name."""
     sizes: dict[str, int] = {}
     for version_id in txn.keys(version_tree.VERSION):

@@ -25,7 +25,7 @@ CURE: Final = "restore the store from an export or a backup"
 T = TypeVar("T")
 
 
-class Txn:
+class CatalogueTxn:
     """One transaction: get, put, delete and list records by key."""
 
     def __init__(self, raw: Any) -> None:
@@ -110,17 +110,17 @@ class Catalogue:
                 "upgrade the release"
             )
 
-    def read(self, body: Callable[[Txn], T]) -> T:
+    def read(self, body: Callable[[CatalogueTxn], T]) -> T:
         """Run `body` in a read transaction; it must not keep anything of it."""
         try:
-            return self._database.read(lambda raw: body(Txn(raw)))
+            return self._database.read(lambda raw: body(CatalogueTxn(raw)))
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
-    def write(self, body: Callable[[Txn], T]) -> T:
+    def write(self, body: Callable[[CatalogueTxn], T]) -> T:
         """Run `body` in the one write transaction and commit durably; see `Database.write`."""
         try:
-            return self._database.write(lambda raw: body(Txn(raw)))
+            return self._database.write(lambda raw: body(CatalogueTxn(raw)))
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
@@ -137,7 +137,7 @@ class Catalogue:
         self._database.close()
 
 
-def _stamp(txn: Txn) -> dict[str, Any]:
+def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
     """Record this release's format: what is written from now on, an older release must refuse, not
     misread."""
     found = txn.get("format") or {"format": 0, "created": time.time()}

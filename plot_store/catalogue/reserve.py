@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.ground.errors import StoreFull
 from plot_store.ground.files import remove
 
@@ -36,7 +36,7 @@ def keep(folder: Path) -> None:
             os.close(fd)
 
 
-def write_freeing(catalogue: Catalogue, folder: Path, body: Callable[[Txn], T]) -> T:
+def write_freeing(catalogue: Catalogue, folder: Path, body: Callable[[CatalogueTxn], T]) -> T:
     """`Catalogue.write` for what frees space: on a full disk the reserve goes. Raises as that does."""
     try:
         return catalogue.write(body)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import TagRecord
 from plot_store.catalogue.version_tree import TAG, get_node, get_tag, resolve_id
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Invalid
 
 
-def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
+def put(txn: CatalogueTxn, ref: str, tag: str, version: str | None) -> str:
     """Name a version of the ref, its current one by default; the version's id. Again, for the same version:
     nothing.
 
@@ -34,12 +34,12 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
     return version_id
 
 
-def remove(txn: Txn, ref: str, tag: str) -> bool:
+def remove(txn: CatalogueTxn, ref: str, tag: str) -> bool:
     """Whether there was such a tag. Raises Invalid."""
     return txn.delete(TAG + names.check_tagged(ref, tag))
 
 
-def listed(txn: Txn, ref: str | None = None) -> dict[str, str]:
+def listed(txn: CatalogueTxn, ref: str | None = None) -> dict[str, str]:
     """{"ref@tag": version id}, of one ref or of all."""
     found: dict[str, str] = {}
     for key in txn.keys(TAG if ref is None else f"{TAG}{names.check_ref(ref)}@"):

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from plot_store.catalogue import records
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
 from plot_store.ground import names
 from plot_store.ground.errors import Collected, Damaged, NotFound
@@ -29,12 +29,12 @@ COLLECTED: Final = "collected/"
 MAX_DEPTH: Final = 64
 
 
-def get_ref(txn: Txn, ref: str) -> RefRecord | None:
+def get_ref(txn: CatalogueTxn, ref: str) -> RefRecord | None:
     raw = txn.get(REF + ref)
     return None if raw is None else records.parse_ref(raw)
 
 
-def need_ref(txn: Txn, ref: str) -> RefRecord:
+def need_ref(txn: CatalogueTxn, ref: str) -> RefRecord:
     """The record of a ref that is there. Raises NotFound, Invalid."""
     found = get_ref(txn, names.check_ref(ref))
     if found is None:
@@ -42,11 +42,11 @@ def need_ref(txn: Txn, ref: str) -> RefRecord:
     return found
 
 
-def put_ref(txn: Txn, ref: str, record: RefRecord) -> None:
+def put_ref(txn: CatalogueTxn, ref: str, record: RefRecord) -> None:
     txn.put(REF + ref, asdict(record))
 
 
-def get_version(txn: Txn, version_id: str) -> VersionInfo:
+def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
     """The version of this id. Raises NotFound, or Collected if it once was."""
     raw = txn.get(VERSION + version_id)
     if raw is not None:
@@ -63,7 +63,7 @@ def get_version(txn: Txn, version_id: str) -> VersionInfo:
     raise NotFound(f"there is no version {version_id}: look at the history of its ref")
 
 
-def put_version(txn: Txn, version: VersionInfo) -> None:
+def put_version(txn: CatalogueTxn, version: VersionInfo) -> None:
     """Record a version, its place and its segments' names."""
     txn.put(VERSION + version.id, records.version_fields(version))
     txn.put(NODE + version.id, asdict(Node(version.ref, version.parent, time.time())))
@@ -71,14 +71,14 @@ def put_version(txn: Txn, version: VersionInfo) -> None:
     txn.delete(COLLECTED + version.id)
 
 
-def drop_version(txn: Txn, version_id: str, now: float) -> None:
+def drop_version(txn: CatalogueTxn, version_id: str, now: float) -> None:
     """Remove a version's records; its id answers Collected from now on."""
     txn.put(COLLECTED + version_id, {"at": now})
     for prefix in (VERSION, NODE, NAMES):
         txn.delete(prefix + version_id)
 
 
-def get_node(txn: Txn, version_id: str) -> Node:
+def get_node(txn: CatalogueTxn, version_id: str) -> Node:
     """A version's place in the tree. Raises NotFound, Collected, Damaged."""
     raw = txn.get(NODE + version_id)
     if raw is not None:
@@ -91,7 +91,7 @@ def get_node(txn: Txn, version_id: str) -> Node:
     return Node(version.ref, version.parent, created)
 
 
-def segment_names(txn: Txn, version_id: str) -> set[str]:
+def segment_names(txn: CatalogueTxn, version_id: str) -> set[str]:
     """The files of a version. Raises NotFound, Collected, Damaged."""
     raw = txn.get(NAMES + version_id)
     if raw is not None:
@@ -99,7 +99,7 @@ def segment_names(txn: Txn, version_id: str) -> set[str]:
     return {segment.name for segment in get_version(txn, version_id).segments}
 
 
-def get_build(txn: Txn, build: str) -> BuildRecord | None:
+def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
     """A build's record, None if there is none. Raises Damaged, naming the build."""
     try:
         raw = txn.get(BUILD + build)
@@ -110,16 +110,16 @@ def get_build(txn: Txn, build: str) -> BuildRecord | None:
         ) from error
 
 
-def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
+def put_build(txn: CatalogueTxn, build: str, record: BuildRecord) -> None:
     txn.put(BUILD + build, asdict(record))
 
 
-def get_tag(txn: Txn, ref: str, tag: str) -> TagRecord | None:
+def get_tag(txn: CatalogueTxn, ref: str, tag: str) -> TagRecord | None:
     raw = txn.get(f"{TAG}{ref}@{tag}")
     return None if raw is None else records.parse_tag(raw)
 
 
-def resolve_id(txn: Txn, text: str) -> str:
+def resolve_id(txn: CatalogueTxn, text: str) -> str:
     """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound,
     Invalid."""
     if names.is_id(text):
@@ -133,12 +133,12 @@ def resolve_id(txn: Txn, text: str) -> str:
     return need_ref(txn, text).current
 
 
-def resolve(txn: Txn, text: str) -> VersionInfo:
+def resolve(txn: CatalogueTxn, text: str) -> VersionInfo:
     """The version of an id, a tag or a ref. Raises NotFound, Collected, Invalid."""
     return get_version(txn, resolve_id(txn, text))
 
 
-def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
+def chain(txn: CatalogueTxn, version: VersionInfo) -> list[VersionInfo]:
     """The version and its ancestors, nearest first, root last."""
     found = [version]
     while (parent := found[-1].parent) is not None:
@@ -148,7 +148,7 @@ def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
     return found
 
 
-def descendants(txn: Txn, ref: str) -> list[str]:
+def descendants(txn: CatalogueTxn, ref: str) -> list[str]:
     """Refs whose current version falls back, at any distance, on a version of this ref."""
     known: dict[str, Node] = {}
 
@@ -170,7 +170,7 @@ def descendants(txn: Txn, ref: str) -> list[str]:
     return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
 
 
-def grounds(txn: Txn, ref: str) -> set[str]:
+def grounds(txn: CatalogueTxn, ref: str) -> set[str]:
     """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound,
     Damaged.
 
@@ -188,7 +188,7 @@ def grounds(txn: Txn, ref: str) -> set[str]:
     return found
 
 
-def forgettable(txn: Txn, oldest: float) -> list[str]:
+def forgettable(txn: CatalogueTxn, oldest: float) -> list[str]:
     """The keys of records of versions that were collected before this time, or of which nothing can be
     read."""
 
@@ -201,7 +201,7 @@ def forgettable(txn: Txn, oldest: float) -> list[str]:
     return [key for key in (COLLECTED + version_id for version_id in txn.keys(COLLECTED)) if is_due(key)]
 
 
-def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
+def closure(txn: CatalogueTxn, ids: Iterable[str]) -> dict[str, Node]:
     """The places of these versions and of all their ancestors, by id; ids that are gone are left out."""
     found: dict[str, Node] = {}
     waiting = list(ids)
@@ -215,7 +215,7 @@ def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
     return found
 
 
-def named_segments(txn: Txn) -> set[str]:
+def named_segments(txn: CatalogueTxn) -> set[str]:
     """Every file name that a version or a build in progress mentions."""
     found: set[str] = set()
     for version_id in txn.keys(VERSION):

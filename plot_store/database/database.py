@@ -23,7 +23,7 @@ from plot_store.ground.errors import Closed, Forked, ReadOnly, StoreIO
 from plot_store.ground.files import io_error
 from plot_store.ground.host import check_host
 
-READERS: Final = (
+MAX_READERS: Final = (
     4096  # places in the table of transactions that read; a process keeps one, and more for threads
 )
 _LONGEST_PAUSE_S: Final = 30.0
@@ -76,7 +76,7 @@ class Database:
                 metasync=True,
                 writemap=False,
                 readahead=False,
-                max_readers=READERS,
+                max_readers=MAX_READERS,
             )
             env.reader_check()  # who died in a transaction since the last opening or change gives up its slot
         except BadFile as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from plot_store.catalogue import creation, reserve
-from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.catalogue.probe import has_segments
 from plot_store.database.shared import Shared
 from plot_store.ground import files, limits
@@ -23,7 +23,7 @@ from plot_store.ground.files import guarded
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import Schema, SegmentInfo
-from plot_store.segments.segment import Segment, SegmentCache
+from plot_store.segments.segment import MappedSegment, SegmentCache
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
@@ -71,7 +71,7 @@ class Environment:
         """Room for `write_freeing`; without it where the disk is full."""
         reserve.keep(self.path / CATALOGUE)
 
-    def write_freeing(self, body: Callable[[Txn], T]) -> T:
+    def write_freeing(self, body: Callable[[CatalogueTxn], T]) -> T:
         """`Catalogue.write` for what makes room: it works on a full disk."""
         return reserve.write_freeing(self.catalogue, self.path / CATALOGUE, body)
 
@@ -87,7 +87,7 @@ class Environment:
             except FileNotFoundError:
                 return False
 
-    def segment(self, info: SegmentInfo, schema: Schema) -> Segment:
+    def segment(self, info: SegmentInfo, schema: Schema) -> MappedSegment:
         """A segment that must be there, mapped. Raises Damaged, FormatTooNew, StoreIO."""
         found = self.segments.get(info, schema)
         if found is None:

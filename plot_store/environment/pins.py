@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Final
 
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import HoldRecord, parse_hold
 from plot_store.catalogue.version_tree import get_node, resolve_id
 from plot_store.environment.environment import Environment
@@ -75,7 +75,7 @@ class Lease:
         ttl_s = check_ttl(self._ttl_s if ttl_s is None else ttl_s)
         grown = replace(self._record, expires=time.time() + ttl_s)
 
-        def body(txn: Txn) -> None:
+        def body(txn: CatalogueTxn) -> None:
             get_node(txn, grown.version)
             txn.put(self._key, asdict(grown))
 
@@ -100,7 +100,7 @@ def check_ttl(ttl_s: float) -> float:
     return float(ttl_s)
 
 
-def pin(txn: Txn, version: str, owner: str) -> Pin:
+def pin(txn: CatalogueTxn, version: str, owner: str) -> Pin:
     """Pin a version for an owner; again: the pin that is there. Raises NotFound, Collected, Invalid."""
     version_id = resolve_id(txn, version)
     get_node(txn, version_id)
@@ -112,12 +112,12 @@ def pin(txn: Txn, version: str, owner: str) -> Pin:
     return Pin(record.version, record.owner, record.at)
 
 
-def unpin(txn: Txn, version: str, owner: str) -> bool:
+def unpin(txn: CatalogueTxn, version: str, owner: str) -> bool:
     """Whether there was such a pin. Raises NotFound, Invalid."""
     return txn.delete(f"{PIN}{resolve_id(txn, version)}/{names.check_owner(owner)}")
 
 
-def pins(txn: Txn) -> list[Pin]:
+def pins(txn: CatalogueTxn) -> list[Pin]:
     """Every pin, by version and owner."""
     return [Pin(record.version, record.owner, record.at) for record in _records(txn, PIN).values()]
 
@@ -127,7 +127,7 @@ def lease(environment: Environment, version: str, ttl_s: float, owner: str) -> L
     key = f"{LEASE}{uuid.uuid4().hex}"
     now = time.time()
 
-    def body(txn: Txn) -> HoldRecord:
+    def body(txn: CatalogueTxn) -> HoldRecord:
         version_id = resolve_id(txn, version)
         get_node(txn, version_id)
         record = HoldRecord(version_id, names.check_owner(owner), now, now + check_ttl(ttl_s))
@@ -137,7 +137,7 @@ def lease(environment: Environment, version: str, ttl_s: float, owner: str) -> L
     return Lease(environment, key, environment.catalogue.write(body), ttl_s)
 
 
-def leases(txn: Txn, now: float) -> list[LeaseInfo]:
+def leases(txn: CatalogueTxn, now: float) -> list[LeaseInfo]:
     """Every lease that has not expired."""
     found = _records(txn, LEASE).values()
     return [
@@ -147,12 +147,12 @@ def leases(txn: Txn, now: float) -> list[LeaseInfo]:
     ]
 
 
-def expired(txn: Txn, now: float) -> list[str]:
+def expired(txn: CatalogueTxn, now: float) -> list[str]:
     """The keys of leases that hold nothing any more."""
     return [key for key, r in _records(txn, LEASE).items() if r.expires is None or r.expires <= now]
 
 
-def _records(txn: Txn, prefix: str) -> dict[str, HoldRecord]:
+def _records(txn: CatalogueTxn, prefix: str) -> dict[str, HoldRecord]:
     found: dict[str, HoldRecord] = {}
     for key in txn.keys(prefix):
         raw = txn.get(prefix + key)

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 
 from plot_store.catalogue import tags, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
@@ -27,7 +27,7 @@ class Branches(ABC):
     def refs(self) -> dict[str, VersionInfo]:
         """Every ref's current version."""
 
-        def body(txn: Txn) -> dict[str, VersionInfo]:
+        def body(txn: CatalogueTxn) -> dict[str, VersionInfo]:
             return {ref: version_tree.resolve(txn, ref) for ref in txn.keys(version_tree.REF)}
 
         return self._env().catalogue.read(body)
@@ -40,7 +40,7 @@ class Branches(ABC):
         """The retained versions of a ref, the newest publication first (a rollback moves only the current
         one)."""
 
-        def body(txn: Txn) -> list[VersionInfo]:
+        def body(txn: CatalogueTxn) -> list[VersionInfo]:
             return [version_tree.get_version(txn, v) for v in version_tree.need_ref(txn, ref).versions]
 
         return self._env().catalogue.read(body)
@@ -54,7 +54,7 @@ class Branches(ABC):
     def children(self, ref: str) -> list[str]:
         """Refs whose current version descends, at any distance, from a version of this ref."""
 
-        def body(txn: Txn) -> list[str]:
+        def body(txn: CatalogueTxn) -> list[str]:
             version_tree.need_ref(txn, ref)
             return version_tree.descendants(txn, ref)
 
@@ -64,7 +64,7 @@ class Branches(ABC):
         """Point a ref at one of its own versions, older or newer. Raises Invalid for another ref's
         version."""
 
-        def body(txn: Txn) -> VersionInfo:
+        def body(txn: CatalogueTxn) -> VersionInfo:
             record = version_tree.need_ref(txn, ref)
             if not names.is_id(version) and names.split_tag(version) is None:
                 raise Invalid(f"{version!r} is not a version id or tag: take one from the history of {ref}")
@@ -87,7 +87,7 @@ class Branches(ABC):
         rollbacks, fall back on each other's older versions do not block each other.
         """
 
-        def body(txn: Txn) -> None:
+        def body(txn: CatalogueTxn) -> None:
             version_tree.need_ref(txn, ref)
             dependants = version_tree.descendants(txn, ref)
             if dependants:

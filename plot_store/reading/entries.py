@@ -17,7 +17,7 @@ from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
 from plot_store.segments.mapping import read_soon
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 PIECE_BYTES: Final = 8 << 20
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ class Entries:
     """The entries that one version stores itself: its own segments, mapped."""
 
     version: VersionInfo
-    opened: dict[str, Segment]
+    opened: dict[str, MappedSegment]
 
     @property
     def schema(self) -> Schema:
@@ -88,7 +88,7 @@ class Entries:
                 rows[here] = self._with_checks(segment, taken, order)
         return rows
 
-    def _with_checks(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
+    def _with_checks(self, segment: MappedSegment, rows: Bytes, order: int) -> Bytes:
         """Sound rows, a copy, with the checks of the format that is written today."""
         n = self.schema.n
         if segment.layout.format < fmt.FORMAT:
@@ -99,7 +99,7 @@ class Entries:
         return rows
 
 
-def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
+def newest_rows(table: ops.LevelTable, segment: MappedSegment, rows: Bytes) -> NDArray[np.bool_]:
     """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
 
     Raises Damaged for a row whose n-gram is not there at all.

@@ -13,19 +13,19 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.backoff import Step
 from plot_store.reading.read_ahead import ReadAhead
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedChain:
     """The open chain of a reader."""
 
     table: ops.LevelTable
     read_ahead: ReadAhead
-    segments: tuple[Segment, ...]
+    segments: tuple[MappedSegment, ...]
 
 
-def damaged(mapped: Mapped, error: ops.DamagedRow) -> Damaged:
+def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
     """The store's error for the kernels': which row of which file."""
     views = [view for run in mapped.table.runs for view in run.segments]
     name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
@@ -38,12 +38,12 @@ def damaged(mapped: Mapped, error: ops.DamagedRow) -> Damaged:
 
 def map_chain(
     environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
-) -> tuple[Mapped | None, str]:
+) -> tuple[MappedChain | None, str]:
     """(the chain mapped, "") or (None, the name of a segment whose file is not there)."""
     runs: list[ops.IndexRun] = []
-    segments: list[Segment] = []
+    segments: list[MappedSegment] = []
     for depth, version in enumerate(chain):
-        opened: dict[str, Segment] = {}
+        opened: dict[str, MappedSegment] = {}
         for info in version.segments:
             segment = environment.segments.get(info, version.schema)
             if segment is None:
@@ -54,11 +54,11 @@ def map_chain(
         segments += opened.values()
     schema = chain[0].schema
     table = ops.level_table(runs, schema.n, schema.dim, steps)
-    return Mapped(table, ReadAhead(table), tuple(segments)), ""
+    return MappedChain(table, ReadAhead(table), tuple(segments)), ""
 
 
 def index_run(
-    opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int
+    opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo, depth: int
 ) -> ops.IndexRun:
     """The kernel's view of one index and the rows it covers. Raises Damaged when they do not fit together."""
     index = opened[info.name]

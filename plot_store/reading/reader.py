@@ -18,7 +18,7 @@ from plot_store.ground.ngrams import check_ngrams, check_order
 from plot_store.ground.nouns import Hits, VersionInfo
 from plot_store.reading.backoff import Backoff, steps_of
 from plot_store.reading.device import DeviceReader, put_on_device
-from plot_store.reading.mapped import Mapped, damaged, index_run, map_chain
+from plot_store.reading.mapped import MappedChain, damaged, index_run, map_chain
 
 __all__ = ["Reader", "index_run", "open_reader"]
 
@@ -38,10 +38,10 @@ class Reader:
     checked when it is first used: a look-up gives what was written, or raises Damaged.
     """
 
-    def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: Mapped) -> None:
+    def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: MappedChain) -> None:
         self.version = chain[0]
         self.chain = chain
-        self._mapped: Mapped | None = mapped
+        self._mapped: MappedChain | None = mapped
         self._unpin = weakref.finalize(self, environment.let_go, self.version.id)
 
     @overload
@@ -162,7 +162,7 @@ class Reader:
     def _asked(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[ops.LevelTable, NDArray[np.uint32]]:
         return self._open().table, check_ngrams(order, ngrams, self.version.schema)
 
-    def _open(self) -> Mapped:
+    def _open(self) -> MappedChain:
         mapped = self._mapped
         if mapped is None:
             raise Closed("the reader has been closed: open another with store.reader(ref)")

@@ -84,7 +84,7 @@ def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list
     return Draft(path, SegmentInfo(name, kind, layout.order, layout.count, layout.file_bytes))
 
 
-class Segment:
+class MappedSegment:
     """A mapped segment. Its arrays stay valid while it lives, even after the file is unlinked."""
 
     def __init__(self, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]) -> None:
@@ -160,7 +160,7 @@ def _view(layout: fmt.Layout, data: Bytes) -> RowsView:
     return RowsView(data.reshape(layout.count, layout.stride), verified)
 
 
-def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
+def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment:
     """Map a segment and check its size, header and checksum table against each other and the manifest.
 
     An index is read whole and compared with its name; rows are left to their own checks, at their first use.
@@ -180,7 +180,7 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
             raw = map_read_only(fd, info.bytes)
         finally:
             os.close(fd)
-    segment = Segment(info, layout, raw, (status.st_dev, status.st_ino))
+    segment = MappedSegment(info, layout, raw, (status.st_dev, status.st_ino))
     if info.kind == "index":
         fault_in(raw)
     segment.sums()
@@ -240,9 +240,9 @@ class SegmentCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._live: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
 
-    def get(self, info: SegmentInfo, schema: Schema) -> Segment | None:
+    def get(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
         """The mapped segment, None when its file is not there. Raises Damaged, FormatTooNew, StoreIO."""
         path = self.folder / info.name
         with self._lock:

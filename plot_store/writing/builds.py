@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.environment.environment import Environment
@@ -42,7 +42,7 @@ def open_build(
     if not isinstance(schema, Schema):
         raise Invalid(f"schema = {schema!r} is no Schema: pass Schema(dim=…, vocab=…)")
 
-    def body(txn: Txn) -> Opened:
+    def body(txn: CatalogueTxn) -> Opened:
         held = version_tree.get_ref(txn, ref)
         current = None if held is None else held.current
         ancestor = _parent(txn, ref, current, parent)
@@ -72,7 +72,7 @@ def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInf
     StoreIO."""
     record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
 
-    def body(txn: Txn) -> None:
+    def body(txn: CatalogueTxn) -> None:
         still_ours(txn, opened.build, record)
         version_tree.put_build(txn, opened.build, record)
 
@@ -88,7 +88,7 @@ def abandon(environment: Environment, build: str, owner: str | None = None) -> b
     """
     names.check_build(build)
 
-    def body(txn: Txn) -> set[str] | None:
+    def body(txn: CatalogueTxn) -> set[str] | None:
         try:
             found = version_tree.get_build(txn, build)
             held = None if found is None or (owner is not None and found.owner != owner) else found.names
@@ -111,7 +111,7 @@ def is_passing(build: str) -> bool:
     return _PASSING.fullmatch(build) is not None
 
 
-def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
+def still_ours(txn: CatalogueTxn, build: str, record: BuildRecord) -> BuildRecord:
     """The build's record. Raises Conflict when another writer took it over, or it ended."""
     found = version_tree.get_build(txn, build)
     if found is None:
@@ -121,7 +121,7 @@ def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
     return found
 
 
-def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
+def _parent(txn: CatalogueTxn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
     """The version to fall back on: the given one, else what the ref's current version has, else the enclosing
     ref's."""
     if parent is None and current is not None:
@@ -145,7 +145,7 @@ def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> Vers
 
 
 def _check_same(
-    txn: Txn,
+    txn: CatalogueTxn,
     build: str,
     found: BuildRecord,
     ref: str,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
 from plot_store.ground.errors import StoreIO
@@ -44,7 +44,7 @@ def discard(drafts: Iterable[Draft]) -> None:
 def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
     """Unlink those of these files that no record mentions; what was removed. One write transaction."""
 
-    def body(txn: Txn) -> list[str]:
+    def body(txn: CatalogueTxn) -> list[str]:
         live = version_tree.named_segments(txn)
         return [name for name in names if name not in live and remove(environment.folder / name)]
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Conflict
@@ -55,7 +55,7 @@ def publish(environment: Environment, request: Request, drafts: Sequence[Draft])
     """
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
-    def body(txn: Txn) -> VersionInfo:
+    def body(txn: CatalogueTxn) -> VersionInfo:
         builds.still_ours(txn, request.build, request.record)
         previous = check_expected(txn, request.record, request.expect)
         if drafts:
@@ -68,7 +68,7 @@ def publish(environment: Environment, request: Request, drafts: Sequence[Draft])
         discard(drafts)
 
 
-def record_version(txn: Txn, request: Request, previous: str | None, created: str) -> VersionInfo:
+def record_version(txn: CatalogueTxn, request: Request, previous: str | None, created: str) -> VersionInfo:
     """Write the manifest, point the ref at it, end the build."""
     record = request.record
     version = records.new_version(
@@ -89,7 +89,7 @@ def record_version(txn: Txn, request: Request, previous: str | None, created: st
     return version
 
 
-def check_expected(txn: Txn, build: BuildRecord, wanted: Expect) -> str | None:
+def check_expected(txn: CatalogueTxn, build: BuildRecord, wanted: Expect) -> str | None:
     """The ref's current version id. Raises Conflict unless it is the wanted one."""
     record = version_tree.get_ref(txn, build.ref)
     current = None if record is None else record.current

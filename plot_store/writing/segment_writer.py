@@ -19,7 +19,7 @@ from hmi_kernels.lookup import layout
 from hmi_kernels.lookup.layout import Bytes, Keys
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
 from plot_store.segments import format as fmt
@@ -90,7 +90,7 @@ class SegmentWriter:
         """Name finished files and make them the build's, in one transaction. Raises Conflict, StoreFull,
         StoreIO."""
 
-        def body(txn: Txn) -> None:
+        def body(txn: CatalogueTxn) -> None:
             builds.still_ours(txn, self._build, record)
             promote.promote(self._environment.folder, drafts)
             version_tree.put_build(txn, self._build, record)

@@ -20,7 +20,7 @@ from hmi_kernels.lookup.layout import TOO_LARGE, Bytes, Keys, row_keys
 from numpy.typing import NDArray
 
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Closed, Damaged, Forked, Invalid
@@ -197,11 +197,11 @@ class Writer:
         finally:
             self._close()
 
-    def _end(self, txn: Txn, record: BuildRecord) -> None:
+    def _end(self, txn: CatalogueTxn, record: BuildRecord) -> None:
         builds.still_ours(txn, self._build, record)
         txn.delete(version_tree.BUILD + self._build)
 
-    def _check_first(self, txn: Txn, wanted: Expect) -> None:
+    def _check_first(self, txn: CatalogueTxn, wanted: Expect) -> None:
         """The checks of publishing, made early so that a lost race costs no writing."""
         builds.still_ours(txn, self._build, self._segments.record)
         publication.check_expected(txn, self._segments.record, wanted)
@@ -279,7 +279,7 @@ class Writer:
         self._close()
 
 
-def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
+def _ancestors(txn: CatalogueTxn, parent: str | None) -> list[VersionInfo]:
     return [] if parent is None else version_tree.chain(txn, version_tree.get_version(txn, parent))
 
 

@@ -169,7 +169,7 @@ def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyP
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(catalogue.Txn, "put", failing)
+        patch.setattr(catalogue.CatalogueTxn, "put", failing)
         with pytest.raises(Damaged if "MDB" in said else StoreIO) as caught:
             store.tag("r", "x")
         assert caught.value.kind in ("damaged", "store_io")

@@ -14,11 +14,11 @@ import plotlab as lab
 import pytest
 
 from plot_store import Conflict, Store, StoreIO, VersionInfo
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.reading import reader
 from plot_store.reading.backoff import Step
-from plot_store.reading.mapped import Mapped, map_chain
+from plot_store.reading.mapped import MappedChain, map_chain
 from plot_store.segments.segment import SegmentCache
 
 RACE = """
@@ -118,7 +118,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     inside, go_on = threading.Event(), threading.Event()
     kept: list[int] = []
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: CatalogueTxn) -> None:
         txn.put("pin/slow", {})
         inside.set()
         assert go_on.wait(60)
@@ -274,7 +274,7 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: CatalogueTxn) -> None:
         inside.set()
         assert go_on.wait(60)
 
@@ -309,7 +309,7 @@ def test_an_opening_reader_may_be_overtaken_any_number_of_times(
 
     def late(
         environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
-    ) -> tuple[Mapped | None, str]:
+    ) -> tuple[MappedChain | None, str]:
         if len(missed) < 7:
             lab.child(OVERTAKE, store.path, 10 + len(missed))
             environment.segments = SegmentCache(environment.folder)  # nothing is mapped already
