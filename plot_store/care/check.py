@@ -1,5 +1,4 @@
-"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its
-row."""
+"""Verification of every byte of a segment against its checksums, and of every index against its rows."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment
 
 _SHOWN = 8
-_AT_ONCE = 1 << 16  # rows looked up together
-Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes when the segment begins
+_LOOKUP_ROWS = 1 << 16  # rows per look-up
+Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes at the segment's beginning
 
 
 def verify(environment: Environment, ref: str | None, watch: Watch | None = None) -> VerifyReport:
-    """See `Store.verify`. `watch` sees the reading go on, and may take its time."""
+    """See `Store.verify`. `watch` is called for each block read; it may sleep to limit the rate."""
     damages: list[Damage] = []
     if ref is None:
         damages += [
@@ -48,7 +47,7 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
 
 
 def _still_there(environment: Environment, damage: Damage) -> bool:
-    """False for a segment that another process has collected meanwhile: that it is gone is no damage."""
+    """False if another process has collected the segment meanwhile, which is no damage."""
     try:
         return not damage.segment or damage.segment in environment.catalogue.read(version_tree.named_segments)
     except Damaged:
@@ -56,14 +55,14 @@ def _still_there(environment: Environment, damage: Damage) -> bool:
 
 
 def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
-    """The versions to look at; the unreadable ones go to `damages`."""
+    """Return the versions to check, with their ancestors. Appends unreadable ones to `damages`."""
     if ref is None:
         waiting = txn.keys(version_tree.VERSION)
     else:
         version_tree.resolve(txn, ref)
         record = version_tree.get_ref(txn, ref)
         if record is None:
-            raise NotFound(f"{ref!r} is a version id: verify takes the name of a ref")
+            raise NotFound(f"{ref!r} is a version id or tag: verify takes the name of a ref")
         waiting = list(record.versions)
     found: dict[str, VersionInfo] = {}
     while waiting:
@@ -83,8 +82,10 @@ def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list
 def check_version(
     environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo], watch: Watch | None = None
 ) -> list[Damage]:
-    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second
-    look."""
+    """Return all damages of a version's own segments.
+
+    Segments in `seen` are not checked again. The version's segments are added to it.
+    """
     damages: list[Damage] = []
     opened: dict[str, MappedSegment] = {}
     fresh = {info.name for info in version.segments if info.name not in seen}
@@ -92,7 +93,7 @@ def check_version(
         seen[info.name] = info
         try:
             if info.name in fresh:
-                check_bytes(environment, info, watch or _nobody)
+                check_bytes(environment, info, watch or _unwatched)
             segment = environment.segments.get(info, version.schema)
             if segment is None:
                 raise Damaged("the file is missing")
@@ -111,20 +112,23 @@ def check_version(
 
 
 def _uncovered(opened: dict[str, MappedSegment], version: VersionInfo) -> list[Damage]:
-    """Rows that no index reaches."""
+    """Return a damage for each rows segment that no index covers."""
     indexes = [s for s in opened.values() if s.info.kind == "index"]
     reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
     lost = [s.name for s in version.segments if s.kind == "rows" and s.name not in reached]
     return [Damage(name, "no readable index covers it") for name in lost]
 
 
-def _nobody(segment: str, read: int) -> None:
-    """Watches nothing."""
+def _unwatched(segment: str, read: int) -> None:
+    """Ignore the progress."""
 
 
-def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nobody) -> None:
-    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a
-    signal."""
+def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unwatched) -> None:
+    """Compare a segment's file with its block checksums and the hash in its name.
+
+    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal. Raises Damaged,
+    FormatTooNew, StoreIO.
+    """
     whole = xxhash.xxh3_128()
     sums: list[int] = []
     watch(info.name, 0)
@@ -157,14 +161,14 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nob
 
 
 def _check_rows(segment: MappedSegment, schema: Schema) -> None:
-    """Keys that pack real n-grams, scales that are finite and not negative, and each row's own check."""
+    """Raises Damaged unless each row has a valid key, finite non-negative scales and a matching check."""
     order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
     for start in range(0, segment.info.count, step):
         rows = segment.rows[start : start + step]
         keys = layout.row_keys(rows, order)
         ids = layout.unpack_keys(keys, order)
         if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
-            raise Damaged(f"rows from {start} on hold keys that are no n-grams")
+            raise Damaged(f"rows from {start} on hold keys that are not n-grams")
         scales = layout.row_scales(rows, schema.n, order)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise Damaged(f"rows from {start} on hold impossible scales")
@@ -173,8 +177,7 @@ def _check_rows(segment: MappedSegment, schema: Schema) -> None:
 
 
 def _check_index(opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo) -> None:
-    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in
-    it."""
+    """Raises Damaged unless the index leads to the newest row of every n-gram covered, and nowhere else."""
     run = index_run(opened, info, version, 0)
     pieces = np.array_split(run.slots, -(-run.slots.nbytes // fmt.BLOCK))
     used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
@@ -184,8 +187,8 @@ def _check_index(opened: dict[str, MappedSegment], info: SegmentInfo, version: V
     newest = 0
     for ordinal, view in enumerate(run.segments):
         base, (count, stride) = view.rows.ctypes.data, view.rows.shape
-        for start in range(0, count, _AT_ONCE):
-            rows = view.rows[start : start + _AT_ONCE]
+        for start in range(0, count, _LOOKUP_ROWS):
+            rows = view.rows[start : start + _LOOKUP_ROWS]
             ngrams = layout.unpack_keys(layout.row_keys(rows, info.order), info.order)
             found, _ = ops.find(table, info.order, ngrams, check=False)
             if not found.all():

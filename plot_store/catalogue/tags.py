@@ -1,4 +1,4 @@
-"""Tags: names for versions of a ref, "ref@tag". A tag stays until it is removed, and its version is kept."""
+"""Tags: names "ref@tag" for versions of a ref. A tagged version is kept until the tag is removed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from plot_store.ground.errors import Conflict, Invalid
 
 
 def put(txn: CatalogueTxn, ref: str, tag: str, version: str | None) -> str:
-    """Name a version of the ref, its current one by default; the version's id. Again, for the same version:
-    nothing.
+    """Name a version of the ref, by default its current one. Idempotent. Returns the version's id.
 
     Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version).
     """
@@ -35,12 +34,12 @@ def put(txn: CatalogueTxn, ref: str, tag: str, version: str | None) -> str:
 
 
 def remove(txn: CatalogueTxn, ref: str, tag: str) -> bool:
-    """Whether there was such a tag. Raises Invalid."""
+    """Remove a tag. Returns whether it existed. Raises Invalid."""
     return txn.delete(TAG + names.check_tagged(ref, tag))
 
 
 def listed(txn: CatalogueTxn, ref: str | None = None) -> dict[str, str]:
-    """{"ref@tag": version id}, of one ref or of all."""
+    """Return {"ref@tag": version id} for one ref or for all."""
     found: dict[str, str] = {}
     for key in txn.keys(TAG if ref is None else f"{TAG}{names.check_ref(ref)}@"):
         text = key if ref is None else f"{ref}@{key}"

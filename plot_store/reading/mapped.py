@@ -1,4 +1,4 @@
-"""An open chain of versions: its mapped segments, and the table of their kernel views."""
+"""A mapped chain of versions: its segments, and the table by which kernels find their rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plot_store.segments.segment import MappedSegment
 
 @dataclass(frozen=True)
 class MappedChain:
-    """The open chain of a reader."""
+    """The mapped segments of a version and its ancestors, and their table."""
 
     table: ops.LevelTable
     read_ahead: ReadAhead
@@ -26,7 +26,7 @@ class MappedChain:
 
 
 def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
-    """The store's error for the kernels': which row of which file."""
+    """Convert a kernel's DamagedRow to an error that names the segment's file."""
     views = [view for run in mapped.table.runs for view in run.segments]
     name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
     return Damaged(
@@ -39,7 +39,11 @@ def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
 def map_chain(
     environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
 ) -> tuple[MappedChain | None, str]:
-    """(the chain mapped, "") or (None, the name of a segment whose file is not there)."""
+    """Map a chain of versions, nearest first. steps: a back-off plan; see `steps_of`.
+
+    Returns (the mapped chain, ""), or (None, the name of a segment) if that segment's file is missing. Raises
+    Damaged, FormatTooNew, StoreIO.
+    """
     runs: list[ops.IndexRun] = []
     segments: list[MappedSegment] = []
     for depth, version in enumerate(chain):
@@ -60,7 +64,7 @@ def map_chain(
 def index_run(
     opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo, depth: int
 ) -> ops.IndexRun:
-    """The kernel's view of one index and the rows it covers. Raises Damaged when they do not fit together."""
+    """Return the kernels' view of an index and the rows it covers. Raises Damaged if they do not match."""
     index = opened[info.name]
     shift = index.layout.shift
     views: list[ops.RowsView] = []
@@ -85,4 +89,4 @@ def index_run(
 
 
 def _unfit(index: SegmentInfo) -> Damaged:
-    return Damaged(f"index {index.name} does not fit its rows: restore it from an export or build it again")
+    return Damaged(f"index {index.name} does not match its rows: restore it from an export or build it again")

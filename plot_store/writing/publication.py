@@ -1,7 +1,7 @@
-"""Publishing: finished files get their names, then one synced transaction makes a version and moves the ref.
+"""Publication: one synced transaction names the finished files, records a version and moves the ref.
 
-A crash before that commit leaves a build to resume, a crash after it a version; never a version without its
-files.
+A crash before the commit leaves a build to resume, and a crash after it leaves a version, never one without
+its files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plot_store.writing.promote import discard, promote
 
 
 class _Special:
-    """A value that is neither a version id nor None."""
+    """A sentinel for `expect` that is neither a version id nor None."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,26 +32,26 @@ class _Special:
         return self._name
 
 
-ANY: Final = _Special("ANY")  # publish over whatever is there
-AS_OPENED: Final = _Special("AS_OPENED")  # only over what was current when the writer was opened
+ANY: Final = _Special("ANY")  # replace whatever version is current
+AS_OPENED: Final = _Special("AS_OPENED")  # replace only the version that was current at the writer's opening
 Expect = str | None | _Special
 
 
 @dataclass(frozen=True)
 class Request:
-    """The version to become current, and the one that it replaces."""
+    """The version to publish, and the one that it may replace."""
 
     build: str
     record: BuildRecord
     segments: tuple[SegmentInfo, ...]
-    expect: Expect  # AS_OPENED has been resolved
+    expect: Expect  # a version id, None or ANY
     meta: dict[str, Any]
 
 
 def publish(environment: Environment, request: Request, drafts: Sequence[Draft]) -> VersionInfo:
-    """Name the drafts and record the version, in one transaction; the drafts that got no name go.
+    """Rename the drafts and record the version, in one transaction. Drafts that remain are deleted.
 
-    Raises Conflict (another publication or writer was first), StoreFull, StoreIO; nothing is published then.
+    Raises Conflict (another publication or writer came first), StoreFull, StoreIO; nothing is published then.
     """
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -69,7 +69,7 @@ def publish(environment: Environment, request: Request, drafts: Sequence[Draft])
 
 
 def record_version(txn: CatalogueTxn, request: Request, previous: str | None, created: str) -> VersionInfo:
-    """Write the manifest, point the ref at it, end the build."""
+    """Write the manifest, make the version current, and end the build."""
     record = request.record
     version = records.new_version(
         ref=record.ref,
@@ -90,7 +90,7 @@ def record_version(txn: CatalogueTxn, request: Request, previous: str | None, cr
 
 
 def check_expected(txn: CatalogueTxn, build: BuildRecord, wanted: Expect) -> str | None:
-    """The ref's current version id. Raises Conflict unless it is the wanted one."""
+    """Return the id of the ref's current version. Raises Conflict unless it is the wanted one."""
     record = version_tree.get_ref(txn, build.ref)
     current = None if record is None else record.current
     if build.extend and current != build.base:

@@ -113,7 +113,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
 ) -> None:
     """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a
     copy of."""
-    monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
     kept: list[int] = []
@@ -240,7 +240,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     store: Store, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
     version = lab.put(store, "r", {})
-    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.3)
     stopped = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(store.path)],
         stdout=subprocess.PIPE,
@@ -252,7 +252,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         assert stopped.stdout.readline() == "inside\n"
         with pytest.raises(StoreIO, match=f"process {stopped.pid} holds the write lock.*kill -CONT"):
             store.tag("r", "new")
-        monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 600.0)
+        monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 600.0)
         with pytest.raises(StoreIO, match="in 1 s"):  # the next ones do not wait so long
             store.tag("r", "new")
         assert store.version("r") == version  # readers wait for nobody
@@ -281,7 +281,7 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
     thread.start()
     assert inside.wait(60)
-    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.1)
     with pytest.raises(StoreIO, match="another thread of this process"):
         store.tag("r", "new")
     monkeypatch.undo()
