@@ -121,7 +121,8 @@ def import_archive(
                 damages = check.check_version(environment, version, {}, lease.watch)
                 if damages:
                     raise Damaged(
-                        f"segment {damages[0].segment} of the export is wrong: {damages[0].what}; export it again"
+                        f"segment {damages[0].segment} of the export is wrong ({damages[0].what}): export it "
+                        "again"
                     )
             return environment.catalogue.write(lambda txn: _publish(txn, versions, lease))
         finally:
@@ -162,8 +163,8 @@ def _already(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
         return version_tree.get_version(txn, tip.id)
     if record.current != tip.previous:
         raise Conflict(
-            f"{tip.ref} is at version {record.current}, which the exported one does not follow: "
-            "import with ref=another name"
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: import with "
+            "ref=another name"
         )
     return None
 
@@ -209,7 +210,9 @@ class _ImportBuild:
         self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
         environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
 
-    def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes) -> None:
+    def take(
+        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes
+    ) -> None:
         """Read one segment from the archive, keeping the store's own file if it is intact."""
         sound = _is_sound(self._environment, info)
         if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
@@ -237,8 +240,10 @@ class _ImportBuild:
         version_tree.put_build(txn, self.build, self._with(info))
         return True
 
-    def _write(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes) -> None:
-        """Write one segment from the archive and register it. Raises Damaged, Conflict, StoreFull, StoreIO."""
+    def _write(
+        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes
+    ) -> None:
+        """Write and register one segment from the archive. Raises Damaged, Conflict, StoreFull, StoreIO."""
         whole = xxhash.xxh3_128()
 
         def checked() -> Iterator[bytes]:

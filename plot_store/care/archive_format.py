@@ -6,8 +6,8 @@
         u32 compressed length, u32 raw length, u64 xxh3-64 of the raw bytes, one zstd frame
     then the SHA-256 of everything before, and nothing after it
 
-A reader bounds every length before it allocates memory. An export holds no LMDB file, so none from elsewhere
-is ever opened.
+A reader bounds every length before it allocates memory. An export holds no LMDB file, so none from
+elsewhere is ever opened.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def _unwatched(segment: str, read: int) -> None:
 def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unwatched) -> None:
     """Compare a segment's file with its block checksums and the hash in its name.
 
-    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal. Raises Damaged,
-    FormatTooNew, StoreIO.
+    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal.
+    Raises Damaged, FormatTooNew, StoreIO.
     """
     whole = xxhash.xxh3_128()
     sums: list[int] = []

@@ -1,8 +1,8 @@
 """Verification in child processes, so that a damaged file or disk can kill only the child.
 
-`probe` checks only the catalogue and takes milliseconds; call it before you open a store. `scrub` reads every
-byte, optionally at a bounded rate. Neither opens a file of the store in this process, so LMDB's locks are not
-affected.
+`probe` checks only the catalogue and takes milliseconds; call it before you open a store. `scrub` reads
+every byte, optionally at a bounded rate. Neither opens a file of the store in this process, so LMDB's
+locks are not affected.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def scrub(
 
     If damaged data kills the child, the segment being read is reported as damaged. ref: only the ref's
     retained versions and their ancestors. bytes_per_second: a bound on the rate. silence_s: a child that
-    reports nothing for this long is killed, and StoreIO is raised. Raises Invalid, NotFound, Damaged (the
-    catalogue), FormatTooNew, StoreIO.
+    reports nothing for this long is killed, and StoreIO is raised. Raises Invalid, NotFound, Damaged
+    (the catalogue), FormatTooNew, StoreIO.
     """
     path = check_path("path", path)
     if bytes_per_second is not None:
@@ -148,8 +148,8 @@ def _follow(
     if silent.is_set():
         where = at.segment or "the catalogue"
         raise StoreIO(
-            f"the scrub of {path} stopped answering at {where}: no report for {silence_s:g} s; check the disk, "
-            "then scrub again"
+            f"the scrub of {path} stopped answering at {where}: no report for {silence_s:g} s; check the "
+            "disk, then scrub again"
         )
     _check_end("the scrub", path, code)
     if code >= 0:

@@ -107,8 +107,8 @@ class Catalogue:
             raise Damaged(f"the catalogue has no format record: {CURE}")
         if found["format"] > FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {FORMAT}: "
-                "upgrade the release"
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the "
+                "release"
             )
 
     def read(self, body: Callable[[CatalogueTxn], T]) -> T:
@@ -139,7 +139,8 @@ class Catalogue:
 
 
 def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
-    """Record this release's format in the catalogue, so that older releases refuse it instead of misreading it."""
+    """Record this release's format in the catalogue, so that older releases refuse it
+    instead of misreading it."""
     found = txn.get("format") or {"format": 0, "created": time.time()}
     if found["format"] < FORMAT:
         found = {**found, "format": FORMAT}

@@ -39,7 +39,8 @@ def make(folder: Path) -> None:
 def unfinished(store: Path, oldest: float) -> dict[str, int]:
     """Find partial catalogues that a killed `make` left in a store's folder.
 
-    oldest: Unix seconds; later ones are skipped, since they may still be in the making. Returns bytes by name.
+    oldest: Unix seconds; later ones are skipped, since they may still be in the making.
+    Returns bytes by name.
     """
     found: dict[str, int] = {}
     for path in store.glob(f"*.*{files.TEMPORARY}"):

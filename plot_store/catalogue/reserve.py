@@ -1,7 +1,7 @@
 """The reserve: a file that is deleted to make room for the catalogue, so that `gc` works on a full disk.
 
-`gc` deletes records before files. LMDB writes a new copy of each changed page, so this takes at most the size
-of its file.
+`gc` deletes records before files. LMDB writes a new copy of each changed page, so this takes at most the
+size of its file.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def descendants(txn: CatalogueTxn, ref: str) -> list[str]:
 def ancestor_refs(txn: CatalogueTxn, ref: str) -> set[str]:
     """Return the refs on whose versions this ref's current version falls back, transitively.
 
-    The set contains the ref itself if rollbacks or imports have made refs fall back on each other's older
-    versions. Raises Damaged.
+    The set contains the ref itself if rollbacks or imports have made refs fall back on each other's
+    older versions. Raises Damaged.
     """
     found: set[str] = set()
     waiting = [ref]

@@ -99,9 +99,9 @@ class Database:
     def write(self, body: Callable[[Any], T]) -> T:
         """Run `body` in a write transaction and commit durably; an exception aborts it.
 
-        `body` runs again if the map has to grow, so its effects elsewhere must be idempotent. Raises ReadOnly,
-        Closed, Forked, Damaged, StoreFull, and StoreIO, also when another process holds the write lock for a
-        minute.
+        `body` runs again if the map has to grow, so its effects elsewhere must be idempotent. Raises
+        ReadOnly, Closed, Forked, Damaged, StoreFull, and StoreIO, also when another process holds the write
+        lock for a minute.
         """
         if self._read_only:
             raise ReadOnly(
@@ -190,15 +190,14 @@ class Database:
     def pause(self) -> None:
         """Wait until no transaction of this process runs, and let none begin until `resume`.
 
-        Raises StoreIO if a transaction runs for too long (it may wait for another process); nothing is paused
-        then.
+        Raises StoreIO if a transaction runs for too long (it may wait for another process);
+        nothing is paused then.
         """
         with self._gate:
             if not self._gate.wait_for(lambda: not self._active and not self._resizing, _MAX_PAUSE_S):
                 raise StoreIO(
-                    f"a transaction of {self._label.owner} ran for more than {_MAX_PAUSE_S:g} s while "
-                    "this process "
-                    "forked: use it only in processes that were spawned, or fork while it is idle"
+                    f"a transaction of {self._label.owner} ran for more than {_MAX_PAUSE_S:g} s while this "
+                    "process forked: use it only in processes that were spawned, or fork while it is idle"
                 )
             self._resizing = True
 

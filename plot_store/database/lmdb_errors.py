@@ -33,8 +33,8 @@ def damaged(error: BadFile, label: Label) -> Damaged:
 def too_many(label: Label) -> StoreIO:
     """Return the store's error for a full table of reader slots."""
     return StoreIO(
-        f"all reader slots of {label.owner} are taken: run fewer processes at once; if processes were killed, "
-        "the next change by any other frees their slots"
+        f"all reader slots of {label.owner} are taken: run fewer processes at once; if processes were "
+        "killed, the next change by a process that has it open frees their slots"
     )
 
 

@@ -71,8 +71,8 @@ def check_pages(data: Path, misplaced: Callable[[str], None]) -> None:
     """Raises BadFile for a file with an invalid page. LMDB can safely read a file that passes.
 
     misplaced: called with a message for each leaf whose keys are out of order, which harms no process. The
-    records' content is not checked. A file that is missing, empty, or constantly written by another process
-    passes. Raises OSError.
+    records' content is not checked. A file that is missing, empty, or constantly written by another
+    process passes. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError, TimeoutError):
         raw = read_settled(data)

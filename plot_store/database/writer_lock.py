@@ -58,7 +58,7 @@ class WriterLock:
             self._ours.release()
 
     def _wait(self, fd: int, end: float, wait_s: float) -> None:
-        """Poll for the lock. A blocking call could be bounded only by a signal, which is the main thread's."""
+        """Poll for the lock: only a signal, which is the main thread's, could bound a blocking call."""
         pause = _MIN_POLL_S
         while not _taken(fd):
             if time.monotonic() > end:
@@ -78,7 +78,7 @@ class WriterLock:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Open the lock file. Yields its descriptor, or None if it cannot be created (LMDB reports that better)."""
+    """Open the lock file. Yields its descriptor, or None on an error, which LMDB will report better."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError:
@@ -102,7 +102,7 @@ def _taken(fd: int) -> bool:
 
 
 def _holder(fd: int) -> int:
-    """Return the id of the process that holds the lock; 0 if unknown (just ended, or in another container)."""
+    """Return the id of the process that holds the lock; 0 if it just ended or is in another container."""
     if not sys.platform.startswith("linux"):
         return 0
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -122,8 +122,8 @@ _SHARED: Final[Shared[Environment]] = Shared()
 def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None = None) -> Environment:
     """Return the process's environment of a path, opening it if need be, and add a use.
 
-    limits: if given, they replace those of every `Store` of the path. Raises NotFound, InUse, Forked, Damaged,
-    FormatTooNew, StoreFull, StoreIO.
+    limits: if given, they replace those of every `Store` of the path. Raises NotFound, InUse, Forked,
+    Damaged, FormatTooNew, StoreFull, StoreIO.
     """
 
     def accept(found: Environment) -> None:
@@ -150,9 +150,8 @@ def _refuse_lost_catalogue(path: Path) -> None:
     with guarded(f"looking at {path}"):
         if not data.exists() and has_segments(path) and not data.exists():
             raise Damaged(
-                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the "
-                "folder, or import "
-                "exports into a store elsewhere"
+                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the folder, or "
+                "import exports into a store elsewhere"
             )
 
 

@@ -71,8 +71,8 @@ class Lease:
     def renew(self, ttl_s: float | None = None) -> None:
         """Extend the lease to `ttl_s` seconds from now; by default the duration it was created with.
 
-        Also revives an expired lease, as long as its version exists. Raises Collected, NotFound, Invalid,
-        StoreFull, StoreIO.
+        Also revives an expired lease, as long as its version exists. Raises Collected,
+        NotFound, Invalid, StoreFull, StoreIO.
         """
         ttl_s = check_ttl(self._ttl_s if ttl_s is None else ttl_s)
         grown = replace(self._record, expires=time.time() + ttl_s)
@@ -104,7 +104,7 @@ def check_ttl(ttl_s: float) -> float:
 
 
 def pin(txn: CatalogueTxn, version: str, owner: str) -> Pin:
-    """Pin a version for an owner. Idempotent: returns the existing pin. Raises NotFound, Collected, Invalid."""
+    """Pin a version for an owner, or return the existing pin. Raises NotFound, Collected, Invalid."""
     version_id = resolve_id(txn, version)
     get_node(txn, version_id)
     key = f"{PIN}{version_id}/{names.check_owner(owner)}"

@@ -40,7 +40,7 @@ class Branches(ABC):
         return self._env().catalogue.read(lambda txn: version_tree.resolve(txn, version))
 
     def history(self, ref: str) -> list[VersionInfo]:
-        """Return the retained versions of a ref, newest publication first. A rollback does not reorder them."""
+        """Return a ref's retained versions, newest publication first. A rollback does not reorder them."""
 
         def body(txn: CatalogueTxn) -> list[VersionInfo]:
             return [version_tree.get_version(txn, v) for v in version_tree.need_ref(txn, ref).versions]

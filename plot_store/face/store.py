@@ -47,8 +47,8 @@ class Store(Branches):
     ) -> Store:
         """Open a store. All stores of one path in a process share one environment and the limits given last.
 
-        Raises NotFound, Invalid, InUse (this process has it open read-only), Forked, FormatTooNew, Damaged,
-        StoreFull, StoreIO.
+        Raises NotFound, Invalid, InUse (this process has it open read-only), Forked,
+        FormatTooNew, Damaged, StoreFull, StoreIO.
         """
         return cls(acquire(check_path("path", path), create=create, read_only=read_only, limits=limits))
 
@@ -99,7 +99,8 @@ class Store(Branches):
     def append(
         self, ref: str, entries: Entries, *, build: str | None = None, meta: dict[str, Any] | None = None
     ) -> VersionInfo:
-        """Publish a version that adds entries {order: (n-grams, rows)}, as in `Writer.add`, to the current one.
+        """Publish a version that adds entries {order: (n-grams, rows)}, as in `Writer.add`,
+        to the current one.
 
         The cost depends on the entries added, not on the size of the ref. Each append leaves small segments,
         which `compact` merges. build: the build's id; a new one by default. Raises NotFound, Invalid,
@@ -153,9 +154,9 @@ class Store(Branches):
         versions that builds extend; the ids in `keep`. The report says why each one stays.
 
         Orphans are files that no record names. Only those older than orphan_age_s are removed, since a
-        running build may be writing them. A build that was not touched for build_age_s counts as abandoned.
-        A build that nobody can resume (of an append without a build id, an import, a compaction) does so
-        after orphan_age_s, so a value near 0 ends those that are running. Opening a removed version raises
+        running build may be writing them. A build that was not touched for build_age_s counts as abandoned. A
+        build that nobody can resume (of an append without a build id, an import, a compaction) does so after
+        orphan_age_s, so a value near 0 ends those that are running. Opening a removed version raises
         Collected for at least orphan_age_s, then NotFound. Raises Invalid, StoreIO, Damaged.
         """
         cure = "keep at least 1 version and 0 days, or delete the ref"

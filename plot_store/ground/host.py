@@ -22,15 +22,14 @@ def check_host(folder: Path, what: str) -> None:
     """
     if sys.byteorder != "little":
         raise StoreIO(
-            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "
-            "use a machine of another kind (x86-64, ARM)"
+            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: use a "
+            "machine of another kind (x86-64, ARM)"
         )
     kind = file_system(folder)
     if any(part.startswith(_NETWORK) for part in kind.split(".")):  # "fuse.sshfs"
         raise StoreIO(
-            f"{what} lies on a network file system ({kind}), where locks and shared memory do not "
-            "work between "
-            "processes: put it on a local disk (copy the folder while nothing has it open)"
+            f"{what} lies on a network file system ({kind}), where locks and shared memory do not work "
+            "between processes: put it on a local disk (copy the folder while nothing has it open)"
         )
 
 

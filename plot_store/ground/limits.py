@@ -39,8 +39,8 @@ def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
                 else ""
             )
             raise StoreFull(
-                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then "
-                "run it again"
+                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then run "
+                "it again"
             )
         if limits.max_bytes is None:
             return
@@ -48,6 +48,5 @@ def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
     if used + need > limits.max_bytes:
         raise StoreFull(
             f"{doing} needs {need} bytes and the store holds {used} of at most {limits.max_bytes} "
-            "(max_bytes): "
-            "run gc, delete refs or raise the limit, then run it again"
+            "(max_bytes): run gc, delete refs or raise the limit, then run it again"
         )

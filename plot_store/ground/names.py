@@ -78,8 +78,8 @@ def check_tagged(ref: str, tag: str) -> str:
     text = f"{check_ref(ref)}@{check_tag(tag)}"
     if len(text) > _MAX_TAGGED:
         raise Invalid(
-            f"ref and tag have {len(text) - 1} characters together, at most {_MAX_TAGGED - 1} fit: "
-            f"choose a shorter tag than {tag!r}"
+            f"ref and tag have {len(text) - 1} characters together, at most {_MAX_TAGGED - 1} fit: choose a "
+            f"shorter tag than {tag!r}"
         )
     return text
 
@@ -87,7 +87,9 @@ def check_tagged(ref: str, tag: str) -> str:
 def check_tag(tag: str) -> str:
     """Return the tag's name. Raises Invalid if it is malformed."""
     if not _is(_TAG, tag):
-        raise Invalid(f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, beginning with a letter or digit")
+        raise Invalid(
+            f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, beginning with a letter or digit"
+        )
     return tag
 
 
@@ -95,8 +97,8 @@ def check_owner(owner: str) -> str:
     """Return the owner of a pin or lease. Raises Invalid if it is malformed."""
     if not _is(_OWNER, owner):
         raise Invalid(
-            f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, beginning with a letter or "
-            "digit"
+            f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, beginning with a "
+            "letter or digit"
         )
     return owner
 

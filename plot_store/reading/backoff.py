@@ -1,9 +1,9 @@
 """Back-off plans: the order in which shorter n-grams and ancestors fill a window whose n-gram is not stored.
 
-    "order"    the longest n-grams of every version first: a grandparent's trigram beats the branch's bigram
-    "version"  everything of the nearest version first: the branch's bigram beats its parent's trigram;
-               unigrams last
-    steps      [(order, depth), …] as given; depth counts versions from the nearest (0), None means all
+"order"    the longest n-grams of every version first: a grandparent's trigram beats the branch's bigram
+"version"  everything of the nearest version first: the branch's bigram beats its parent's trigram;
+           unigrams last
+steps      [(order, depth), …] as given; depth counts versions from the nearest (0), None means all
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def _checked(step: object, n: int, depths: int) -> Step:
         isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth < depths
     ):
         raise Invalid(
-            f"back-off step {step!r} names a version that the chain of {depths} lacks: use 0 for "
-            "the nearest to "
-            f"{depths - 1} for the root, or None for every version"
+            f"back-off step {step!r} names a version that the chain of {depths} lacks: use 0 for the nearest "
+            f"to {depths - 1} for the root, or None for every version"
         )
     return int(order), depth

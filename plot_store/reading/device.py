@@ -109,7 +109,7 @@ def _cuda(index: int) -> cuda_device.CudaDevice:
 
 
 def _read_soon(rows: Bytes) -> None:
-    """Start reading mapped rows as one range. The mapping is marked for random access, so nothing else would."""
+    """Start reading mapped rows as one range, since the mapping is marked for random access."""
     if rows.size:
         start = rows.ctypes.data
         will_need(page_ranges(np.array([start]), np.array([start + rows.nbytes])))

@@ -74,7 +74,7 @@ class OwnEntries:
                 yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
-        """Copy the rows at addresses int64 [m] in these segments, checked: uint8 [m, stride]. Raises Damaged."""
+        """Copy and check the rows at addresses int64 [m]. Returns uint8 [m, stride]. Raises Damaged."""
         stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
         rows = np.empty((len(addresses), stride), np.uint8)
         for segment in self.opened.values():

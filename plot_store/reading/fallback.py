@@ -18,10 +18,10 @@ Ngrams = NDArray[np.uint32]
 def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
     """Return what a look-up in the reader's chain gives for each n-gram, laid out like an entry.
 
-    uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]). If a version has the entry, the result is
-    that entry and the version's depth. Otherwise it is the fill from shorter n-grams, as in back-off "order",
-    with depth -1: for each token the mean over the longest stored n-grams inside this one, or zeros. Raises
-    Invalid, Closed, Damaged.
+    uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]). If a version has the entry, the result
+    is that entry and the version's depth. Otherwise it is the fill from shorter n-grams, as in back-off
+    "order", with depth -1: for each token the mean over the longest stored n-grams inside this one, or
+    zeros. Raises Invalid, Closed, Damaged.
     """
     ids = check_ngrams(order, ngrams, reader.version.schema)
     rows, depths = reader.get(order, ids)
@@ -58,9 +58,9 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
 def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
     """Return the distances of entries to their fallbacks, relative to the entries' lengths.
 
-    ngrams uint32 [m, order], rows float32 [m, roles, dim] -> (float32 [m], depth int16 [m] as in `fallbacks`).
-    The distance is the L2 norm over all vectors of an entry, divided by the entry's norm. 0 means equal; for
-    an entry of zeros it is the fallback's norm. Raises as `fallbacks`.
+    ngrams uint32 [m, order], rows float32 [m, roles, dim] -> (float32 [m], depth int16 [m] as in
+    `fallbacks`). The distance is the L2 norm over all vectors of an entry, divided by the entry's norm. 0
+    means equal; for an entry of zeros it is the fallback's norm. Raises as `fallbacks`.
     """
     given, depths = fallbacks(reader, order, ngrams)
     schema = reader.version.schema

@@ -30,9 +30,8 @@ def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
     views = [view for run in mapped.table.runs for view in run.segments]
     name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
     return Damaged(
-        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build "
-        "the version "
-        "again; `verify` lists everything that is damaged"
+        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build the "
+        "version again; `verify` lists everything that is damaged"
     )
 
 
@@ -41,8 +40,8 @@ def map_chain(
 ) -> tuple[MappedChain | None, str]:
     """Map a chain of versions, nearest first. steps: a back-off plan; see `steps_of`.
 
-    Returns (the mapped chain, ""), or (None, the name of a segment) if that segment's file is missing. Raises
-    Damaged, FormatTooNew, StoreIO.
+    Returns (the mapped chain, ""), or (None, the name of a segment) if that segment's file is missing.
+    Raises Damaged, FormatTooNew, StoreIO.
     """
     runs: list[ops.IndexRun] = []
     segments: list[MappedSegment] = []

@@ -99,12 +99,13 @@ class ReadAhead:
         self._after_cold(_THREAD.reads == before, tokens.size)
 
     def _after_cold(self, quiet: bool, tokens: int) -> None:
+        """Count look-ups in a row without disk reads (`quiet`). Enough of them make the reader warm."""
         self._lookups = self._lookups + 1 if quiet else 0
         self._tokens = self._tokens + tokens if quiet else 0
         self.cold = self._lookups < _QUIET_LOOKUPS or self._tokens < _QUIET_TOKENS
 
     def _after_slow(self) -> None:
-        """Make the reader cold if this thread has read from the disk, and not if only the processor was busy."""
+        """Make the reader cold if this thread has read from the disk since its last call of `disk_reads`."""
         now = disk_reads()
         before = getattr(_THREAD, "reads", now)
         _THREAD.reads = now
@@ -123,7 +124,9 @@ def parts_of(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Part
     """Cut a batch at texts into parts of about _PART_TOKENS tokens. A small or malformed one stays whole."""
     cuts = text_parts(offsets, tokens.size)
     spans = [(slice(int(offsets[a]), int(offsets[b])), offsets[a : b + 1]) for a, b in cuts]
-    return [Part(at, tokens[at], part - at.start) for at, part in spans] or [Part(slice(None), tokens, offsets)]
+    return [Part(at, tokens[at], part - at.start) for at, part in spans] or [
+        Part(slice(None), tokens, offsets)
+    ]
 
 
 def text_parts(offsets: NDArray[np.int64], tokens: int) -> list[tuple[int, int]]:

@@ -33,8 +33,8 @@ _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
 class Reader:
     """A snapshot of one version: publications, rollbacks, deletions and collection do not change it.
 
-    Thread-safe. Its files stay mapped until `close`, even after the store is closed. Every row is checked when
-    it is first used: a look-up returns what was written, or raises Damaged.
+    Thread-safe. Its files stay mapped until `close`, even after the store is closed. Every row is checked
+    when it is first used: a look-up returns what was written, or raises Damaged.
     """
 
     def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: MappedChain) -> None:
@@ -56,10 +56,10 @@ class Reader:
     ) -> tuple[Floats | Bfloats, Hits]:
         """Look up a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
 
-        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends only on
-        the tokens of its own text that are less than n places away. `out`, if given, is filled and returned;
-        a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of `out` is
-        then unspecified.
+        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends only
+        on the tokens of its own text that are less than n places away. `out`, if given, is filled and
+        returned; a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of
+        `out` is then unspecified.
         """
         mapped, schema = self._open(), self.version.schema
         _check_array(tokens, "tokens", _INT32)
@@ -80,8 +80,8 @@ class Reader:
     def prefetch(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> int:
         """Start reading from disk every row that `lookup` of this batch would touch. Returns their number.
 
-        Does not wait. Meant for the next batch: for its own, `lookup` does the same while the reader is cold.
-        Raises Invalid, Closed.
+        Does not wait. Meant for the next batch: for its own, `lookup` does the same while the reader is
+        cold. Raises Invalid, Closed.
         """
         mapped = self._open()
         _check_array(tokens, "tokens", _INT32)
@@ -126,8 +126,8 @@ class Reader:
     def get(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[Floats, NDArray[np.int16]]:
         """Return the stored entries: uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]).
 
-        Absent n-grams give zeros and depth -1. This path is simple, and slower than `lookup`. Raises Invalid,
-        Closed, Damaged.
+        Absent n-grams give zeros and depth -1. This path is simple, and slower than `lookup`.
+        Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         n, dim = table.n, table.dim
@@ -223,6 +223,6 @@ def _check_out(out: Floats | Bfloats, shape: tuple[int, int]) -> None:
     good = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in _OUT_TYPES
     if not (good and out.flags.c_contiguous and out.flags.writeable):
         raise Invalid(
-            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of "
-            "bfloat16) uint16"
+            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of bfloat16) "
+            "uint16"
         )

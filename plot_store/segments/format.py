@@ -5,13 +5,13 @@
     data   at the next multiple of 4096: rows, or index slots
     checks at the next multiple of 8: u64 xxh3-64 of each 1 MiB block of all bytes before, then of this table
 
-All numbers are little-endian. `parse` accepts only headers that `header` would write: every size and offset
-is derived again from the few independent fields and must agree, because kernels follow raw pointers into the
-file.
+All numbers are little-endian. `parse` accepts only headers that `header` would write: every size and
+offset is derived again from the few independent fields and must agree, because kernels follow raw
+pointers into the file.
 
-Format 2 added windows of any width n, a check in every row, and the direct index. Format 3 added a check that
-detects damage in several words, the salt of an index, and the bound on its probes. Formats 1 and 2 are still
-read.
+Format 2 added windows of any width n, a check in every row, and the direct index. Format 3 added a
+check that detects damage in several words, the salt of an index, and the bound on its probes. Formats 1
+and 2 are still read.
 """
 
 from __future__ import annotations

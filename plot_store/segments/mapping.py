@@ -54,8 +54,8 @@ def map_read_only(fd: int, size: int) -> Bytes:
     if len(_MAPPED) >= _MAX_MAPPED:
         raise StoreIO(
             f"this process has {len(_MAPPED)} segments mapped, and may have {_MAX_MAPPED + _SPARE} mappings "
-            "in total: compact the refs (fewer, larger segments), close readers, or raise "
-            "vm.max_map_count (sysctl)"
+            "in total: compact the refs (fewer, larger segments), close readers, or raise vm.max_map_count "
+            "(sysctl)"
         )
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:

@@ -126,9 +126,8 @@ class MappedSegment:
         """
         if not self.sound(rows).all():
             raise Damaged(
-                f"rows of segment {self.info.name} are damaged: restore it with an import of an "
-                "export, or build "
-                "the version again; `verify` lists everything that is damaged"
+                f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or "
+                "build the version again; `verify` lists everything that is damaged"
             )
 
     def check_whole(self) -> None:
@@ -195,8 +194,8 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
 def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.Layout:
     if size != info.bytes or size < fmt.HEADER_BYTES:
         raise Damaged(
-            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: "
-            "restore it with an import of an export, or build the version again"
+            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: restore it with an "
+            "import of an export, or build the version again"
         )
     layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, 0), info.name)
     check_agreement(layout, info, schema)
@@ -205,7 +204,16 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
 
 def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
     """Raises Damaged unless a file's header agrees with the manifest."""
-    expected = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
+    expected = (
+        info.kind,
+        info.order,
+        info.count,
+        info.bytes,
+        schema.n,
+        schema.dim,
+        schema.vocab,
+        schema.code,
+    )
     found = (
         layout.suffix,
         layout.order,
@@ -250,7 +258,7 @@ class SegmentCache:
         self._live: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
 
     def get(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
-        """Return the mapped segment, or None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
+        """Return the mapped segment; None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
         path = self.folder / info.name
         with self._lock:
             found = self._live.get(info.name)

@@ -67,7 +67,7 @@ def open_build(
 
 
 def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
-    """Replace a build's segments with these, which the store must have. Raises Conflict, StoreFull, StoreIO."""
+    """Replace a build's segments with these, which must exist. Raises Conflict, StoreFull, StoreIO."""
     record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
 
     def body(txn: CatalogueTxn) -> None:
@@ -140,7 +140,9 @@ def _parent(txn: CatalogueTxn, ref: str, current: str | None, parent: str | None
     if any(version.ref == ref for version in chain):
         raise Invalid(f"{ref} cannot fall back on itself: choose a parent that does not descend from it")
     if len(chain) >= _MAX_ANCESTORS:
-        raise Invalid(f"the version tree is limited to {_MAX_ANCESTORS} levels: choose a parent nearer to the root")
+        raise Invalid(
+            f"the version tree is limited to {_MAX_ANCESTORS} levels: choose a parent nearer to the root"
+        )
     return found
 
 
@@ -177,7 +179,7 @@ def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInf
 
 
 def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
-    """Return the finished segments whose files exist; for each order, only those before the first lost one."""
+    """Return the finished segments whose files exist; per order, only those before the first lost one."""
     lost: set[int] = set()
     kept: list[SegmentInfo] = []
     for info in segments:

@@ -1,7 +1,7 @@
 """Publication: one synced transaction names the finished files, records a version and moves the ref.
 
-A crash before the commit leaves a build to resume, and a crash after it leaves a version, never one without
-its files.
+A crash before the commit leaves a build to resume, and a crash after it leaves a version, never
+one without its files.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def check_expected(txn: CatalogueTxn, build: BuildRecord, wanted: Expect) -> str
     current = None if record is None else record.current
     if build.extend and current != build.base:
         raise Conflict(
-            f"{build.ref} moved to {current} while this build extended an older version: abort it "
-            "and build again"
+            f"{build.ref} moved to {current} while this build extended an older version: abort it and build "
+            "again"
         )
     if wanted is not ANY and current != wanted:
         raise Conflict(
-            f"{build.ref} is at {current}, not at {wanted}: look at what was published, "
-            f"then publish with expect={current!r}, or abort"
+            f"{build.ref} is at {current}, not at {wanted}: look at what was published, then publish with "
+            f"expect={current!r}, or abort"
         )
     return current

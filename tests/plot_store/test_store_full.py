@@ -239,7 +239,7 @@ def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").touch()
-    with pytest.raises(StoreIO, match="no catalogue"):
+    with pytest.raises(StoreIO, match="not a catalogue"):
         creation.make(tmp_path / "stray")
 
 
