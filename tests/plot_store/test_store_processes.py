@@ -203,7 +203,7 @@ def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> 
     lab.put(store, "r", {})
     read = store._env().catalogue.read
     assert int(lab.child(DEAD_READERS, store.path).stdout) > 4000
-    with pytest.raises(StoreIO, match="next change by a process"):  # LMDB cannot be opened, so nobody new can check
+    with pytest.raises(StoreIO, match="next change by a process"):  # LMDB does not open, so nobody can check
         _open_anew(store.path)
     # The second one needs a place of its own.
     assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]
