@@ -139,8 +139,7 @@ class Catalogue:
 
 
 def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
-    """Record this release's format in the catalogue, so that older releases refuse it
-    instead of misreading it."""
+    """Record this release's format, so that older releases refuse the store. Returns the record."""
     found = txn.get("format") or {"format": 0, "created": time.time()}
     if found["format"] < FORMAT:
         found = {**found, "format": FORMAT}

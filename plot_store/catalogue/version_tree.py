@@ -45,6 +45,7 @@ def need_ref(txn: CatalogueTxn, ref: str) -> RefRecord:
 
 
 def put_ref(txn: CatalogueTxn, ref: str, record: RefRecord) -> None:
+    """Write a ref's record."""
     txn.put(REF + ref, asdict(record))
 
 
@@ -113,10 +114,12 @@ def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
 
 
 def put_build(txn: CatalogueTxn, build: str, record: BuildRecord) -> None:
+    """Write a build's record."""
     txn.put(BUILD + build, asdict(record))
 
 
 def get_tag(txn: CatalogueTxn, ref: str, tag: str) -> TagRecord | None:
+    """Return a tag's record, or None if there is no such tag. Raises Damaged."""
     raw = txn.get(f"{TAG}{ref}@{tag}")
     return None if raw is None else records.parse_tag(raw)
 

@@ -106,8 +106,10 @@ class CountedNgrams:
 
     @staticmethod
     def clear(folder: Path) -> None:
-        """Create the folder, or delete an earlier count in it. Raises Invalid (it
-        holds other files), StoreIO."""
+        """Create the folder, or delete an earlier count in it.
+
+        Raises Invalid (the folder holds other files), StoreIO.
+        """
         with guarded(f"preparing {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(folder.iterdir())
@@ -139,13 +141,12 @@ class CountedNgrams:
         return above + (cut.quota if cut.count >= min_count else 0)
 
     def covering(self, order: int, alpha: float, min_count: int = 1) -> Iterator[NDArray[np.uint32]]:
-        """Select the fewest n-grams whose occurrences reach `alpha` percent, less
-        those rarer than `min_count`.
+        """Yield the fewest n-grams that cover `alpha` percent of the occurrences.
 
-        Yields chunks uint32 [m, order], most frequent first: by descending power of two of their
-        occurrences, and ascending within a power. So rows that are used together lie together, and the
-        order is deterministic. Of equally frequent n-grams at the limit the smaller ones are selected.
-        Raises Invalid, Damaged, StoreIO.
+        Those that occur less than `min_count` times are left out. Yields chunks uint32 [m, order], most
+        frequent first: by descending power of two of their occurrences, and ascending within a power. So rows
+        that are used together lie together, and the order is deterministic. Of equally frequent n-grams at
+        the limit the smaller ones are selected. Raises Invalid, Damaged, StoreIO.
         """
         table = self._table(order)
         yield from self._above(table, _cut(table, alpha), min_count, None)

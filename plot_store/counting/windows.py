@@ -22,8 +22,7 @@ Ids = NDArray[np.uint64]
 
 
 def check_texts(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-    """Raises Invalid unless tokens int32 [total] and offsets int64 [texts + 1] are a ragged
-    batch of valid ids."""
+    """Check a ragged batch: tokens int32 [total] of valid ids, offsets int64 [texts + 1]. Raises Invalid."""
     if not isinstance(tokens, np.ndarray) or not isinstance(offsets, np.ndarray):
         raise Invalid("pass tokens and offsets as numpy arrays, int32 [total] and int64 [texts + 1]")
     if tokens.ndim != 1 or tokens.dtype != np.int32 or offsets.ndim != 1 or offsets.dtype != np.int64:

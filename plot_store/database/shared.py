@@ -25,6 +25,8 @@ T = TypeVar("T", bound=Owner)
 
 @dataclass
 class _Use(Generic[T]):
+    """An owner and the number of its users."""
+
     owner: T
     pid: int  # of the process that opened it
     users: int = 0

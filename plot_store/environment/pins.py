@@ -60,6 +60,7 @@ class Lease:
 
     @property
     def owner(self) -> str:
+        """The name of the lease's owner."""
         return self._record.owner
 
     @property

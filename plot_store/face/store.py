@@ -99,12 +99,12 @@ class Store(Branches):
     def append(
         self, ref: str, entries: Entries, *, build: str | None = None, meta: dict[str, Any] | None = None
     ) -> VersionInfo:
-        """Publish a version that adds entries {order: (n-grams, rows)}, as in `Writer.add`,
-        to the current one.
+        """Publish a version that adds entries to the current one.
 
-        The cost depends on the entries added, not on the size of the ref. Each append leaves small segments,
-        which `compact` merges. build: the build's id; a new one by default. Raises NotFound, Invalid,
-        Conflict (another publication came first: append again), StoreFull, StoreIO; nothing is left then.
+        entries: {order: (n-grams, rows)}, as in `Writer.add`. The cost depends on the entries added, not on
+        the size of the ref. Each append leaves small segments, which `compact` merges. build: the build's id;
+        a new one by default. Raises NotFound, Invalid, Conflict (another publication came first: append
+        again), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 

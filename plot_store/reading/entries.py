@@ -41,6 +41,7 @@ class OwnEntries:
 
     @property
     def schema(self) -> Schema:
+        """The version's schema."""
         return self.version.schema
 
     def indexes(self, order: int) -> list[CoveringIndex]:

@@ -91,13 +91,12 @@ class Writer:
         return sum(s.count for s in record.segments if s.order == order)
 
     def add(self, order: int, ngrams: NDArray[np.uint32], rows: NDArray[np.float32]) -> None:
-        """Add entries: ngrams uint32 [m, order] and rows float32 [m, roles, dim]. The last
-        of equal n-grams wins.
+        """Add entries. The last of equal n-grams wins.
 
-        A background thread writes full segments, so a later call raises their errors: StoreFull,
-        StoreIO, Conflict (another writer took over the build). Raises Closed, Forked, and Invalid (wrong
-        shape, an id outside the vocabulary, a number that the storage type cannot hold); nothing of this
-        call is added then.
+        ngrams: uint32 [m, order]. rows: float32 [m, roles, dim]. A background thread writes full segments, so
+        a later call raises their errors: StoreFull, StoreIO, Conflict (another writer took over the build).
+        Raises Closed, Forked, and Invalid (wrong shape, an id outside the vocabulary, a number that the
+        storage type cannot hold); nothing of this call is added then.
         """
         self._check_open()
         self._segments.check()
@@ -167,8 +166,7 @@ class Writer:
         return Reader(self._environment, tuple(chain), mapped)
 
     def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
-        """Publish everything added as the ref's current version, atomically and durably,
-        and close the writer.
+        """Publish everything added, atomically and durably, and close the writer.
 
         expect: the id of the version that must be current (None: the ref must not exist; ANY: no check); by
         default the one that was current when the writer was opened. meta: JSON, at most 64 levels deep, which
@@ -289,9 +287,8 @@ def _ancestors(txn: CatalogueTxn, parent: str | None) -> list[VersionInfo]:
 
 
 def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
-    """Raises Invalid if a number is too large for its storage type. Minimum and maximum
-    suffice: NaN becomes both."""
-    limit = TOO_LARGE[code]
+    """Raises Invalid if a number is infinite, NaN or too large for its storage type."""
+    limit = TOO_LARGE[code]  # NaN fails too, since it becomes minimum and maximum
     if not -limit < vectors.min() <= vectors.max() < limit:
         raise Invalid(
             "a representation is infinite, NaN or too large for its storage type: look at the model that "
