@@ -18,7 +18,7 @@ from plot_store.ground.errors import Conflict, Damaged, Invalid, NotFound
 from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.writing import promote
 
-_MAX_ANCESTORS: Final = MAX_DEPTH - 1
+_MAX_LEVELS: Final = MAX_DEPTH - 1
 _EPHEMERAL: Final = re.compile(r"(append|import)-[0-9a-f]{32}|compact-v[0-9a-f]{32}")
 
 
@@ -139,9 +139,9 @@ def _parent(txn: CatalogueTxn, ref: str, current: str | None, parent: str | None
     chain = version_tree.chain(txn, found)
     if any(version.ref == ref for version in chain):
         raise Invalid(f"{ref} cannot fall back on itself: choose a parent that does not descend from it")
-    if len(chain) >= _MAX_ANCESTORS:
+    if len(chain) >= _MAX_LEVELS:
         raise Invalid(
-            f"the version tree is limited to {_MAX_ANCESTORS} levels: choose a parent nearer to the root"
+            f"the version tree is limited to {_MAX_LEVELS} levels: choose a parent nearer to the root"
         )
     return found
 
