@@ -18,7 +18,7 @@ from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 from hmi.manager.tenants import new_key
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from tests.hmi.runner_bodies import version_by
 
 ACME = ModelId("acme", "mood")
@@ -272,7 +272,7 @@ def test_a_fork_in_the_middle_of_a_transaction_undoes_nothing(
     monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: RegistryTxn) -> None:
         txn.put("gone/slow", b"{}")
         inside.set()
         assert go_on.wait(60)
