@@ -113,7 +113,7 @@ def test_a_hash_is_paid_once_for_an_unchanged_file(home: Home, monkeypatch: pyte
         return digest(file, name)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checked.hashlib, "file_digest", counted)
-    monkeypatch.setattr(checked, "_found", {})
+    monkeypatch.setattr(checked, "_cache", {})
     folder = root_folder(home)
     for _ in range(3):
         load_root(folder)

@@ -10,7 +10,7 @@ import pytest
 
 from hmi.errors import InvalidData
 from hmi.jobs.ngrams import pieces
-from hmi.model.tokenizer import ROWS_AT_ONCE, Text, Tokenizer, _at_once
+from hmi.model.tokenizer import TEXTS_AT_ONCE, Text, Tokenizer, _at_once
 from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_labelled_rows
 from tests.tiny import random_texts
 
@@ -49,10 +49,10 @@ def test_a_cut_text_has_the_tokens_of_the_whole(tokenizer: Tokenizer, max_length
 
 
 def test_order_is_kept_over_many_texts(tokenizer: Tokenizer) -> None:
-    texts: list[Text] = [*random_texts(3 * ROWS_AT_ONCE, 1)]
+    texts: list[Text] = [*random_texts(3 * TEXTS_AT_ONCE, 1)]
     texts[1::2] = [str(t).split() for t in texts[1::2]]
-    alone = [tokenizer.encode([t], 16)[0] for t in texts[:: ROWS_AT_ONCE // 2]]
-    assert tokenizer.encode(texts, 16)[:: ROWS_AT_ONCE // 2] == alone
+    alone = [tokenizer.encode([t], 16)[0] for t in texts[:: TEXTS_AT_ONCE // 2]]
+    assert tokenizer.encode(texts, 16)[:: TEXTS_AT_ONCE // 2] == alone
     assert tokenizer.encode([], 16) == []
 
 
