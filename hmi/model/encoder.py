@@ -145,8 +145,7 @@ class Embeddings(nn.Module):
         self.ln = nn.LayerNorm(shape.dim, eps=shape.eps)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """ids, positions and types [..., T] int64 -> [..., T, dim]. Without `types` every token has type
-        0."""
+        """ids, positions and types [..., T] int64 -> [..., T, dim]. Without `types`, all types are 0."""
         x = self.word(ids) + self.position(positions)
         if self.token_type is not None:
             x = x + (self.token_type.weight[0] if types is None else self.token_type(types))
@@ -176,8 +175,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def attend_padded(mask: Tensor, heads: int) -> Attend:
-    """Attention over padded texts; mask [B, T] is true at tokens. The queries are all rows or the first
-    few."""
+    """Attention over padded texts; mask [B, T] is true at tokens. Queries may be a text's first rows only."""
     allowed = mask[:, None, None, :]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:

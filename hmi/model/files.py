@@ -1,5 +1,4 @@
-"""Atomic, durable writes: to a temporary file that is synced and then renamed, so no reader sees half a
-file."""
+"""Atomic, durable writes: a temporary file is written, synced and renamed, so readers see all or nothing."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ MAX_OUTPUTS_WITH_QUERIES = 32
 
 
 class Head(nn.Module):
-    """x [..., size] -> logits [..., labels]. With queries [queries, dim], x is the result of
-    `with_attended`."""
+    """x [..., size] -> logits [..., labels]. With queries [queries, dim], x comes from `with_attended`."""
 
     def __init__(self, size: int, labels: int, *, queries: int = 0, dim: int = 0) -> None:
         super().__init__()

@@ -102,8 +102,7 @@ def read_adapter_config(raw: bytes, shape: EncoderShape, split: int) -> Twin:
 
 
 def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split: int) -> dict[str, Any]:
-    """The `adapter_config.json` of a module of `spec`. Raises InvalidInput if `adapters` has no
-    equivalent."""
+    """The `adapter_config.json` of a module. Raises InvalidInput if `adapters` has no equivalent."""
     check_kind(shape)
     wanted = spec.all_sites
     leave_out = list(range(split))

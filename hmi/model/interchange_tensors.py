@@ -1,5 +1,4 @@
-"""Converts the tensors of `adapters` files: modules, named by their paths in a BERT model, and linear
-heads."""
+"""Converts the tensors of `adapters` files: modules, named by their path in BERT, and linear heads."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ def read_head(raw_config: bytes, raw_tensors: bytes, shape: EncoderShape) -> Hea
 def write_head(
     name: str, head: HeadTwin, shape: EncoderShape
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | str:
-    """(`head_config.json`, tensors) for `adapters`, or a sentence that says why the head has no
-    equivalent."""
+    """(`head_config.json`, tensors) for `adapters`, or the reason why the head has no equivalent."""
     if head.task not in HEAD_TASKS.values():
         return f"a head for the task {head.task} reads what no head of adapters reads"
     if bool((head.weight[:, shape.dim :] != 0).any()):

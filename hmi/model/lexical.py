@@ -213,8 +213,7 @@ def _neighbours(tokens: list[int]) -> list[tuple[int, int]]:
 
 
 def _hashed(features: list[tuple[int, int, int]]) -> Codes:
-    """Hash each distinct feature with splitmix64's finaliser, in a fixed order so that sums are
-    reproducible."""
+    """Hash each distinct feature (splitmix64's finaliser), in a fixed order so that sums are reproducible."""
     each = np.array(sorted(set(features)), np.uint64).reshape(-1, 3)
     x = each[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (each[:, 1] << np.uint64(32)) + each[:, 2]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

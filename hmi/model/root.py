@@ -130,8 +130,7 @@ def write_root_info(folder: Path, info: RootInfo) -> None:
 
 
 def read_root_info(folder: Path) -> RootInfo:
-    """Read `root.json`. Raises Damaged, NewerRoot (a kind of Damaged), and Unavailable if it cannot be
-    read."""
+    """Read `root.json`. Raises Damaged (NewerRoot for a newer format), and Unavailable on read errors."""
     whose = f"root.json of root {folder.parent.name}"
     try:
         raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))

@@ -23,8 +23,7 @@ OVERLAP = 4
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool
 ) -> list[list[Encoded]]:
-    """Tokenise texts: into their windows if `windows` is true, else into one window cut at `max_length`
-    tokens."""
+    """Tokenise texts into windows, or without `windows` into one each, cut to `max_length` tokens."""
     if not windows:
         return [[text] for text in tokenizer.encode(texts, max_length)]
     return [windows_of(text, max_length) for text in tokenizer.encode(texts, reach(max_length))]

@@ -16,8 +16,7 @@ from hmi.model.tasks.base import Answer, TaskKind
 
 @dataclass(frozen=True)
 class Embedding(TaskKind):
-    """The mean of the last layer's rows or its [CLS] row, scaled to length 1 if the root's convention is
-    so."""
+    """The mean of the last layer's rows or its [CLS] row, by the root's convention scaled to length 1."""
 
     name: ClassVar[Task] = "embedding"
 
