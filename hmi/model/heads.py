@@ -49,7 +49,7 @@ class Head(nn.Module):
         return logits
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-        """Append to `read` the mean of the rows `before` that each query attends to.
+        """Append to `read`, for each query, the mean of the rows `before` weighted by its attention.
 
         read [B, size], before [B, T, dim]: the rows that enter the last layer, mask [B, T] true at tokens
         -> [B, size + queries·dim]. Returns `read` itself if the head has no queries.
