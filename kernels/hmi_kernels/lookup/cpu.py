@@ -217,21 +217,13 @@ def add_up(begin: Any, ring: Any, dim: Any, mixed: Any, half: Any, out: Any, spa
 
 @compiled
 def lookup(
-    table: Any,
-    tokens: Any,
-    offsets: Any,
-    vocab: Any,
-    rows: Any,
-    half: Any,
-    served: Any,
-    depth: Any,
-    scratch: Any,
+    table: Any, tokens: Any, offsets: Any, vocab: Any, rows: Any, half: Any, order: Any, depth: Any, work: Any
 ) -> Any:
     """Look up a whole ragged batch; see `ops.lookup`. Returns OK, BAD_OFFSETS, BAD_TOKEN or DAMAGED.
 
-    table: `LevelTable.fields`. rows: the output's bytes. half: write bfloat16. served: the output `order`.
-    scratch int64 [SCRATCH_WORDS + dim]: working memory, which the caller owns because numba frees an array
-    of its own after its last mention; on DAMAGED its first words are the record of the damaged row.
+    table: `LevelTable.fields`. rows: the output's bytes. half: write bfloat16. work int64 [SCRATCH_WORDS +
+    dim]: scratch memory, which the caller owns because numba frees an array of its own after its last
+    mention; on DAMAGED its first words are the record of the damaged row.
     """
     state = checked(tokens, offsets, vocab)
     if state != OK:
@@ -239,8 +231,8 @@ def lookup(
     levels, segs, orders = table[LEVELS], table[SEGS], table[ORDERS]
     headers, zeros, dim, mixed, out = table[HEADERS], table[ZEROS], table[DIM], table[MIXED], rows.ctypes.data
     tokens_at, offsets_at, texts = tokens.ctypes.data, offsets.ctypes.data, offsets.size - 1
-    served_at, depth_at = served.ctypes.data, depth.ctypes.data
-    ring = scratch.ctypes.data + 8 * FOUND_COLUMNS
+    served_at, depth_at = order.ctypes.data, depth.ctypes.data
+    ring = work.ctypes.data + 8 * FOUND_COLUMNS
     cursor = field_at(ring, RECORD * RING)
     damaged, spare_at = field_at(cursor, 3), field_at(cursor, 4)
     clear_ring(ring, cursor, zeros)
@@ -277,7 +269,7 @@ def lookup(
                 state = collect(window, headers, dim, zeros, served_at, depth_at, damaged)
             if state == DAMAGED:
                 for field in range(FOUND_COLUMNS):
-                    scratch[field] = get(get(damaged, 0), field)
+                    work[field] = get(get(damaged, 0), field)
                 return DAMAGED
         add_up(begin - SUMS, ring, dim, mixed, half, out, spare_at)
     return OK
