@@ -19,7 +19,7 @@ from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.guests import Host, Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
-from hmi.engine.item import Item, Piece, work_in
+from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.lines import Lines
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.pins import Pins
@@ -125,9 +125,11 @@ class Engine:
         with self._calls:
             try:
                 # The loop's clock is time.monotonic(), as the deadline's is.
-                async with asyncio.timeout_at(deadline), self._lines.through(requests):
+                async with asyncio.timeout_at(deadline) as limit, self._lines.through(requests):
                     results = await self._answer(requests)
             except TimeoutError as error:
+                if not limit.expired():  # raised by the work itself, such as a disk that timed out
+                    raise
                 raise DeadlineExceeded("the deadline passed; the work was dropped") from error
         self._accounts.answered(requests)
         return results
@@ -178,12 +180,16 @@ class Engine:
             return
         pieces = self._queue.cut(plan.candidate, most)
         if pieces:
-            host.expect(self._expected_s(pieces))
-            visit = asyncio.create_task(self._visit(pieces, plan, host))
+            at_hand = self._pins.at_hand(artefacts_of(pieces))
+            host.expect(self._expected_s(pieces), at_hand)
+            visit = asyncio.create_task(self._visit(pieces, plan, host, at_hand))
             self._visits.add(visit)
             visit.add_done_callback(self._visits.discard)
 
-    async def _visit(self, pieces: list[Piece], plan: Plan, host: Host) -> None:
+    async def _visit(self, pieces: list[Piece], plan: Plan, host: Host, at_hand: bool) -> None:
+        if not at_hand:  # its modules are read from the disk meanwhile, and another guest may have its place
+            self._invite()
+
         def inside(work: Callable[[], Ran]) -> Awaitable[Ran]:
             return self._begin(lambda: host.receive(contained(work), self._threads))
 
@@ -192,7 +198,8 @@ class Engine:
         except Broken as error:
             tell(log, "a guest could not run", error)
         finally:
-            host.guest = False
+            if at_hand:
+                host.guest = False
         self._invite()
 
     async def _serve(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
@@ -209,7 +216,7 @@ class Engine:
                     try:
                         if len(parts) == 1:
                             raise error
-                        await self._run(part, plan, self._in_thread)
+                        await self._run(part, plan, self._in_thread, again=True)
                     except Broken:
                         raise
                     except Exception as alone:
@@ -221,9 +228,11 @@ class Engine:
             fail([(piece.item, ended) for piece in pieces])
             raise
 
-    async def _run(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
-        artefacts = [piece.bundle.version.artefact for piece in pieces]
-        parts, broken = await self._pins.hold(artefacts)
+    async def _run(
+        self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None, *, again: bool = False
+    ) -> None:
+        artefacts = artefacts_of(pieces)
+        parts, broken = await self._pins.hold(artefacts, again=again)
         try:
             sound = [piece for piece in pieces if piece.bundle.version.artefact in parts]
             failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]

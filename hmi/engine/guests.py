@@ -37,9 +37,10 @@ class Host:
         """What a guest that comes now may take."""
         return 0.0 if self.guest else min(self._most_s, self._left_s)
 
-    def expect(self, expected_s: float) -> None:
-        """A guest comes that is expected to take so long. `guest` is its caller's to reset."""
-        self.guest, self._left_s = True, self._left_s - expected_s
+    def expect(self, expected_s: float, at_hand: bool) -> None:
+        """A guest comes that is expected to take so long. One whose modules are not at hand takes no place,
+        since the wait for them may outlast the host. `guest` is its caller's to reset."""
+        self.guest, self._left_s = at_hand, self._left_s - expected_s
 
     def receive(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:
         """The result of `work`, which runs between two layers of this batch, or in a thread that is free

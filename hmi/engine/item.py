@@ -101,3 +101,8 @@ class Piece:
 
 def work_in(pieces: Sequence[Piece]) -> float:
     return sum(piece.work for piece in pieces)
+
+
+def artefacts_of(pieces: Sequence[Piece]) -> list[str]:
+    """The names of the modules that answer these windows, in their order."""
+    return [piece.bundle.version.artefact for piece in pieces]

@@ -64,12 +64,22 @@ class Pins:
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
         return _bundle(model, version, upper, reader, lower)
 
-    async def hold(self, artefacts: list[str]) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
-        """The modules that could be loaded, in memory until `let_go`, and why others could not."""
-        held = self._pool.take(artefacts)
+    def at_hand(self, artefacts: list[str]) -> bool:
+        """Whether `hold` would find all these modules in memory."""
+        return all(map(self._pool.has, artefacts))
+
+    async def hold(
+        self, artefacts: list[str], *, again: bool = False
+    ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
+        """Hold a batch's modules in memory until `let_go`; loads those that are not there.
+
+        Returns the modules by artefact, and the errors of those that could not be loaded. `again` says that
+        the batch runs again, whose use of its modules was counted the first time.
+        """
+        held = self._pool.take(artefacts, count=not again)
         if held is not None:
             return held, {}
-        loading = in_thread(self._readers, lambda: self._pool.load(artefacts))
+        loading = in_thread(self._readers, lambda: self._pool.load(artefacts, count=not again))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -97,11 +107,11 @@ class Pins:
                 raise named(error, model, version) from error
 
     def _read(self, artefact: str) -> None:
-        _, errors = self._pool.load([artefact])
-        self._pool.give_back([artefact])
-        for error in errors.values():
+        try:
+            self._pool.prefetch(artefact)
+        except Exception as error:
             tell(log, "a module could not be loaded", error)
-            raise error
+            raise
 
     async def _part(self, part: Part[V]) -> V:
         value = part.now()

@@ -3,6 +3,7 @@ futures."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from hmi.engine.request import InferResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import Hook, Left, Rows, no_pause
 from hmi.stages import Batch, Plan, Stage
+from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
+
+log = logging.getLogger("hmi.engine")
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,16 @@ class Runner:
         compute_s, cpu_s = time.monotonic() - retrieved, time.thread_time() - cpu
         if host is not None:
             compute_s, cpu_s = compute_s - host.away_s, cpu_s - host.away_cpu_s
-        if self._misses is not None and self._misses.on:
-            batch.record(self._misses)
+        self._record(batch)
         return Ran(batch, answers, failed, begun, retrieved - begun, compute_s, cpu_s)
+
+    def _record(self, batch: Retrieved) -> None:
+        """Record the batch's misses. Answers are worth more than their record: a failure is logged."""
+        try:
+            if self._misses is not None and self._misses.on:
+                batch.record(self._misses)
+        except Exception as error:
+            tell(log, "the misses of a batch could not be recorded", error)
 
     def _compute(
         self,

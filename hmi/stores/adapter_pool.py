@@ -1,4 +1,4 @@
-"""The modules that are in memory: the recently used ones, within a budget of bytes."""
+"""A cache of tenants' modules in memory: least recently used first out, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Slot(Generic[T]):
-    """One name: loading until `value` or `error` is set."""
+class _Cached(Generic[T]):
+    """The state of one name. It is loading until `value` or `error` is set."""
 
-    pins: int = 0
+    holders: int = 0
+    """Callers that hold the object or wait for it. It is evicted only while there are none."""
+    counted: bool = False
+    """Whether the load of this object has been counted as a miss."""
     size: int = 0
     value: T | None = None
     error: Exception | None = None
@@ -26,81 +29,102 @@ class _Slot(Generic[T]):
 
 
 class AdapterPool(Generic[T]):
-    """Least recently used goes first; what is held never goes. Each name is loaded once however many ask at
-    once.
+    """An LRU cache whose held objects are never evicted. Thread-safe. Concurrent callers share one load.
 
-    `load(name)` returns (object, bytes) and may raise; the error reaches everyone who waits for that load,
-    and who comes next tries again. Held objects may exceed the budget; the excess goes as soon as they are
-    given back.
+    `load(name)` returns (object, bytes) and may raise. The error reaches every caller that waits for that
+    load; the next caller tries again. Held objects may exceed the budget; the excess is evicted as soon as
+    they are given back.
+
+    Each use of an object, from `take` or `load` to `give_back`, is counted once. It is a miss if the object
+    was loaded for it, a hit otherwise. A prefetch is no use: the first use after it is the miss.
     """
 
     def __init__(self, budget_bytes: int, load: Callable[[str], tuple[T, int]]) -> None:
         self._budget, self._load = budget_bytes, load
-        self._slots: OrderedDict[str, _Slot[T]] = OrderedDict()
+        self._cached: OrderedDict[str, _Cached[T]] = OrderedDict()
+        """Least recently used first."""
         self._changed = threading.Condition()
         self.hits = self.misses = self.evictions = self.bytes = 0
 
     def has(self, name: str) -> bool:
-        """Whether it is in memory."""
+        """Whether the object is in memory."""
         with self._changed:
-            slot = self._slots.get(name)
-            return slot is not None and slot.value is not None
+            cached = self._cached.get(name)
+            return cached is not None and cached.value is not None
 
-    def take(self, names: Iterable[str]) -> dict[str, T] | None:
-        """The objects of `names`, where all are in memory: they stay there until `give_back`. Never waits."""
+    def take(self, names: Iterable[str], *, count: bool = True) -> dict[str, T] | None:
+        """Hold the objects of `names` until `give_back` and return them, if all are in memory. Never waits.
+
+        Returns None, and holds nothing, if any is missing. With `count` False no hit or miss is counted.
+        """
         unique = list(dict.fromkeys(names))
         with self._changed:
             found = {
-                name: slot.value
+                name: cached.value
                 for name in unique
-                if (slot := self._slots.get(name)) and slot.value is not None
+                if (cached := self._cached.get(name)) and cached.value is not None
             }
             if len(found) < len(unique):
                 return None
             for name in unique:
-                self._slots[name].pins += 1
-                self._slots.move_to_end(name)
-            self.hits += len(unique)
+                self._hold(name, count)
             return found
 
-    def load(self, names: Iterable[str]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """The objects of `names` that could be loaded, and why others could not; those that can be stay in
-        memory until all of `names` are given back."""
+    def load(self, names: Iterable[str], *, count: bool = True) -> tuple[dict[str, T], dict[str, Exception]]:
+        """Load what is missing of `names`, and hold all of them until `give_back`. Waits for the disk.
+
+        Returns the objects, and the errors of the names that could not be loaded. With `count` False no hit
+        or miss is counted.
+        """
         unique = list(dict.fromkeys(names))
-        mine = self._pin(unique)
+        mine = self._hold_all(unique, count)
         try:
-            # All of one's own loads come before any waiting, so two callers cannot wait for each other.
+            # A caller finishes its own loads before it waits for others', so two cannot deadlock.
             for name in mine:
                 self._fill(name)
             return self._await(unique)
         except BaseException:
             self._abandon(mine)
-            self._unpin(unique)
+            self._let_go(unique)
             raise
 
+    def prefetch(self, name: str) -> None:
+        """Load an object that will be used soon, without holding it. Raises what its load raises."""
+        _, errors = self.load([name], count=False)
+        self.give_back([name])
+        for error in errors.values():
+            raise error
+
     def give_back(self, names: Iterable[str]) -> None:
-        """What `take` or `load` was asked for is no longer needed."""
-        self._unpin(list(dict.fromkeys(names)))
+        """End one `take` or `load` of the same `names`."""
+        self._let_go(list(dict.fromkeys(names)))
 
     def resident(self) -> list[str]:
         """Names in memory, the least recently used first."""
         with self._changed:
-            return [name for name, slot in self._slots.items() if slot.value is not None]
+            return [name for name, cached in self._cached.items() if cached.value is not None]
 
-    def _pin(self, names: list[str]) -> list[str]:
-        """Pin all; returns those that this caller must load."""
+    def _hold(self, name: str, count: bool) -> None:
+        """Caller holds the lock."""
+        cached = self._cached[name]
+        cached.holders += 1
+        self._cached.move_to_end(name)
+        if count and cached.counted:
+            self.hits += 1
+        elif count:
+            self.misses += 1
+            cached.counted = True
+
+    def _hold_all(self, names: list[str], count: bool) -> list[str]:
+        """Hold all of `names`; returns those that this caller must load."""
         mine = []
         with self._changed:
             for name in names:
-                slot = self._slots.get(name)
-                if slot is None or slot.error is not None:
-                    slot = self._slots[name] = _Slot(pins=0 if slot is None else slot.pins)
+                cached = self._cached.get(name)
+                if cached is None or cached.error is not None:
+                    self._cached[name] = _Cached(0 if cached is None else cached.holders)
                     mine.append(name)
-                    self.misses += 1
-                else:
-                    self.hits += 1
-                slot.pins += 1
-                self._slots.move_to_end(name)
+                self._hold(name, count)
         return mine
 
     def _fill(self, name: str) -> None:
@@ -113,19 +137,19 @@ class AdapterPool(Generic[T]):
             error = failed
         assert value is not None or error is not None, "load returns an object"
         with self._changed:
-            slot = self._slots[name]
-            slot.value, slot.error, slot.size = value, error, size
+            cached = self._cached[name]
+            cached.value, cached.error, cached.size = value, error, size
             self.bytes += size
             self._evict()
             self._changed.notify_all()
 
     def _abandon(self, mine: list[str]) -> None:
-        """After an interrupt (Ctrl-C): releases those who wait for a load that did not finish."""
+        """After an interrupt (Ctrl-C), fail the callers that wait for a load that did not finish."""
         with self._changed:
             for name in mine:
-                slot = self._slots[name]
-                if not slot.settled:
-                    slot.error = RuntimeError(f"the load of {name} was interrupted: ask again")
+                cached = self._cached[name]
+                if not cached.settled:
+                    cached.error = RuntimeError(f"the load of {name} was interrupted: ask again")
             self._changed.notify_all()
 
     def _await(self, names: list[str]) -> tuple[dict[str, T], dict[str, Exception]]:
@@ -133,30 +157,30 @@ class AdapterPool(Generic[T]):
         errors: dict[str, Exception] = {}
         with self._changed:
             for name in names:
-                slot = self._slots[name]
-                self._changed.wait_for(lambda slot=slot: slot.settled)  # type: ignore[misc]
-                if slot.value is not None:
-                    values[name] = slot.value
+                cached = self._cached[name]
+                self._changed.wait_for(lambda cached=cached: cached.settled)  # type: ignore[misc]
+                if cached.value is not None:
+                    values[name] = cached.value
                 else:
-                    assert slot.error is not None
-                    errors[name] = slot.error
+                    assert cached.error is not None
+                    errors[name] = cached.error
         return values, errors
 
-    def _unpin(self, names: list[str]) -> None:
+    def _let_go(self, names: list[str]) -> None:
         with self._changed:
             for name in names:
-                slot = self._slots[name]
-                slot.pins -= 1
-                if slot.pins == 0 and slot.value is None:
-                    del self._slots[name]
+                cached = self._cached[name]
+                cached.holders -= 1
+                if cached.holders == 0 and cached.value is None:
+                    del self._cached[name]
             self._evict()
 
     def _evict(self) -> None:
         """Caller holds the lock."""
         if self.bytes <= self._budget:
             return
-        for name in [n for n, s in self._slots.items() if s.pins == 0 and s.value is not None]:
-            self.bytes -= self._slots.pop(name).size
+        for name in [n for n, c in self._cached.items() if c.holders == 0 and c.value is not None]:
+            self.bytes -= self._cached.pop(name).size
             self.evictions += 1
             if self.bytes <= self._budget:
                 return

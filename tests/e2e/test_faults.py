@@ -36,7 +36,7 @@ class Odd(Exception):
 
 
 class Sometimes:
-    """Makes a function fail by chance, from a seed."""
+    """Makes a function fail at its first call, and then by chance, from a seed."""
 
     def __init__(self, seed: int, error: BaseException) -> None:
         self._draw, self._error = random.Random(seed), error
@@ -44,7 +44,7 @@ class Sometimes:
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def maybe(*given: Any, **named: Any) -> Any:
-            if self._draw.random() < 0.3:
+            if not self.failed or self._draw.random() < 0.3:
                 self.failed += 1
                 raise self._error
             return function(*given, **named)
@@ -244,10 +244,10 @@ async def test_a_load_or_a_text_that_panics_fails_its_own_call(
     version = home.manager.registry.model(OTHER).live
     read, windows = AdapterPool.load, admission._windows
 
-    def load(pool: Any, names: list[str]) -> Any:
+    def load(pool: Any, names: list[str], **named: Any) -> Any:
         if version.artefact in names:
             raise error
-        return read(pool, names)
+        return read(pool, names, **named)
 
     def tokenise(text: Any, bundle: Any) -> Any:
         if bundle.model == OTHER:
@@ -265,7 +265,7 @@ async def test_a_load_or_a_text_that_panics_fails_its_own_call(
         assert isinstance(answered, list)
         assert engine.ready(), "one call's fault takes no loop with it"
         assert (await engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
-        engine._pins._pool._slots.pop(version.artefact, None)
+        engine._pins._pool._cached.pop(version.artefact, None)
     await engine.stop()
 
 

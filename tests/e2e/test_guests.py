@@ -19,7 +19,7 @@ from hmi.engine.heads import Output
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import Pace
 from hmi.engine.queue import BatchQueue
-from hmi.errors import Damaged
+from hmi.errors import Damaged, Unavailable
 from hmi.execution import Left
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
@@ -175,6 +175,56 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
         host.cancel()
         lab.go_on.set()
         assert (await guest)[0].label
+
+
+async def test_a_guest_without_threads_fails_alone_and_is_to_try_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home))
+        lab.engine._threads.shutdown(wait=False)
+        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        with pytest.raises(Unavailable, match="try again"):
+            await guest
+        assert "a guest could not run" in caplog.text
+        lab.go_on.set()
+        assert len(await host) == len(home.covered)
+        assert lab.engine.ready(), "a guest takes no loop with it"
+        assert (await lab.engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
+
+
+async def test_a_guest_that_waits_for_its_module_leaves_its_place_to_another(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third, registry = ModelId("initech", "tags"), home.manager.registry
+    home.manager.create_tenant("initech")
+    tags, slow = registry.model(TAGS).live, registry.model(OTHER).live.artefact
+    registry.publish_model(third, tags.model_copy(update={"version": 0, "job": "j-initech"}))
+    try:
+        async with held(home, monkeypatch) as lab:
+            host = await lab.host(*long_call(home))
+            pool, disk, loads = lab.engine._pins._pool, threading.Event(), []
+            read = pool._load
+
+            def load(name: str) -> tuple[TaskPart, int]:
+                loads.append(name)
+                if loads.count(slow) > 1 and name == slow:  # the first is the prefetch
+                    assert disk.wait(60)
+                return read(name)
+
+            monkeypatch.setattr(pool, "_load", load)
+            monkeypatch.setattr(pool, "_budget", 0)
+            waiting = await lab.call(InferRequest(OTHER, home.covered[0]))
+            await until(lambda: loads.count(slow) == 2)
+            guest = await lab.call(InferRequest(third, home.covered[0].split()))
+            await until(lambda: len(lab.engine._hosts._running[0]._waiting) == 1)
+            lab.go_on.set()
+            await asyncio.gather(host, guest)
+            assert lab.ended == [guest, host]
+            disk.set()
+            assert (await waiting)[0].label
+    finally:
+        home.manager.delete_tenant("initech")
 
 
 async def test_guests_together_take_no_longer_than_their_host(home: Home) -> None:

@@ -154,6 +154,29 @@ def test_who_does_not_wait_takes_all_or_nothing() -> None:
     assert pool.resident() == ["a", "d"]
 
 
+def test_a_use_is_one_hit_or_one_miss_however_it_was_loaded() -> None:
+    load = Loader()
+    pool = AdapterPool(20, load)
+    pool.prefetch("a")
+    assert (pool.hits, pool.misses) == (0, 0), "not used yet"
+    with leased(pool, ["a"]):
+        assert (pool.hits, pool.misses) == (0, 1)
+        assert pool.take(["a"]) is not None
+    assert (pool.hits, pool.misses) == (1, 1)
+    for name in ("b", "c", "d"):
+        pool.prefetch(name)
+    assert pool.take(["b"]) is None, "evicted before its use"
+    with leased(pool, ["b"]):
+        assert (pool.hits, pool.misses) == (1, 2)
+    assert pool.take(["b"], count=False) is not None
+    assert pool.load(["b"], count=False)[1] == {}
+    assert (pool.hits, pool.misses) == (1, 2)
+    load.broken = {"x"}
+    with pytest.raises(Damaged):
+        pool.prefetch("x")
+    assert "x" not in pool._cached
+
+
 def test_an_interrupt_during_a_load_leaves_no_one_waiting() -> None:
     waiting = threading.Event()
     errors: list[str] = []

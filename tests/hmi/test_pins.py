@@ -79,7 +79,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
     await closing
     await asyncio.sleep(0.05)
     assert wrong == []
-    assert pool._slots == {}
+    assert pool._cached == {}
 
 
 async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
