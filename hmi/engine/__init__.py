@@ -1,5 +1,4 @@
-"""The engine: batch queue, retrieval, packed upper layers, heads. Requests of many tenants share one
-batch."""
+"""The engine: answers requests of many tenants in shared batches."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ __all__ = ["Engine", "InferRequest", "InferResult"]
 
 
 def __getattr__(name: str) -> Any:
-    """Engine brings torch, which takes seconds to import: who only speaks of requests need not wait for
-    it."""
+    """Import `Engine` at its first use: it imports torch, which takes seconds."""
     if name == "Engine":
         from hmi.engine.engine import Engine
 

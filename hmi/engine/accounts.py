@@ -1,4 +1,4 @@
-"""Counting the engine's work, each thing once: usage by tenant, times by stage, look-ups by domain."""
+"""Accounting of the engine's work: usage by tenant, time by stage, look-ups by domain, each counted once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hmi.stages import Plan
 
 
 class Accounts:
-    """Owned by the event loop's thread."""
+    """Writes what the engine has done to the metrics. Used on the event loop's thread only."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def answered(self, requests: Sequence[InferRequest]) -> None:
-        """A call was answered."""
+        """Count a call that was answered: one request for each ask of each tenant."""
         asks = {(request.ask, request.model.tenant) for request in requests}
         for tenant, count in Counter(tenant for _, tenant in asks).items():
             self._metrics.usage.add(tenant, requests=count)
 
     def waiting(self, tokens: int) -> None:
-        """So many tokens wait for a batch."""
+        """Set the gauge of tokens that wait in the queue."""
         self._metrics.queue_tokens(tokens)
 
     def ran(self, ran: Ran, plan: Plan) -> None:
-        """A batch ran, for some texts of it at least."""
+        """Count a batch that ran, even if some of its texts failed, and add its times to its items."""
         pieces, tokens = ran.batch.pieces, ran.batch.offsets[-1]
         self._metrics.stage("retrieve", ran.retrieve_s)
         self._metrics.stage("compute", ran.compute_s)
@@ -51,7 +51,7 @@ class Accounts:
             item.timing["compute_ms"] += ran.compute_s
 
     def timed(self, item: Item, answer: InferResult) -> InferResult:
-        """An answer with its timing; it counts."""
+        """Count an answer, and return it with its timing in milliseconds."""
         self._metrics.usage.add(item.tenant, inputs=1)
         return replace(
             answer, timing={name: round(seconds * 1e3, 3) for name, seconds in item.timing.items()}

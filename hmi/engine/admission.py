@@ -1,5 +1,7 @@
-"""Admission to the batch queue: pins the models of texts, checks and tokenises the texts. Tenants take short
-turns."""
+"""Admission to the batch queue: chooses the bundle of each text, checks the text and tokenises it.
+
+Tenants take short turns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from functools import partial
 
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundle
-from hmi.engine.pins import Pins
+from hmi.engine.loading import ModelLoader
 from hmi.engine.recent import Recent
 from hmi.engine.request import InferRequest
 from hmi.engine.room import Room
@@ -26,60 +28,67 @@ from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 
 SLICE_S = 0.003
-"""A turn ends with the first text after this time."""
+"""Length of a turn, in seconds. A turn ends with the first text that ends after this time."""
 RESTS = 3
-"""While others have sent something lately, a tenant is tokenised for a quarter of the time: after a turn it
-rests three times as long. Much of tokenising holds the interpreter's lock, which each step of a batch waits
-for. A quarter of the time still gives more tokens than can be computed."""
-LEAST_S, MOST_S = 0.001, 0.02
-"""A shorter turn needs no rest, a longer one no more than this one."""
+"""How many times as long as its turn a tenant rests, while other tenants have sent something lately.
+
+Much of tokenising holds the interpreter's lock, which each step of a batch needs. A quarter of the time is
+enough: it gives more tokens than can be computed."""
+LEAST_S = 0.001
+"""After a turn shorter than this, a tenant does not rest."""
+MOST_S = 0.02
+"""A turn longer than this counts as this long when its rest is computed."""
 MOST_CHARACTERS = 32 << 20
-"""Text that may wait to be tokenised, of all tenants."""
+"""Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
 
 Admitted = tuple[Bundle, list[Encoded]]
-"""What answers a text, and the text's windows."""
+"""The bundle that answers a text, and the text's windows."""
 Wanted = tuple[ModelId, bool]
-"""A model, and whether its lower layers are wanted too, for the exact reference."""
+"""A model, and whether the exact reference needs its lower layers."""
 
 
 @dataclass
 class Share:
-    """One tenant's texts of one call, with their places in the call. All texts of a model have one bundle."""
+    """One tenant's texts of one call. All texts of a model get the same bundle."""
 
     tenant: str
     texts: list[tuple[int, InferRequest]]
+    """Each text's index in the call, and the text."""
     future: asyncio.Future[list[Admitted]]
     done: list[Admitted] = field(default_factory=list)
-    pinned: dict[Wanted, Bundle] = field(default_factory=dict)
+    """The texts that are tokenised, in the order of `texts`."""
+    bundles: dict[Wanted, Bundle] = field(default_factory=dict)
+    """The bundles chosen so far."""
     cold: Wanted | None = None
-    """What has to be loaded before the next text."""
+    """The model that must be loaded before the next text."""
     error: Exception | None = None
-    """What is wrong with one of the texts."""
+    """The first error of a text or its model."""
 
     @property
     def next(self) -> InferRequest:
-        """The text that is to be tokenised next."""
+        """The first text that is not tokenised yet."""
         return self.texts[len(self.done)][1]
 
-    def go_on(self, pins: Pins) -> float:
-        """Tokenise texts for SLICE_S (one at least), to the first that is wrong or cold; the seconds it took.
-        Never waits for the disk.
+    def go_on(self, loader: ModelLoader) -> float:
+        """Tokenise texts for one turn, at least one, and return the seconds that it took.
+
+        Stops early at an error and at a model that is not in memory. Never waits for the disk.
         """
         begun = time.monotonic()
         try:
-            contained(lambda: self._admit_until(begun + SLICE_S, pins))()
-        except Exception as error:  # no less of a turn: who sends such calls only must not have all turns
+            contained(lambda: self._admit_until(begun + SLICE_S, loader))()
+        except Exception as error:  # the turn counts, or a tenant with only such calls would get every turn
             self.fail(error)
         return time.monotonic() - begun
 
     def fail(self, error: Exception) -> None:
-        """What is wrong with the next text, or its model."""
+        """Record an error of the next text or of its model."""
         if isinstance(error, NotFound) and self.next.model_place is not None:
             error.details["field"] = self.next.model_place
         self.error = error
 
     def settle(self) -> None:
-        """Tell who waits, where there is something to tell."""
+        """Resolve the future if the share has failed or is done."""
         if self.future.done():
             return
         if self.error is not None:
@@ -87,46 +96,46 @@ class Share:
         elif len(self.done) == len(self.texts):
             self.future.set_result(self.done)
 
-    def _admit_until(self, end: float, pins: Pins) -> None:
-        while len(self.done) < len(self.texts) and self._admit(pins) and time.monotonic() <= end:
+    def _admit_until(self, end: float, loader: ModelLoader) -> None:
+        while len(self.done) < len(self.texts) and self._admit(loader) and time.monotonic() <= end:
             pass
 
-    def _admit(self, pins: Pins) -> bool:
-        """The next text; whether its model was at hand."""
+    def _admit(self, loader: ModelLoader) -> bool:
+        """Tokenise the next text. Returns False, and sets `cold`, if its model is not in memory."""
         request = self.next
         wanted = request.model, request.exact
-        bundle = self.pinned.get(wanted) or pins.found(request.model, exact=request.exact)
+        bundle = self.bundles.get(wanted) or loader.loaded(request.model, exact=request.exact)
         if bundle is None:
             self.cold = wanted
             return False
-        self.pinned[wanted] = bundle
+        self.bundles[wanted] = bundle
         check_form(request, bundle)
         self.done.append((bundle, _windows(request.text, bundle)))
         return True
 
 
 class Admission:
-    """Owns the texts that are not tokenised yet, and the thread that does it.
+    """Owns the texts that are not tokenised yet, and the thread that tokenises.
 
-    That thread is no compute thread, so batches need not wait for it. Nor does it wait for loads: a text
-    whose model is not in memory stands aside until the model is loaded.
+    Batches do not wait for that thread, which is no compute thread. It does not wait for loads: a share whose
+    model is not in memory stands aside until the model is loaded.
     """
 
-    def __init__(self, pins: Pins) -> None:
-        self._pins = pins
+    def __init__(self, loader: ModelLoader) -> None:
+        self._loader = loader
         self._room = Room(MOST_CHARACTERS, "characters")
         self._turns = Turns()
         self._recent = Recent()
         self._resting: dict[str, float] = {}
-        """Until when, by `time.monotonic()`."""
+        """The `time.monotonic()` at which each tenant's rest ends."""
         self._waiting: dict[str, deque[Share]] = {}
         self._aside: dict[asyncio.Task[None], Share] = {}
-        """Those whose models are being loaded."""
+        """The shares whose models are being loaded."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
 
     def fail_all(self, error: Exception) -> None:
-        """Answer everything that waits with `error` (shutdown)."""
+        """Fail everything that waits with `error`, at a shutdown."""
         for share in (
             *(share for shares in self._waiting.values() for share in shares),
             *self._aside.values(),
@@ -135,17 +144,17 @@ class Admission:
             share.settle()
 
     async def close(self) -> None:
-        """Nothing may wait any more."""
+        """Drop the loads under way and end the thread. No share may wait any more."""
         for task in self._aside:
             task.cancel()
         await asyncio.gather(*self._aside, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def admit(self, requests: Sequence[InferRequest]) -> list[Admitted]:
-        """Bundles and windows of a call's texts, in their order. A call that is cancelled is dropped.
+        """Return the bundle and windows of each text of a call, in order. Cancelling the call drops it.
 
-        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable where too much text waits,
-        Damaged.
+        Raises NotFound, InvalidInput (field: the request's `place`), Damaged, and Unavailable if too much
+        text waits.
         """
         characters: Counter[str] = Counter()
         by_tenant: dict[str, list[tuple[int, InferRequest]]] = {}
@@ -170,12 +179,12 @@ class Admission:
         return [found[i] for i in range(len(requests))]
 
     async def run(self) -> None:
-        """Give turns, for ever."""
+        """Give turns to tenants, forever."""
         while True:
             share = await self._next()
             self._turns.begin(share.tenant)
             try:
-                took = await in_thread(self._thread, partial(share.go_on, self._pins))
+                took = await in_thread(self._thread, partial(share.go_on, self._loader))
             except BaseException:
                 share.error = HmiError("tokenising ended unexpectedly; send the request again")
                 share.settle()
@@ -183,7 +192,7 @@ class Admission:
             self._turns.charge(share.tenant, took)
             if took > LEAST_S and self._recent.other_than((share.tenant,)):
                 self._resting[share.tenant] = time.monotonic() + RESTS * min(took, MOST_S)
-            if share.cold is not None and not share.future.done():  # for nobody, nothing is loaded
+            if share.cold is not None and not share.future.done():  # no load for a call that is gone
                 self._stand_aside(share)
             share.settle()
 
@@ -192,7 +201,7 @@ class Admission:
         self._arrived.set()
 
     def _stand_aside(self, share: Share) -> None:
-        """Until what is cold is loaded: others of the tenant have their turns meanwhile."""
+        """Load the share's model in a task; the tenant's other shares take its turns meanwhile."""
         self._waiting[share.tenant].remove(share)
         task = asyncio.create_task(self._warm(share))
         self._aside[task] = share
@@ -202,16 +211,16 @@ class Admission:
         assert share.cold is not None
         model, exact = share.cold
         try:
-            share.pinned[share.cold] = await self._pins.pin(model, exact=exact)
+            share.bundles[share.cold] = await self._loader.load(model, exact=exact)
         except Exception as error:
-            share.fail(copy_of(error))  # several may wait for the same load
+            share.fail(copy_of(error))  # several shares may wait for the same load
             share.settle()
         else:
             share.cold = None
             self._line_up(share)
 
     async def _next(self) -> Share:
-        """The share whose turn it is; those that are done, failed or cancelled go."""
+        """Wait for the share whose turn it is. Forgets shares that are done, failed or cancelled."""
         while True:
             for tenant, shares in list(self._waiting.items()):
                 while shares and shares[0].future.done():
@@ -231,7 +240,7 @@ class Admission:
 
 
 def check_form(request: InferRequest, bundle: Bundle) -> None:
-    """Raise InvalidInput where the input's kind does not fit the model's task."""
+    """Raise InvalidInput if the model's task does not take an input of this form."""
     wanted, called = bundle.task.form
     if not isinstance(request.text, wanted):
         task, field = bundle.version.task, request.place

@@ -1,4 +1,4 @@
-"""From the heads' outputs to answers: a text is answered once the last of its windows has run."""
+"""Answers from the heads' outputs. A text is answered once the last of its windows has run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hmi.engine.request import InferResult, Provenance, Versions
 
 
 def answer_of(item: Item, part: TaskPart) -> InferResult:
-    """The answer of a text whose windows have all run, without its timing."""
+    """Return the answer of a text whose windows have all run, without its timing."""
     task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
     outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)

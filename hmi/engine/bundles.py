@@ -1,5 +1,7 @@
-"""Bundles: the versions of root, PLOT chain, module and head that an answer uses, pinned at its request's
-admission."""
+"""Bundles: the versions of root, PLOT chain, module and head that answer a text.
+
+A text's bundle is chosen when the text is admitted, and stays the same until the text is answered.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,18 @@ from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
 IDLE_S = 600.0
+"""A root, reader or exact reference is dropped if nothing has used it for this many seconds."""
 V = TypeVar("V")
 Key = tuple[str, ...]
-"""Names a part: its kind, then what it is called there."""
+"""The name of a part: its kind, then its name among parts of that kind."""
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A tenant's module and what goes with it in memory; an embedding has no head, and not all have the
-    rest."""
+    """A tenant's module with its head and what else its artefact holds, in memory.
+
+    An embedding has no head. Lexical features and transitions are optional.
+    """
 
     module: TenantModule
     head: Head | None
@@ -46,7 +51,7 @@ class TaskPart:
 
 @dataclass(frozen=True)
 class Upper:
-    """A root in memory, and what runs its upper layers."""
+    """A root in memory, and the executor of its upper layers."""
 
     root: Root
     executor: Executor
@@ -54,7 +59,7 @@ class Upper:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Everything that a request pins. The module and head are held when its batch runs."""
+    """What answers a text, except its module and head: those are held in memory while its batch runs."""
 
     model: ModelId
     version: ModelVersion
@@ -63,31 +68,31 @@ class Bundle:
     reader: Reader
     task: TaskKind
     lower: LocalLower | None = None
-    """The lower layers behind the PLOT, where the request is for the exact reference."""
+    """The lower layers behind the PLOT; None unless the request is for the exact reference."""
 
 
 @dataclass(frozen=True)
 class Part(Generic[V]):
-    """Something that bundles share and that takes long to load."""
+    """A root, reader or lower layers: bundles share it, and it takes long to load."""
 
     key: Key
     cache: IdleCache[Key, V]
     make: Callable[[], V]
 
     def now(self) -> V | None:
-        """Where it is in memory."""
+        """Return the part if it is in memory, else None."""
         return self.cache.peek(self.key)
 
     def load(self) -> V:
-        """Make it, and keep it in memory while it is used. Raises what making it raises."""
+        """Load the part and put it into the cache. Raises what `make` raises."""
         return self.cache.put(self.key, self.make())
 
 
 class Bundles:
-    """What bundles are made of: the loaded roots and the open PLOT readers. Thread-safe.
+    """The parts that bundles are made of: loaded roots, open PLOT readers, lower layers. Thread-safe.
 
-    Loading a part takes as long as it takes, and is the caller's to do on a thread of its own, once for all
-    who wait for it (`hmi.engine.pins`). Loads raise NotFound, Damaged, Unavailable, and plot_store's errors.
+    A load may take seconds. The caller (`hmi.engine.loading`) runs it on a thread of its own, once for
+    everyone who waits. Loads raise NotFound, Damaged, Unavailable, and plot_store's errors.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class Bundles:
         self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
 
     def live(self, model: ModelId) -> ModelVersion:
-        """The version that answers; raises NotFound, Damaged."""
+        """Return the model's version that answers. Raises NotFound, Damaged."""
         return self._registry.model(model).live
 
     def upper(self, version: ModelVersion) -> Part[Upper]:
@@ -113,14 +118,16 @@ class Bundles:
         return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
-        """The lower layers behind a PLOT: only the exact reference computes them. Several domains may share
-        them, so a damaged file is named by its hash."""
+        """The lower layers behind a PLOT, which only the exact reference computes.
+
+        Several domains may share them, so the error for a damaged file names it by its hash.
+        """
         name = PlotMeta.of(reader.version).lower
         key = "lower", version.root, version.root_version, name or ""
         return Part(key, self._exact, lambda: self._load_lower(version, upper.root, name))
 
     def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
-        """Load a module and head from the adapter store, with their bytes in memory (fp32)."""
+        """Load a module and head from the adapter store; returns them and their bytes in memory (fp32)."""
         state = self._adapters.get(artefact)
         found = Artefact.split(state)
         part = TaskPart(

@@ -1,4 +1,4 @@
-"""A small cache of values that are costly to make; it drops those that were not used for a while."""
+"""A small LRU cache that also drops values which have not been used for a while."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ V = TypeVar("V")
 
 
 class IdleCache(Generic[K, V]):
-    """Keeps at most `most` values, each until `idle_s` after its last use. Thread-safe, and nobody waits.
+    """Keeps at most `most` values, each until `idle_s` seconds after its last use. Thread-safe, never waits.
 
-    A dropped value lives on with whoever holds it, and is freed with its last holder: nothing is closed under
-    a request in flight.
+    The latest value always stays. Dropping a value closes nothing: a request in flight that refers to the
+    value keeps it alive.
     """
 
     def __init__(self, most: int, idle_s: float) -> None:
@@ -24,7 +24,7 @@ class IdleCache(Generic[K, V]):
         self._lock = threading.Lock()
 
     def peek(self, key: K) -> V | None:
-        """The value of `key`, which counts as a use; None where it is not there."""
+        """Return the value of `key`, which counts as a use; None if there is none."""
         with self._lock:
             found = self._values.pop(key, None)
             if found is not None:

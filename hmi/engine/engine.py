@@ -16,13 +16,13 @@ from hmi.config import Settings
 from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
-from hmi.engine.guests import Host, Hosts
 from hmi.engine.in_flight import InFlight
+from hmi.engine.interleaving import Host, Hosts
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.lines import Lines
+from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.pins import Pins
 from hmi.engine.queue import BatchQueue, Cut
 from hmi.engine.request import InferRequest, InferResult
 from hmi.engine.running import Held, Ran, Runner
@@ -42,14 +42,16 @@ from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
 Where = Callable[[Callable[[], Ran]], Awaitable[Ran]]
-"""Takes a batch's work to a thread."""
+"""Runs a batch's work on a compute thread."""
 
 
 class Engine:
-    """Answers requests of all tenants: texts are admitted (`Admission`), wait in the batch queue, and run in
-    `settings.streams` streams of one thread each. A stream cuts its next batch when it is free and not
-    before, so that who comes in between waits for one batch at most; of one tenant's batch only for the layer
-    that runs, where its own work is shorter (`hmi.engine.guests`).
+    """Answers requests of all tenants.
+
+    Texts are admitted (`Admission`), wait in the batch queue, and run in `settings.streams` streams of one
+    thread each. A stream cuts its next batch only when it is free, so a text that arrives in between waits
+    for at most one batch. If that batch has a single tenant, a shorter batch waits only for the layer that
+    runs (`hmi.engine.interleaving`).
     """
 
     def __init__(
@@ -67,16 +69,16 @@ class Engine:
         self._queue = BatchQueue(settings.queue_tokens, self._pace)
         pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         metrics.watch_pool(pool)
-        self._pins = Pins(bundles, pool)
-        self._admission = Admission(self._pins)
+        self._loader = ModelLoader(bundles, pool)
+        self._admission = Admission(self._loader)
         self._runner = Runner(self._planner.stages, misses)
         self._threads = _threads(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
-        self._visits: set[asyncio.Task[None]] = set()
+        self._interleaved: set[asyncio.Task[None]] = set()
         self._calls = InFlight()
         self._accepting = False
         self._ended: Unavailable | None = None
-        """What all hear that have not been answered."""
+        """The error for calls that a stop without drain leaves unanswered."""
 
     async def start(self) -> None:
         if self._misses is not None:
@@ -93,11 +95,11 @@ class Engine:
         return self._accepting and self._loops.trouble is None
 
     def trouble(self) -> str | None:
-        """Why it is not ready though it was started; None where nothing is wrong."""
+        """Why the started engine is not ready; None if nothing is wrong."""
         return self._loops.trouble
 
     async def stop(self, drain: bool = True) -> None:
-        """Accept nothing more; with `drain` answer what was accepted, else fail it with Unavailable."""
+        """Accept no more calls. Those accepted are answered, or without `drain` fail with Unavailable."""
         self._accepting = False
         if not drain:
             self._ended = stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
@@ -105,17 +107,17 @@ class Engine:
             self._queue.fail_all(stopping)
         await self._calls.none()
         await self._loops.stop()
-        for visit in self._visits:
+        for visit in self._interleaved:
             visit.cancel()
-        await asyncio.gather(*self._visits, return_exceptions=True)
+        await asyncio.gather(*self._interleaved, return_exceptions=True)
         await self._admission.close()
         await asyncio.to_thread(self._threads.shutdown)
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        await asyncio.to_thread(self._pins.close)
+        await asyncio.to_thread(self._loader.close)
 
     async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
-        """Answer all requests, in their order. Cancelling the call drops what has not begun.
+        """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
         Raises NotFound, InvalidInput (field: the request's `place`), Unavailable, DeadlineExceeded, Damaged.
         """
@@ -135,22 +137,22 @@ class Engine:
         return results
 
     async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
-        if self._ended is not None:  # while it stood in line
+        if self._ended is not None:  # while the call stood in line
             raise self._ended
-        # Before anything is done for a call that must be refused then: each text has three tokens at least.
+        # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
         sinks = [Waiting() for _ in requests]
         self._queue.put([Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)])
         try:
-            self._invite()
+            self._interleave()
             return list(await asyncio.gather(*(sink.answer for sink in sinks)))
         finally:
             for sink in sinks:
                 sink.drop()
 
     async def _stream(self) -> None:
-        """For ever: the candidates, a plan, a batch, its modules, the run."""
+        """Plan, cut and run batches, forever."""
         while True:
             await self._queue.wait()
             plan = self._planner.plan(self._queue.candidates(), time.monotonic())
@@ -162,49 +164,50 @@ class Engine:
             with self._hosts.running(self._expected_s(pieces) if alone else 0.0) as host:
                 await self._serve(pieces, plan, self._in_thread, host)
 
-    def _invite(self) -> None:
-        """Where a batch of one tenant runs, let a small one of who should not wait for all of it in between.
+    def _interleave(self) -> None:
+        """Start a small batch of other tenants between the layers of a running batch that has one tenant.
 
-        A batch of several is not interrupted: where many send a little each, batches are to be large.
+        Does nothing if a stream is free, or no host has room. A batch of several tenants is no host: when
+        many tenants send a little each, newcomers should make the next batch large.
         """
-        host, candidates = self._hosts.roomiest(), self._queue.guests()
+        host, candidates = self._hosts.roomiest(), self._queue.interleavable()
         if host is None or not candidates:
             return
         try:
             plan = self._planner.plan(candidates, time.monotonic())
-            most = self._most(plan, host.room_s, guest=True)
-        except (
-            Exception
-        ) as error:  # which neither the call that came nor the guest that ended has to answer for
-            tell(log, "no guest could be chosen", error)
+            most = self._most(plan, host.room_s, interleaved=True)
+        except Exception as error:  # no fault of the call or the batch that led here
+            tell(log, "no interleaved batch could be planned", error)
             return
         pieces = self._queue.cut(plan.candidate, most)
         if pieces:
-            at_hand = self._pins.at_hand(artefacts_of(pieces))
-            host.expect(self._expected_s(pieces), at_hand)
-            visit = asyncio.create_task(self._visit(pieces, plan, host, at_hand))
-            self._visits.add(visit)
-            visit.add_done_callback(self._visits.discard)
+            at_hand = self._loader.in_memory(artefacts_of(pieces))
+            host.reserve(self._expected_s(pieces), at_hand)
+            visit = asyncio.create_task(self._run_interleaved(pieces, plan, host, at_hand))
+            self._interleaved.add(visit)
+            visit.add_done_callback(self._interleaved.discard)
 
-    async def _visit(self, pieces: list[Piece], plan: Plan, host: Host, at_hand: bool) -> None:
-        if not at_hand:  # its modules are read from the disk meanwhile, and another guest may have its place
-            self._invite()
+    async def _run_interleaved(self, pieces: list[Piece], plan: Plan, host: Host, at_hand: bool) -> None:
+        if not at_hand:  # its modules must be loaded first, so it has left the host's place to another batch
+            self._interleave()
 
         def inside(work: Callable[[], Ran]) -> Awaitable[Ran]:
-            return self._begin(lambda: host.receive(contained(work), self._threads))
+            return self._begin(lambda: host.run_between(contained(work), self._threads))
 
         try:
             await self._serve(pieces, plan, inside)
         except Broken as error:
-            tell(log, "a guest could not run", error)
+            tell(log, "an interleaved batch could not run", error)
         finally:
             if at_hand:
-                host.guest = False
-        self._invite()
+                host.occupied = False
+        self._interleave()
 
     async def _serve(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
-        """Run a batch and reply; where it fails as a whole, its parts. Nobody of it is left without an
-        answer."""
+        """Run a batch and reply. If it fails as a whole, run it again model by model.
+
+        Every text gets an answer or an error, also if this task is cancelled or the threads have ended.
+        """
         try:
             try:
                 await self._run(pieces, plan, where, host)
@@ -232,13 +235,13 @@ class Engine:
         self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None, *, again: bool = False
     ) -> None:
         artefacts = artefacts_of(pieces)
-        parts, broken = await self._pins.hold(artefacts, again=again)
+        parts, broken = await self._loader.hold(artefacts, again=again)
         try:
             sound = [piece for piece in pieces if piece.bundle.version.artefact in parts]
             failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
             ran = await where(lambda: self._runner.run(Held(sound, parts, failed), plan, host))
         finally:
-            self._pins.let_go(artefacts)
+            self._loader.let_go(artefacts)
         self._reply(ran, plan)
 
     def _reply(self, ran: Ran, plan: Plan) -> None:
@@ -248,7 +251,7 @@ class Engine:
             self._pace.ran(key, work_in(pieces) * share, cpu_s)
             self._accounts.ran(ran, plan)
             for item, answer in ran.answers:
-                if item.sink.wanted:  # two windows that are run again both complete their text
+                if item.sink.wanted:  # windows that ran again may complete their text twice
                     item.sink.done(self._accounts.timed(item, answer))
             self._learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
         fail(ran.failed)
@@ -256,14 +259,14 @@ class Engine:
     def _learn(self, plan: Plan, measured: Measured) -> None:
         try:
             self._planner.learn(plan, measured)
-        except Exception as error:  # the batch has run: it must not be run again for this
-            tell(log, "the planner learnt nothing from a batch", error)
+        except Exception as error:  # the batch has run and must not run again for this
+            tell(log, "the planner failed to learn from a batch", error)
 
     def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
         return self._begin(lambda: in_thread(self._threads, work))
 
     def _begin(self, begin: Callable[[], Awaitable[Ran]]) -> Awaitable[Ran]:
-        """Give work to the compute threads. Where these have ended, start new ones and raise Broken."""
+        """Give work to the compute threads. If they have ended, start new ones and raise Broken."""
         try:
             return begin()
         except RuntimeError as error:
@@ -273,8 +276,8 @@ class Engine:
     def _expected_s(self, pieces: list[Piece]) -> float:
         return self._pace.seconds(pieces[0].item.key, work_in(pieces) + BATCH_WORK)
 
-    def _most(self, plan: Plan, seconds: float, *, guest: bool = False) -> Cut:
-        return Cut(seconds, self._settings.max_batch_tokens, self._share(plan), guest)
+    def _most(self, plan: Plan, seconds: float, *, interleaved: bool = False) -> Cut:
+        return Cut(seconds, self._settings.max_batch_tokens, self._share(plan), interleaved)
 
     def _share(self, plan: Plan) -> float:
         return share_left(plan, self._planner.stages)
@@ -285,7 +288,7 @@ def _threads(streams: int) -> ThreadPoolExecutor:
 
 
 def _compile() -> None:
-    """What answers are made with in machine code: now, not while a batch waits."""
+    """Compile the functions that answers need, before a batch waits for them."""
     word_bags(["word"], Encoded([1], [0], [0]), 1)
     scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
     best_path(scores, moves)

@@ -1,8 +1,7 @@
-"""Heads: the outputs of texts that have passed the upper layers, computed for all texts of one model
-together.
+"""Heads: the outputs of texts that have passed the upper layers, computed together for each model.
 
-Each tenant has a head of its own, so texts are grouped by head. docs/design/0007-rooms.md says why heads of
-equal shape are not stacked into one product over tenants.
+Each tenant has its own head, so texts are grouped by head. docs/design/0007-rooms.md says why heads of equal
+shape are not stacked into one product over tenants.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from hmi.model.heads import Reads, pool_rows
 from hmi.model.lexical import bags_of
 
 Output = Tensor | Exception
-"""One window's output, or why it has none."""
+"""One window's output, or the error that it has instead."""
 
 
 @torch.inference_mode()
 def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Output]:
-    """What the heads give, in the order of `left.texts`, which index `pieces` and `parts`: [outputs], of
-    tagging [tokens, outputs]; without a head, what one would read. What is wrong with one text is in its own
-    place only.
+    """Compute the heads' outputs of the texts that left, in the order of `left.texts`.
+
+    `left.texts` indexes `pieces` and `parts`. An output is [outputs], in tagging [tokens, outputs]; without a
+    head, it is what a head would read. A text's error stands in its own place and affects no other text.
     """
     found: list[Output] = []
     for _, group in groupby(range(len(left.texts)), lambda i: id(parts[left.texts[i]])):
@@ -39,7 +39,7 @@ def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -
 def _together(
     left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], places: list[int]
 ) -> list[Output]:
-    """Texts of one head: places in `left`. One by one where they cannot be computed together."""
+    """Outputs of texts of one head, by their places in `left`; if they fail together, one by one."""
     mine, part = [pieces[left.texts[i]] for i in places], parts[left.texts[places[0]]]
     try:
         rows = [
@@ -54,7 +54,7 @@ def _together(
 
 
 def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Tensor:
-    """What the head reads of text i: [size], of tagging [tokens, dim]."""
+    """The input of the head for text i: [size], in tagging [tokens, dim]."""
     a, b = left.offsets[i], left.offsets[i + 1]
     before = left.before[a:b]
     if reads == "cls":
@@ -69,7 +69,7 @@ def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Ten
 
 
 def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[Tensor]:
-    """One product for all texts, then the lexical scores of all their words."""
+    """Apply the head to all texts in one product, then add the lexical scores of their words."""
     if part.head is None:
         return rows
     lengths = [len(r) if r.dim() == 2 else 1 for r in rows]
@@ -82,12 +82,10 @@ def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[T
 
 
 def _finite(output: Tensor, piece: Piece) -> Output:
-    """Files are compared with their hashes when they are loaded; what still gives no numbers must not be
-    answered."""
+    """Replace an output with NaN or infinity by Damaged: a sound file may still hold such weights."""
     if torch.isfinite(output).all():
         return output
     return Damaged(
         f"model {piece.item.request.model} computes values that are no numbers: roll it back or fine-tune "
-        "it again; if "
-        "others do so too, the operator runs 'hmi store verify'"
+        "it again; if others do so too, the operator runs 'hmi store verify'"
     )

@@ -1,4 +1,4 @@
-"""Counts the work in flight, and waits until there is none. Owned by the event loop's thread."""
+"""A counter of the work in flight that can be awaited to reach zero. Used on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class InFlight:
-    """`with in_flight:` around each piece of work, or `until_done` for a task."""
+    """Counts work: use `with in_flight:` around it, or `until_done` for a task."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,10 +27,10 @@ class InFlight:
             self._none.set()
 
     def until_done(self, work: asyncio.Task[Any]) -> None:
-        """Count `work` until it is done, even if it is cancelled before its first step."""
+        """Count a task until it is done, even if it is cancelled before its first step."""
         self.__enter__()
         work.add_done_callback(lambda _: self.__exit__(None, None, None))
 
     async def none(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is in flight."""
         await self._none.wait()

@@ -1,5 +1,4 @@
-"""Isolation of failures: each text gets an error of its own, and a failed batch is divided into parts to run
-again."""
+"""Isolation of failures: each text gets its own error, and a failed batch is split to run again in parts."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 
 from hmi.core import ModelId
 from hmi.engine.item import Piece
-from hmi.engine.pins import named
+from hmi.engine.loading import named
 from hmi.engine.retrieval import Failed
 from hmi.errors import copy_of
 from hmi.stores.failures import tell
@@ -17,8 +16,10 @@ log = logging.getLogger("hmi.engine")
 
 
 def fail(failed: Failed) -> None:
-    """Tell who waits, by the names that they know, each with an error object of its own; and the log once for
-    each version of a model: which artefact, or where in the code, where nobody foresaw it."""
+    """Fail the sinks of these items, each with its own copy of the error, in the names its tenant knows.
+
+    The log gets each failed version of a model once, with the artefact's hash or the traceback.
+    """
     said: dict[str, Exception] = {}
     for item, error in failed:
         if item.sink.wanted:
@@ -30,9 +31,9 @@ def fail(failed: Failed) -> None:
 
 
 def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """A batch that failed as a whole, in parts that are run again, so that only those fail that must.
+    """Split a batch that failed as a whole by version of a model, so that only the faulty ones fail again.
 
-    By model, though several may share an artefact: an error names the model, and is for its tenant alone.
+    Models that share an artefact are apart: an error names the model, and only its tenant may see it.
     """
     groups: dict[tuple[ModelId, int], list[Piece]] = {}
     for piece in pieces:

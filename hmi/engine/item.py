@@ -1,4 +1,4 @@
-"""Items: texts on their way through the engine. Batches are made of their windows."""
+"""Items: texts in the engine. Batches consist of their windows."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
 
 _ADDING = threading.Lock()
-"""Held for an instant at a time, and so one for all items."""
+"""One lock for all items, since it is held only for an instant."""
 
 
 @dataclass
 class Partial:
-    """What the batches so far gave for one text."""
+    """Results of those windows of a text that have run."""
 
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    """By window: what the head gave."""
+    """The head's output, by window."""
     hits: Counter[str] = field(default_factory=Counter)
+    """Tokens, by what answered their look-up."""
     layers: int = 0
-    """The most that a window went through."""
+    """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
-    """The settings of stages that were on."""
+    """The setting of each stage that was on."""
 
 
 @dataclass
 class Item:
-    """A text waiting for its answer. Its windows may run in several batches."""
+    """A text that waits for its answer. Its windows may run in several batches."""
 
     request: InferRequest
     bundle: Bundle
     windows: list[Encoded]
-    """The text, tokenised: one, or several where it is long."""
+    """The tokenised text: one window, or several if it is long."""
     sink: Sink
     queued: float = field(default_factory=time.monotonic)
     cut: int = 0
-    """Windows that are in batches already."""
+    """The number of windows that are in batches already."""
     partial: Partial = field(default_factory=Partial)
     timing: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds, under the names that an answer gives in milliseconds."""
+    """Times in seconds, under the names that the answer uses for milliseconds."""
 
     def __post_init__(self) -> None:
         version, reads = self.bundle.version, self.bundle.task.reads
@@ -67,8 +68,10 @@ class Item:
     def add(
         self, index: int, output: Tensor, hits: Mapping[str, int], layers: int, stages: Mapping[str, str]
     ) -> bool:
-        """Keep what a window gave; whether it was the last that was missing. Streams may bring two at once,
-        and a batch that is run again brings one twice: it counts once."""
+        """Store a window's results. Returns whether all windows of the text have run.
+
+        Thread-safe, since two streams may finish windows at once. A window that ran again counts once.
+        """
         with _ADDING:
             mine = self.partial
             if index not in mine.outputs:
@@ -81,7 +84,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Piece:
-    """One window of an item: what a batch is made of."""
+    """One window of an item, the unit that batches consist of."""
 
     item: Item
     index: int

@@ -1,4 +1,7 @@
-"""Lines of large calls: of each tenant one is in the engine at a time. Owned by the event loop's thread."""
+"""Waiting lines for large calls: the engine works on one of each tenant at a time.
+
+Used on the event loop's thread only.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,13 @@ from weakref import WeakValueDictionary
 from hmi.engine.request import InferRequest
 
 LARGE_CHARACTERS = 1 << 16
-"""More work than this, by `size_of`, is a large call: it takes some seconds, or nearly all of it is cut
-off."""
+"""A call above this size (`size_of`) is large: it takes seconds, or most of its text is cut off."""
 TEXT_CHARACTERS = 64
-"""What a text costs besides its characters."""
+"""The fixed cost of a text, in characters."""
 
 
 def size_of(requests: Sequence[InferRequest]) -> int:
-    """A call's work before anything computes, in characters."""
+    """The cost of admitting a call, in characters."""
     return sum(
         TEXT_CHARACTERS + (len(r.text) if isinstance(r.text, str) else sum(map(len, r.text)))
         for r in requests
@@ -25,8 +27,10 @@ def size_of(requests: Sequence[InferRequest]) -> int:
 
 
 class Lines:
-    """One line for each tenant. A second large call at once would bring it nothing, since a tenant's texts
-    share one turn. The call would be tokenised, refused because the queue is full, and sent again at once.
+    """One waiting line for each tenant.
+
+    Concurrent large calls gain a tenant nothing, since its texts share one turn. Without a line they would be
+    tokenised, refused because the queue is full, and sent again at once.
     """
 
     def __init__(self) -> None:
@@ -34,7 +38,7 @@ class Lines:
 
     @asynccontextmanager
     async def through(self, requests: Sequence[InferRequest]) -> AsyncIterator[None]:
-        """Once it is the call's turn. A small call, and one of several tenants, has no line."""
+        """Wait for the call's turn. Small calls, and calls of several tenants, do not wait."""
         tenants = {request.model.tenant for request in requests}
         if len(tenants) > 1 or size_of(requests) <= LARGE_CHARACTERS:
             yield

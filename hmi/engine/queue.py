@@ -1,5 +1,7 @@
-"""The batch queue: offers candidates, and cuts batches of a given time. Owned by the event loop's thread (no
-locks)."""
+"""The batch queue: offers candidates, and cuts batches to a given time.
+
+It has no locks: only the event loop's thread uses it.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +22,30 @@ from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
 
 TENANT_PART = 4
-"""While somebody who may come back at any moment would have to wait, a tenant has one in so many parts of a
-batch."""
+"""A tenant gets this fraction (1/4) of a batch while another tenant may send its next text at any moment."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How long a batch may become."""
+    """The limits of a batch that is to be cut."""
 
     seconds: float
     tokens: int
     share: float = 1.0
-    """Of the work that is left by the stages that are on."""
-    guest: bool = False
-    """Whether it runs in the middle of another batch: then nothing joins that is not to go before that
-    batch's tenant, and one that is too long for it is left out even where it would be the only one."""
+    """The fraction of the layers' work that the active stages leave."""
+    interleaved: bool = False
+    """Whether the batch is to run between two layers of another. It then admits only tenants whose turn comes
+    before that of the other batch's tenant, and no window that exceeds the limits."""
 
 
 class BatchQueue:
-    """Waiting items by key and, of one key, by tenant.
+    """Waiting items, by batch key and tenant.
 
-    Inside a batch, too, the tenant that has received least goes first, and the others follow in that order, a
-    window at a time. Once the first tenant has nothing more waiting, only tenants join that have received no
-    more than it: a loud tenant must not fill up the batch of a quiet one. While a tenant is between two
-    texts, the others' parts of a batch are small, so that its next text does not wait for a long batch. If
-    all tenants wait, or only one is there, batches are as long as they may be.
+    Within a batch, the tenant that has received least goes first; the others follow in that order, one window
+    at a time. Once the first tenant has nothing more waiting, only tenants that have received no more than it
+    may join, so a loud tenant does not fill up a quiet one's batch. While a tenant that sent something lately
+    has nothing waiting, every other tenant's part of a batch is small (TENANT_PART), so the absent tenant's
+    next text does not wait for a long batch. Otherwise batches are as long as the limits allow.
     """
 
     def __init__(self, capacity_tokens: int, pace: Pace) -> None:
@@ -57,15 +58,15 @@ class BatchQueue:
 
     @property
     def tokens(self) -> int:
-        """All tokens that wait."""
+        """The number of tokens that wait."""
         return self._room.taken
 
     def check(self, wanted: Counter[str]) -> None:
-        """Raise Unavailable where there is no room for so many tokens by tenant."""
+        """Raise Unavailable if there is no room for these tokens, given by tenant."""
         self._room.check(wanted)
 
     def put(self, items: Sequence[Item]) -> None:
-        """Queue all of `items` or none; raises Unavailable (`Room.check`)."""
+        """Queue all of `items`, or none and raise Unavailable (`Room.check`)."""
         new: Counter[str] = Counter()
         for item in items:
             new[item.tenant] += item.tokens
@@ -77,13 +78,13 @@ class BatchQueue:
         self._arrived.set()
 
     async def wait(self) -> None:
-        """Until something waits."""
+        """Wait until the queue is not empty."""
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
 
     def candidates(self) -> list[Candidate]:
-        """One for each key of which something waits."""
+        """Return one candidate for each key that has items waiting."""
         found = []
         for key, tenants in self._waiting.items():
             given, since, tenant = min(
@@ -93,18 +94,20 @@ class BatchQueue:
             found.append(Candidate(given, since, tenant, key, layers))
         return found
 
-    def guests(self) -> list[Candidate]:
-        """The candidates whose tenants were given no more than the one whose batch was cut last had before
-        it."""
+    def interleavable(self) -> list[Candidate]:
+        """Return the candidates that may run between the layers of the batch that was cut last.
+
+        Their tenants have received no more than that batch's tenant had before it.
+        """
         return [candidate for candidate in self.candidates() if candidate.given_s <= self._turns.now]
 
     def cut(self, candidate: Candidate, most: Cut) -> list[Piece]:
-        """A batch of the candidate's key, its tenant first; of one window at least unless it is a guest.
+        """Cut a batch of the candidate's key, its tenant first.
 
-        Items that nobody wants any more are dropped, those past their deadline fail with DeadlineExceeded:
-        the batch is empty where no others wait.
+        The batch has at least one window, unless it is interleaved, or no item is left. Items whose client
+        has gone are dropped; items past their deadline fail with DeadlineExceeded.
         """
-        if not most.guest:
+        if not most.interleaved:
             self._turns.begin(candidate.tenant)
         tenants = self._waiting[candidate.key]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
@@ -113,7 +116,7 @@ class BatchQueue:
         first = candidate.tenant
         while line:
             given, _, tenant = line[0]
-            if (most.guest and given > self._turns.now) or (
+            if (most.interleaved and given > self._turns.now) or (
                 batch.pieces and first not in tenants and given > self._turns.given(first)
             ):
                 break
@@ -125,8 +128,8 @@ class BatchQueue:
                 full = batch.is_full(piece)
                 if full and batch.pieces:
                     break
-                if (full and most.guest) or batch.has_its_part(tenant, piece):
-                    heapq.heappop(line)  # of the next tenant a window may be shorter
+                if (full and most.interleaved) or batch.has_its_part(tenant, piece):
+                    heapq.heappop(line)  # the next tenant's window may be shorter
                     continue
                 self._turns.charge(tenant, batch.add(tenant, piece))
                 self._advance(items)
@@ -140,7 +143,7 @@ class BatchQueue:
         return batch.pieces
 
     def fail_all(self, error: Exception) -> None:
-        """Answer everything that waits with `error` (shutdown)."""
+        """Fail everything that waits with `error`, at a shutdown."""
         for tenants in self._waiting.values():
             for items in tenants.values():
                 for item in items:
@@ -149,11 +152,11 @@ class BatchQueue:
         self._room.clear()
 
     def _somebody_away(self) -> bool:
-        """Whether a tenant that sent something lately has nothing that waits."""
+        """Whether a tenant that sent something lately has nothing waiting."""
         return self._recent.other_than({tenant for tenants in self._waiting.values() for tenant in tenants})
 
     def _advance(self, items: deque[Item]) -> None:
-        """The first item's next window is in a batch."""
+        """Mark the first item's next window as cut, and remove the item after its last one."""
         item = items[0]
         self._room.leave(item.tenant, len(item.windows[item.cut]))
         item.cut += 1
@@ -166,7 +169,7 @@ class BatchQueue:
 
 
 class _Batch:
-    """A batch as it grows."""
+    """A batch while it is being cut."""
 
     def __init__(self, key: BatchKey, pace: Pace, most: Cut, parts: int) -> None:
         self.pieces: list[Piece] = []
@@ -176,17 +179,17 @@ class _Batch:
         self._taken: defaultdict[str, float] = defaultdict(float)
 
     def is_full(self, piece: Piece) -> bool:
-        """Whether this one is too much."""
+        """Whether the batch would exceed its limits with this window."""
         seconds, tokens = self._seconds + self._takes(piece), self._tokens + len(piece.window)
         return seconds > self._most.seconds or tokens > self._most.tokens
 
     def has_its_part(self, tenant: str, piece: Piece) -> bool:
-        """Whether this one is more than the tenant's part; a tenant has one window in any case."""
+        """Whether this window would exceed the tenant's part. A tenant's first window never does."""
         taken = self._taken[tenant]
         return bool(taken) and taken + self._takes(piece) > self._part_s
 
     def add(self, tenant: str, piece: Piece) -> float:
-        """Seconds that it is expected to take."""
+        """Add a window. Returns the seconds that it is predicted to take."""
         takes = self._takes(piece)
         self.pieces.append(piece)
         self._seconds, self._tokens = self._seconds + takes, self._tokens + len(piece.window)

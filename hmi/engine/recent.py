@@ -1,4 +1,4 @@
-"""The tenants that sent something lately. Owned by the event loop's thread (no locks)."""
+"""The tenants that sent something lately. Used on the event loop's thread only (no locks)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Container
 
 RECENT_S = 1.0
-"""Who sent something within this time may come back at any moment."""
+"""A tenant that sent something within this many seconds is expected to send more at any moment."""
 
 
 class Recent:
-    """The time at which each tenant last sent something; forgotten after RECENT_S."""
+    """The time at which each tenant last sent something. Entries expire after RECENT_S."""
 
     def __init__(self) -> None:
         self._sent: dict[str, float] = {}
-        """The latest at the end."""
+        """`time.monotonic()` by tenant, the latest last."""
 
     def sent(self, tenant: str) -> None:
         self._sent.pop(tenant, None)
@@ -22,7 +22,7 @@ class Recent:
         self._forget()
 
     def other_than(self, tenants: Container[str]) -> bool:
-        """Whether anybody else sent something lately."""
+        """Whether a tenant that is not among `tenants` sent something lately."""
         self._forget()
         return any(tenant not in tenants for tenant in self._sent)
 

@@ -25,16 +25,16 @@ class InferRequest:
     provenance: bool = False
     deadline: float | None = None
     place: str = "inputs"
-    """How the caller names this text: the `field` of errors about it."""
+    """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None
-    """The field that names the model; None where no field does."""
+    """The field of the call that names the model; None if no field does."""
     ask: int = 0
-    """Which of a call's requests the text belongs to; usage counts requests by it."""
+    """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What answered: each model's inputs of a call have the same."""
+    """The versions that answered. All inputs for one model in a call have the same."""
 
     model: int
     plot: str
@@ -44,13 +44,13 @@ class Versions:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made an answer, or several of one model in one call."""
+    """The origin of one answer, or of one model's answers in a call."""
 
     plot: Mapping[str, int]
-    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; of the exact reference
-    `computed`."""
+    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; `computed` for the exact
+    reference."""
     layers: int
-    """Upper layers that ran: of several answers, and of several windows, the most."""
+    """Upper layers that ran; the largest number over all windows and answers."""
     exact: bool
     versions: Versions
     stages: Mapping[str, str] = field(default_factory=dict)
@@ -58,8 +58,7 @@ class Provenance:
 
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
-        """Of all these, one at least, which have the same model, versions and settings: counts are added
-        up."""
+        """Sum the counts of at least one provenance. All must have the same model, versions and settings."""
         plot: Counter[str] = Counter()
         for part in parts:
             plot.update(part.plot)
@@ -68,11 +67,11 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class InferResult(Answer):
-    """One answer, filled in as its task has it, and what made it."""
+    """One answer, in the form of its model's task, with the version that made it."""
 
     model: ModelId
     version: int
     truncated: bool = False
     provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
-    """queue_ms, retrieve_ms and compute_ms: the last two are those of the text's batches, added up."""
+    """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

@@ -1,5 +1,7 @@
-"""Retrieval: from a batch's tokens to the rows for the upper layers, looked up in the PLOT or (exact)
-computed."""
+"""Retrieval: turns a batch's tokens into rows for the upper layers.
+
+The rows are looked up in the PLOT, or computed for the exact reference.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,12 @@ from plot_store import ORDER_NAMES, Hits, VersionInfo
 
 PlotHits = dict[str, int]
 Failed = list[tuple[Item, Exception]]
-"""Texts that have no answer, and why. A text may stand there more than once."""
+"""Texts that have no answer, with the error. A text may appear more than once."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A look-up that was made, for the recorder of misses: the tokens that were looked up, and what answered
-    each."""
+    """One PLOT look-up of a batch, kept for the recorder of misses: its tokens, and what answered each."""
 
     version: VersionInfo
     tokens: NDArray[np.int32]
@@ -36,30 +37,30 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A batch ready for the upper layers. `rows` fp32 [tokens, dim] packed; piece i is rows
-    offsets[i]:offsets[i+1]."""
+    """A batch that is ready for the upper layers. Piece i has the rows offsets[i]:offsets[i + 1]."""
 
     pieces: list[Piece]
     rows: Tensor
+    """fp32 [tokens, dim], packed."""
     offsets: list[int]
     hits: list[PlotHits] = field(default_factory=list)
     """By piece."""
     lookups: list[Lookup] = field(default_factory=list)
     failed: Failed = field(default_factory=list)
-    """Of the pieces that are not here."""
+    """The texts whose look-up failed; their pieces are not in `pieces`."""
 
     def record(self, misses: MissRecorder) -> None:
-        """Tell of the look-ups, once the batch has run: one that is run again looks up again."""
+        """Record the look-ups, once the batch has run: a batch that runs again repeats them."""
         for lookup in self.lookups:
             misses.record(lookup.version, lookup.tokens, lookup.offsets, lookup.hits)
 
 
 @torch.inference_mode()
 def retrieve(pieces: Sequence[Piece]) -> Retrieved:
-    """Fill the executor's space with what the upper layers receive.
+    """Look up or compute the rows of these pieces, in memory that the executor provides.
 
-    Pieces are put in order of PLOT version and tenant, so that each version is one look-up and each tenant
-    one run. A look-up that fails fails its own pieces.
+    Pieces are sorted by PLOT version and module, so that each version takes one look-up and each module has
+    one contiguous slice. A look-up that fails affects its own pieces only.
     """
     pieces = sorted(pieces, key=lambda p: (p.bundle.version.plot_version, p.bundle.version.artefact))
     if not pieces:
@@ -85,7 +86,7 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
 
 
 def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> None:
-    """The rows of texts of one PLOT version, without their bias."""
+    """Write the rows of texts of one PLOT version to `out`, without their bias."""
     if first.item.request.exact:
         batch.hits.extend(_compute(first.bundle, texts, out))
         return
@@ -100,7 +101,7 @@ def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> 
 
 
 def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:
-    """The reference: every trigram through the lower layers in fp32, nothing stored, nothing filled."""
+    """Write the exact reference to `out`: the lower layers over every n-gram in fp32, without a PLOT."""
     assert bundle.lower is not None
     at = 0
     for text in texts:

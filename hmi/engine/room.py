@@ -1,5 +1,4 @@
-"""Limits on waiting work: one for all tenants together and a share of it for each. The event loop's thread
-owns it."""
+"""A limit on waiting work, for all tenants together and for each. Used on the event loop's thread only."""
 
 from __future__ import annotations
 
@@ -8,12 +7,14 @@ from collections import Counter
 from hmi.errors import Unavailable
 
 TENANT_SHARE = 4
-"""A tenant may fill one in so many parts of a room, however much it sends."""
+"""A tenant may fill this fraction (1/4) of a room."""
 
 
 class Room:
-    """Counts waiting work by tenant, in units such as tokens. A tenant may exceed its share by one large
-    call; the excess takes no room from the others."""
+    """Waiting work by tenant, in units such as tokens.
+
+    A tenant may exceed its share by one large call. The excess takes no room from other tenants.
+    """
 
     def __init__(self, capacity: int, unit: str) -> None:
         self._capacity, self._unit = capacity, unit
@@ -22,13 +23,13 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """By all tenants."""
+        """The waiting work of all tenants."""
         return self._taken.total()
 
     def check(self, wanted: Counter[str]) -> None:
-        """Raise Unavailable where a tenant's own would exceed its share, or all tenants' together the whole.
+        """Raise Unavailable if a tenant would exceed its share, or all tenants together the capacity.
 
-        One call alone is let in, however large.
+        If nothing else waits, a call of any size is accepted.
         """
         taken = sum(min(amount, self._share) for amount in self._taken.values())
         for tenant, amount in wanted.items():
@@ -41,7 +42,7 @@ class Room:
                 )
 
     def take(self, wanted: Counter[str]) -> None:
-        """Take place for all of `wanted` or none; raises Unavailable as `check` does."""
+        """Add `wanted`, or raise Unavailable as `check` does and add nothing."""
         self.check(wanted)
         self._taken.update(wanted)
 

@@ -1,5 +1,7 @@
-"""One batch on a compute thread: retrieve, upper layers with their hooks, heads, answers. No event loop, no
-futures."""
+"""The run of one batch on a compute thread: retrieval, upper layers with hooks, heads, answers.
+
+Nothing here knows of the event loop or of futures.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import torch
 
 from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
-from hmi.engine.guests import Host
 from hmi.engine.heads import outputs_of
+from hmi.engine.interleaving import Host
 from hmi.engine.item import Item, Piece
 from hmi.engine.request import InferResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
@@ -33,33 +35,34 @@ class Held:
     parts: Mapping[str, TaskPart]
     """By artefact."""
     failed: Failed
-    """Of the pieces whose modules could not be loaded, which are not here."""
+    """The texts whose modules could not be loaded; their pieces are not in `pieces`."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A batch that ran, the answers that it completed, and the seconds of its two stages."""
+    """A batch that has run, the answers that it completed, and its times."""
 
     batch: Retrieved
     answers: list[tuple[Item, InferResult]]
     failed: Failed
     begun: float
-    """By `time.monotonic()`."""
+    """The `time.monotonic()` at which it began."""
     retrieve_s: float
     compute_s: float
+    """Seconds of upper layers, heads and answers, without the time of interleaved batches."""
     cpu_s: float
-    """Of the stream's one thread, in both; as `compute_s` without what guests took."""
+    """CPU seconds of the compute thread in both, without the time of interleaved batches."""
 
 
 class Runner:
-    """Runs batches, each on the thread that calls it."""
+    """Runs batches on the calling thread."""
 
     def __init__(self, stages: Sequence[Stage], misses: MissRecorder | None) -> None:
         self._stages, self._misses = {stage.name: stage for stage in stages}, misses
 
     @torch.inference_mode()
     def run(self, held: Held, plan: Plan, host: Host | None) -> Ran:
-        """host: where other batches may run between two layers of this one."""
+        """Run a batch. `host` lets other batches run between its layers; None if it takes none."""
         begun, cpu = time.monotonic(), time.thread_time()
         batch = retrieve(held.pieces)
         retrieved = time.monotonic()
@@ -90,8 +93,10 @@ class Runner:
         answers: list[tuple[Item, InferResult]],
         failed: Failed,
     ) -> None:
-        """Upper layers and heads, text by text as they are through. A row of one text never reaches
-        another's, so what is no number stays with its own."""
+        """Run the upper layers, and the head of each text as soon as the text has left them.
+
+        Rows of different texts never mix, so a NaN stays in its own text.
+        """
         key, parts = plan.candidate.key, [by_artefact[p.bundle.version.artefact] for p in batch.pieces]
         rows, pause = Rows.packed(batch.rows, batch.offsets), no_pause if host is None else host.pause
         executor = batch.pieces[0].bundle.executor

@@ -1,4 +1,4 @@
-"""Sinks: where answers go. The engine knows nothing else of the caller."""
+"""Sinks: receivers of answers. The engine knows nothing else of its caller."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from hmi.engine.request import InferResult
 
 
 class Sink(Protocol):
-    """Takes one text's answer, or an error instead. Only the first counts. Used on the event loop's thread
-    only."""
+    """Receives one text's answer or error. Only the first call of `done` or `fail` counts.
+
+    Used on the event loop's thread only.
+    """
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still waits: work for nobody is not begun."""
+        """Whether the caller still waits. The engine begins no work for a sink that is not wanted."""
         ...
 
     def done(self, result: InferResult) -> None: ...
 
     def fail(self, error: Exception) -> None:
-        """`error` is the sink's own from here on: no other sink gets the same object."""
+        """Take an error. The sink owns the object; no other sink gets the same one."""
         ...
 
 
 class Waiting:
-    """A sink for a caller that awaits the answer."""
+    """A sink whose caller awaits the answer."""
 
     def __init__(self) -> None:
         self._future: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
@@ -37,7 +39,7 @@ class Waiting:
 
     @property
     def answer(self) -> Awaitable[InferResult]:
-        """Raises what `fail` was given."""
+        """The answer; awaiting it raises the error that `fail` was given."""
         return self._future
 
     def done(self, result: InferResult) -> None:
@@ -52,5 +54,5 @@ class Waiting:
             )
 
     def drop(self) -> None:
-        """Nobody waits any more."""
+        """The caller no longer waits."""
         self._future.cancel()

@@ -1,5 +1,4 @@
-"""Supervision of the engine's loops: one that dies is started again, and until then the engine is not
-ready."""
+"""Supervision of the engine's loops. A loop that dies is restarted; until then the engine is not ready."""
 
 from __future__ import annotations
 
@@ -12,19 +11,17 @@ log = logging.getLogger("hmi.engine")
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
-"""A loop that ran for so long before it died is started again after the first pause."""
+"""After a loop has run for this many seconds, its pauses start at FIRST_PAUSE_S again."""
 
 
 class Broken(Exception):
-    """Raised by a loop that cannot go on with what it has, such as threads that have ended: it is started
-    again."""
+    """Raised by a loop that must be restarted, for example because its threads have ended."""
 
 
 class Supervisor:
-    """Keeps endless loops running. Owned by the event loop's thread.
+    """Keeps endless loops running, with exponential back-off between restarts. Event loop's thread only.
 
-    It may start a loop again at any moment: before a loop ends, it must answer or fail the work that it has
-    taken.
+    Before a loop ends, it must answer or fail the work that it has taken.
     """
 
     def __init__(self) -> None:
@@ -33,11 +30,11 @@ class Supervisor:
 
     @property
     def trouble(self) -> str | None:
-        """Which loops are down and why; None while all run."""
+        """The loops that are down, with the reason; None while all run."""
         return "; ".join(f"{name} failed: {why}" for name, why in sorted(self._down.items())) or None
 
     def keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run `loop` until `stop`. name: for readiness and the log."""
+        """Run `loop` until `stop`. `name` appears in `trouble` and in the log."""
         self._tasks.append(asyncio.create_task(self._keep(name, loop)))
 
     async def stop(self) -> None:
@@ -65,7 +62,7 @@ class Supervisor:
                 up.cancel()
             if time.monotonic() - begun > STEADY_S:
                 pause = FIRST_PAUSE_S
-            log.critical("%s failed; it is started again in %g s", name, pause, exc_info=error)
+            log.critical("%s failed; it will be started again in %g s", name, pause, exc_info=error)
             self._down[name] = f"{type(error).__name__}: {error}"
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Work on threads, of which nothing can end more than itself."""
+"""Work on threads that cannot break the event loop, whatever it raises."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ V = TypeVar("V")
 
 
 def in_thread(threads: ThreadPoolExecutor, work: Callable[[], V]) -> asyncio.Future[V]:
-    """The result of `work`, which runs on one of `threads`. Raises RuntimeError where these were shut
-    down."""
+    """Run `work` on one of `threads` and return a future of its result.
+
+    Raises RuntimeError if the threads have been shut down.
+    """
     return asyncio.get_running_loop().run_in_executor(threads, contained(work))
 
 
 def contained(work: Callable[[], V]) -> Callable[[], V]:
-    """The same work, which raises nothing but errors that an event loop survives.
+    """Wrap `work` so that it raises only errors that an event loop survives, others as RuntimeError.
 
-    A SystemExit would end the event loop, a StopIteration would leave its future unanswered for ever, and a
-    panic of a library in Rust is no Exception, so that nobody would handle it.
+    SystemExit would end the event loop. StopIteration would leave the future pending forever. A panic of a
+    Rust library is no Exception, so no handler would catch it.
     """
 
     def run() -> V:
@@ -29,8 +31,6 @@ def contained(work: Callable[[], V]) -> Callable[[], V]:
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise
-            raise RuntimeError(
-                f"the work of a thread was ended by {type(error).__name__}: {error}"
-            ) from error
+            raise RuntimeError(f"work on a thread was ended by {type(error).__name__}: {error}") from error
 
     return run

@@ -1,34 +1,38 @@
-"""Turns: the next tenant is the one that has received least. Owned by the event loop's thread (no locks)."""
+"""Fair turns between tenants: the next is the one that has received least.
+
+It has no locks: only the event loop's thread uses it.
+"""
 
 from __future__ import annotations
 
 KEPT = 4096
+"""Tenants remembered before those that no longer matter are dropped."""
 
 
 class Turns:
-    """The seconds of one shared thing that each tenant has received.
+    """Seconds of one shared resource that each tenant has received.
 
-    A tenant that comes, or comes back, starts level with the tenant whose turn it is. So nobody saves up
-    turns by being away, and nobody gains by going away for an instant.
+    A tenant that comes, or comes back, starts level with the tenant whose turn it is. So no tenant saves up
+    turns by staying away, and none gains by leaving for an instant.
     """
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
         self._most = KEPT
         self._now = 0.0
-        """Where the tenant stood whose turn began last: of those that wait nobody stands before it."""
+        """What the tenant whose turn began last had received then. No waiting tenant has received less."""
 
     def given(self, tenant: str) -> float:
-        """The least goes first."""
+        """Seconds that the tenant counts as having received."""
         return max(self._given.get(tenant, 0.0), self._now)
 
     @property
     def now(self) -> float:
-        """Where the tenant stood whose turn began last."""
+        """Seconds that the tenant whose turn began last had received then."""
         return self._now
 
     def begin(self, tenant: str) -> None:
-        """The turn of `tenant` begins, the first of all that wait."""
+        """Begin the turn of `tenant`, the waiting tenant that has received least."""
         self._now = self.given(tenant)
 
     def charge(self, tenant: str, seconds: float) -> None:

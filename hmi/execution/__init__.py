@@ -1,8 +1,7 @@
-"""Running a batch through a root's upper layers. Executors know rows, modules and hooks, but no tenant or
-request.
+"""Execution of a batch through a root's upper layers.
 
-`batch` has the nouns that executors and stages share, `base` the interfaces, `choose` picks an executor for a
-root.
+Executors know rows, modules and hooks, but no tenant or request. `batch` has the data types that executors
+and stages share, `base` the interfaces, and `choose` picks an executor for a root.
 """
 
 from __future__ import annotations

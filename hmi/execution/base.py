@@ -1,5 +1,4 @@
-"""The interfaces of execution: what runs a batch, what may act between its layers, where the layers come
-from."""
+"""The interfaces of execution: executors, hooks between layers, and providers of layers."""
 
 from __future__ import annotations
 
@@ -13,53 +12,50 @@ from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import TenantModule
 
 Pause = Callable[[], None]
-"""Called before each layer: the thread may do something else first, for who waits for it."""
+"""Called before each layer; may run other work on the thread before it returns."""
 
 
 def no_pause() -> None:
-    """Of `Pause`: go on at once."""
+    """A `Pause` that returns at once."""
 
 
 class Hook(Protocol):
-    """One stage's work between two layers of one batch, on the executor's device and stream. It never
-    blocks."""
+    """One stage's work between two layers of one batch, on the executor's device and stream. Never blocks."""
 
     @property
     def at(self) -> frozenset[int]:
-        """Before which layers it is called; 0: after retrieval."""
+        """The layers before which the hook is called. Layer 0 is called right after retrieval."""
         ...
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
-        """The rows that go on, and the texts that leave here. `rows.x` is not changed in place."""
+        """Return the rows that continue, and the texts that leave here. Must not change `rows.x` in place."""
         ...
 
 
 class Weights(Protocol):
-    """Where the upper layers come from: memory, or one layer at a time as it is needed."""
+    """A provider of the upper layers: all in memory, or one at a time as it is needed."""
 
     def __len__(self) -> int: ...
 
     def layer(self, index: int) -> EncoderLayer:
-        """Asked for once a batch, right before the layer runs; may wait for it."""
+        """Return a layer; may wait for it. Called once a batch, right before the layer runs."""
         ...
 
 
 class Executor(Protocol):
-    """Runs one root's upper layers. Owns its device's weights and streams; knows no tenant, request or
-    stage."""
+    """Runs one root's upper layers. Owns the weights and streams of its device."""
 
     @property
     def layers(self) -> int:
-        """Upper layers."""
+        """The number of upper layers."""
         ...
 
     def fits(self, key: BatchKey) -> bool:
-        """Whether it can run such a batch."""
+        """Whether the executor can run batches with this key."""
         ...
 
     def space(self, tokens: int) -> Tensor:
-        """Uninitialised fp32 [tokens, dim] that retrieval writes into, in the memory that suits the
-        device."""
+        """Return uninitialised fp32 [tokens, dim] for retrieval to fill, in memory that suits the device."""
         ...
 
     def run(
@@ -70,9 +66,9 @@ class Executor(Protocol):
         hooks: Sequence[Hook] = (),
         pause: Pause = no_pause,
     ) -> Iterator[Left]:
-        """Take packed rows through the layers; every text comes out once, those that a hook lets leave first.
+        """Run packed rows through the layers. Yields every text once, as soon as it leaves the layers.
 
-        modules: one for each text of the batch, None = the root as it is; neighbours that share one run
-        together.
+        modules: one for each text of the batch; None runs the root without a module. Adjacent texts with the
+        same module run together.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which executor runs a root on this machine."""
+"""The choice of an executor for a root on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ log = logging.getLogger("hmi.execution")
 
 
 def executor_for(root: Root) -> Executor:
-    """An executor of the root's upper layers, which are the executor's from here on: they are prepared in
-    place."""
+    """Return an executor that owns the root's upper layers. Prepares the layers in place."""
     pack_upper(root.upper)
     executor = PackedExecutor(root.upper, root.info.shape)
     log.info(

@@ -13,67 +13,67 @@ from hmi.execution.batch import BatchKey
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run a stage; a stage adds fields in a class of its own. Provenance and metrics say the
-    name."""
+    """One way to run a stage. A stage may add fields in a subclass."""
 
     name: str
+    """The name of the setting in provenance and metrics."""
 
 
 OFF: Final = Setting("off")
-"""Every stage's first setting: bit-identical to a server without the stage."""
+"""Every stage's first setting. Answers are bit-identical to those of a server without the stage."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a batch before it is cut."""
+    """The properties of a batch that are known before it is cut."""
 
     key: BatchKey
     layers: int
-    """Upper layers of the root."""
+    """The number of upper layers of the root."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a setting is expected to do to a batch."""
+    """The expected effect of a setting on a batch."""
 
     rows: tuple[float, ...]
-    """[layers]: the share of the batch's rows that enter each layer."""
+    """[layers]: the fraction of the batch's rows that enter each layer."""
     loss: float = 0.0
-    """At most so many answers in one are expected to differ from those of `off`."""
+    """An upper bound of the fraction of answers that are expected to differ from those under OFF."""
     stall_s: float = 0.0
     """Seconds that the batch waits for the stage."""
 
     @property
     def work(self) -> float:
-        """The share of the layers' work that is left."""
+        """The fraction of the layers' work that is left."""
         return sum(self.rows) / len(self.rows)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch for which a stage makes hooks."""
+    """What a stage knows of the batch that it creates hooks for."""
 
     key: BatchKey
     lengths: Sequence[int]
-    """Tokens of each text."""
+    """The number of tokens of each text."""
     models: Sequence[ModelId]
-    """Whose model answers each text."""
+    """The model that answers each text."""
 
 
 class Stage(Protocol):
-    """One way to spend less. A stage keeps nothing of a batch: what its hooks need they hold themselves."""
+    """One way to spend less on batches. A stage keeps no state of a batch: its hooks hold what they need."""
 
     @property
     def name(self) -> str: ...
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
-        """What may be chosen for such batches; the first is OFF."""
+        """Return the settings that the planner may choose for batches with this key. The first is OFF."""
         ...
 
     def effect(self, setting: Setting, shape: Shape) -> Effect:
-        """What a setting other than OFF is expected to do."""
+        """Return the expected effect of a setting other than OFF."""
         ...
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
-        """The hooks of one batch under a setting other than OFF."""
+        """Return the hooks of one batch under a setting other than OFF."""
         ...

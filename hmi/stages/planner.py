@@ -1,5 +1,7 @@
-"""The planner: of the queue's candidates it picks the next to run, with its settings. Then the queue cuts the
-batch."""
+"""The planner: picks which of the queue's candidates runs next, and the settings of the stages for it.
+
+The queue then cuts the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,25 @@ from hmi.stages.base import OFF, Setting, Shape, Stage
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Waiting texts of one batch key, described by the tenant that is next among them."""
+    """The waiting texts of one batch key, described by the tenant among them whose turn is next."""
 
     given_s: float
-    """Compute seconds that the tenant was given."""
+    """Compute seconds that the tenant has received."""
     since: float
-    """`time.monotonic()` since when the tenant's first text waits."""
+    """The `time.monotonic()` at which the tenant's first text was queued."""
     tenant: str
     key: BatchKey
     layers: int
-    """Upper layers of the key's root."""
+    """The number of upper layers of the key's root."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to run next."""
+    """What runs next."""
 
     candidate: Candidate
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """By stage; a stage that is not named is off."""
+    """By stage; a stage that is missing is off."""
 
     @property
     def on(self) -> dict[str, Setting]:
@@ -41,16 +43,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a batch took."""
+    """The measured cost of a batch."""
 
     texts: int
     tokens: int
     cpu_s: float
-    """Of the one thread that ran it."""
+    """CPU seconds of the thread that ran it."""
 
 
 def share_left(plan: Plan, stages: Sequence[Stage]) -> float:
-    """Of the layers' work, what the stages that are on leave, as far as each expects it."""
+    """The fraction of the layers' work that the plan's stages are expected to leave."""
     shape, share = Shape(plan.candidate.key, plan.candidate.layers), 1.0
     for stage in stages:
         setting = plan.on.get(stage.name)
@@ -59,25 +61,27 @@ def share_left(plan: Plan, stages: Sequence[Stage]) -> float:
 
 
 class Planner(Protocol):
-    """Called on the event loop's thread, before every cut and after every batch: it must not block."""
+    """Chooses batches and settings. Called on the event loop's thread, so it must not block."""
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """Those that it chooses settings of."""
+        """The stages whose settings it chooses."""
         ...
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
-        """Pick one of the candidates, of which there is one at least. now: `time.monotonic()`."""
+        """Pick one of the candidates; there is at least one. now: `time.monotonic()`."""
         ...
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """A batch ran as planned."""
+        """Take note of what a batch of this plan cost. Called after every batch."""
         ...
 
 
 class RoundRobin:
-    """The tenant that was given least goes first, of its texts those that wait longest; every stage is
-    off."""
+    """Picks the tenant that has received least, on a tie the one whose first text waits longest.
+
+    Every stage is off.
+    """
 
     stages: Sequence[Stage] = ()
 
@@ -85,4 +89,4 @@ class RoundRobin:
         return Plan(min(candidates))
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """Nothing depends on what was measured."""
+        """Do nothing: the plan does not depend on measurements."""

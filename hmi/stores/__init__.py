@@ -1,2 +1,1 @@
-"""Durable state: the registry, artefacts on disk, the layout of the data folder. Also the adapter pool in
-memory."""
+"""Durable state: the registry, artefacts on disk, the layout of the data folder; and the adapter pool."""

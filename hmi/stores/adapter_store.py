@@ -1,5 +1,7 @@
-"""Tensors on disk, named by the SHA-256 of their file: tenants' modules and heads, and branches' lower
-layers."""
+"""Content-addressed tensors on disk: tenants' modules and heads, and branches' lower layers.
+
+Each file is named by its SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,7 @@ from hmi.stores.layout import wait_lock
 if TYPE_CHECKING:
     from torch import Tensor
 
-# torch takes seconds to import, and most commands and checks never load a tensor: so it is imported where it
-# is used.
+# torch takes seconds to import, and most commands and checks load no tensor. It is imported where it is used.
 SUFFIX = ".safetensors"
 MODEL_CURE = (
     "roll the model back, or update it, which then begins afresh; or restore <data>/adapters from a copy"
@@ -32,23 +33,22 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedArtefact(Damaged):
-    """The message names the artefact by its hash, for logs. Whoever knows what it belongs to says that to
-    others."""
+    """A damaged or missing artefact. The message names it by its hash, for logs; `of` is for users."""
 
     def __init__(self, name: str, what: str, cure: str) -> None:
         super().__init__(f"artefact {name} {what}: {cure}")
         self._what, self._cure = what, cure
 
     def of(self, whose: str) -> Damaged:
-        """The error for those who know no hashes: `whose` artefact it is, as they call it."""
+        """Return the same error in a user's words: `whose` names what the artefact belongs to."""
         return Damaged(f"the artefact of {whose} {self._what}: {self._cure}")
 
 
 class AdapterStore:
-    """Content-named files in one folder; several processes may use it. Nothing is ever changed in place."""
+    """Content-addressed files in one folder, which processes may share. No file changes in place."""
 
     def __init__(self, folder: Path, cure: str = MODEL_CURE) -> None:
-        """`cure`: what to do about a damaged file, for messages."""
+        """Create the folder if needed. `cure` ends the messages about damaged files. Raises StorageFull."""
         self._folder, self._cure = folder, cure
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -56,20 +56,21 @@ class AdapterStore:
             raise full_or(error, folder) from error
 
     def put(self, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> tuple[str, int]:
-        """Store tensors durably; returns (name, bytes). The same content is stored once. Raises
-        StorageFull."""
+        """Store tensors durably, equal content once; returns (name, bytes). Raises StorageFull."""
         from safetensors.torch import save
 
         plain = {k: tensors[k].detach().cpu().contiguous() for k in sorted(tensors)}
-        # As one value: safetensors writes several in no fixed order, and equal content must get equal names.
+        # One value: safetensors writes several in no fixed order, and equal content must get equal names.
         data = save(plain, {"meta": json.dumps(meta, sort_keys=True)} if meta else None)
         name = hashlib.sha256(data).hexdigest()
         self._write(name, data)
         return name, len(data)
 
     def take_over(self, name: str, data: bytes) -> None:
-        """Store an artefact's bytes as another store had them. Raises Damaged (not what the name says),
-        StorageFull."""
+        """Store an artefact's bytes under their name in another store.
+
+        Raises Damaged if the bytes do not match the name, StorageFull.
+        """
         if hashlib.sha256(data).hexdigest() != name:
             raise Damaged(
                 f"artefact {name[:64]!r} does not match the hash in its name: copy it again from its origin"
@@ -78,7 +79,7 @@ class AdapterStore:
 
     def _write(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        # Shared among writers; `gc` takes it alone, so it cannot remove what a writer has just found.
+        # Writers share the lock and `gc` holds it alone, so it cannot remove what a writer has just found.
         with self._lock(shared=True):
             if self._is_intact(path, name):
                 os.utime(path)
@@ -86,8 +87,10 @@ class AdapterStore:
                 write_bytes(path, data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Load tensors to the CPU after checking their hash. Raises DamagedArtefact, Unavailable (the disk
-        refused)."""
+        """Check an artefact's hash and load its tensors to the CPU.
+
+        Raises DamagedArtefact, and Unavailable on a read error.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -108,23 +111,24 @@ class AdapterStore:
             raise DamagedArtefact(name, f"cannot be read ({error})", self._cure) from error
 
     def about(self, name: str) -> dict[str, str]:
-        """What was stored with the tensors as `meta`, from the file's head alone. Raises DamagedArtefact."""
+        """Return the `meta` that `put` stored, reading only the file's head. Raises DamagedArtefact."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self._path(name), "np") as file:
                 return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
         except (OSError, ValueError, SafetensorError) as error:
-            # An OSError's words name a path.
+            # An OSError's message names a path.
             why = type(error).__name__ if isinstance(error, OSError) else error
             raise DamagedArtefact(name, f"cannot be read ({why})", self._cure) from error
 
     def check(self, name: str, whose: str, cure: str) -> None:
-        """Read an artefact's bytes, whatever was read before. Raises Damaged (missing, too), Unavailable."""
+        """Read an artefact and check its hash, ignoring earlier results. Raises Damaged (also if it is
+        missing), Unavailable."""
         check_file(self._path(name), name, whose, cure=cure, again=True)
 
     def path(self, name: str) -> Path:
-        """The artefact's file, for reading. Raises Damaged for what is no name."""
+        """The artefact's file, for reading. Raises Damaged if `name` is not an artefact's name."""
         return self._path(name)
 
     def has(self, name: str) -> bool:
@@ -142,18 +146,17 @@ class AdapterStore:
         return total
 
     def spare(self, names: Collection[str]) -> None:
-        """Count the age of these from now: whoever has just found one may still read it. Missing ones are
-        left out."""
+        """Protect these artefacts from `gc` for its minimum age, counted from now. Ignores missing ones."""
         with self._lock(shared=True):
             for name in names:
                 with suppress(FileNotFoundError):
                     os.utime(self._path(name))
 
     def gc(self, keep: Collection[str], min_age_s: float = 3600) -> tuple[list[str], int]:
-        """Remove what is not in `keep` and was last stored or spared `min_age_s` ago or before.
+        """Remove artefacts that are not in `keep` and were last stored or spared at least `min_age_s` ago.
 
-        Returns (names, bytes). A job stores first and publishes later: `min_age_s` must outlast the time
-        between.
+        Returns (names, bytes) of the removed files. A job stores an artefact before it publishes it:
+        `min_age_s` must be longer than the time between.
         """
         removed, size = [], 0
         with self._lock(shared=False):
@@ -183,5 +186,5 @@ class AdapterStore:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == name
         except OSError:
-            # Missing or unreadable: writing it again is the answer to both, and fails with its own error.
+            # Missing or unreadable: in both cases it is written again, which may raise its own error.
             return False

@@ -1,5 +1,6 @@
-"""What goes wrong in the background, as the log is told of it: one line for what users may meet, too, and for
-what nobody foresaw where in the code it was.
+"""Logging of failures in the background.
+
+A foreseen error gets one line with its kind. An unforeseen one gets its traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from plot_store import PlotStoreError
 
 
 def tell(log: logging.Logger, what: str, error: Exception) -> None:
-    """Log that `what` happened because of `error`."""
+    """Log that `what` happened, with `error` as the cause."""
     told: Exception = as_hmi(error) if isinstance(error, PlotStoreError) else error
     if isinstance(told, HmiError) and told.kind != "internal":
         log.error("%s: %s: %s", what, told.kind, told.message)
@@ -27,7 +28,7 @@ def tell(log: logging.Logger, what: str, error: Exception) -> None:
 
 @contextmanager
 def spared(log: logging.Logger, what: str) -> Iterator[None]:
-    """Damage of what the block is about is told of, and ends the block alone: others of its kind go on."""
+    """Log a Damaged error of the block instead of raising it, so that a loop continues with the next item."""
     try:
         yield
     except Damaged as error:
@@ -35,9 +36,9 @@ def spared(log: logging.Logger, what: str) -> Iterator[None]:
 
 
 def run_each(log: logging.Logger, parts: dict[str, Callable[[], object]]) -> None:
-    """Run all parts, by name: one that fails is told of and holds up no other."""
+    """Run all parts, given by name. A failure is logged and does not stop the others."""
     for name, part in parts.items():
         try:
             part()
         except Exception as error:
-            tell(log, f"{name} failed; the rest goes on", error)
+            tell(log, f"{name} failed; the rest continues", error)

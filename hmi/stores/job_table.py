@@ -1,4 +1,7 @@
-"""Jobs in the registry: at most one live job for a target, and the allowed changes of state."""
+"""Jobs in the registry, at most one live job for each root, domain or model.
+
+"Live" means queued or running.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,34 @@ from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
 
 LOOKED_AT = 2000
-"""Records that one page of a list may look at, whatever it is asked for."""
+"""The most records that one page of a list may read, whatever its filters."""
 
 PER_DAY = 1000
-"""Jobs that a tenant with a limit may begin within a day."""
+"""The most jobs that a tenant with a quota may start within a day."""
 DAY_S = 86_400.0
 _TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def check_job_id(job: str) -> str:
-    """The id itself; NotFound for what cannot be one. Whatever passes is safe as a folder's name."""
+    """Return the id, which is then safe as a folder's name. Raises NotFound if it cannot be a job's id."""
     if not _JOB_ID.fullmatch(job):
         raise no_job(job)
     return job
 
 
 def no_job(job: str) -> NotFound:
-    """The error for an unknown job, and for one that the caller may not see: the two must look the same."""
+    """The error for an unknown job and for one that the caller may not see. The two must look the same."""
     return NotFound(f"there is no job {job[:80]!r}: check the id")
 
 
 def job_id_at(at: float) -> str:
-    """The beginning of the ids of jobs made at this time (seconds since 1970), so that ids sort by time."""
+    """The prefix of ids of jobs created at this time (seconds since 1970). Ids sort by time."""
     return f"j{int(at * 1000):011x}"
 
 
 def target_of(job: JobRecord) -> str | None:
-    """The root, domain or model that a job makes."""
+    """The root, domain or model that a job creates or changes."""
     value = job.spec.get(_TARGET[job.kind])
     return None if value is None else str(value)
 
@@ -66,8 +69,8 @@ def put_job(table: Table, txn: RegistryTxn, record: JobRecord) -> None:
     _count(table, txn, None if old is None else old.state, record.state)
 
 
-def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
-    """Remove a job's record and its places in the indexes; nothing where there is none."""
+def drop_job(table: Table, txn: Txn, job: str) -> None:
+    """Remove a job's record and its index entries, if it exists."""
     old = table.get(txn, JOB + job, JobRecord)
     if old is not None:
         for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
@@ -75,8 +78,8 @@ def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
         _count(table, txn, old.state, None)
 
 
-def index_jobs(table: Table, txn: RegistryTxn) -> None:
-    """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
+def index_jobs(table: Table, txn: Txn) -> None:
+    """Create the indexes that `put_job` maintains, in a registry of an earlier release. Idempotent."""
     if txn.get(JOBS_INDEXED) is not None:
         return
     for record in table.all(txn, JOB, JobRecord, tolerant=True):
@@ -85,8 +88,8 @@ def index_jobs(table: Table, txn: RegistryTxn) -> None:
     txn.put(JOBS_INDEXED, b"")
 
 
-def count_jobs(txn: RegistryTxn) -> dict[str, int]:
-    """How many jobs there are in each state. A count that is damaged is left out, until a job changes."""
+def count_jobs(txn: Txn) -> dict[str, int]:
+    """Return the number of jobs in each state. Omits damaged counts, which the next job change repairs."""
     return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
 
@@ -99,9 +102,9 @@ def page_of_jobs(
     after: str | None,
     limit: int,
 ) -> tuple[list[JobRecord], str | None]:
-    """Up to `limit` jobs, the newest first, and the job to go on after; None: there are no more.
+    """Return up to `limit` jobs, newest first, and the `after` of the next page (None: this is the last).
 
-    At most LOOKED_AT records are read, so a page may be short, even empty, and not the last.
+    At most LOOKED_AT records are read, so a page may be short or empty without being the last.
     """
     live = state is not None and state not in ENDED
     prefix = _of(tenant) if tenant is not None else LIVE if live else JOB
@@ -117,11 +120,10 @@ def page_of_jobs(
     return found, None
 
 
-def add_job(table: Table, txn: RegistryTxn, record: JobRecord, tenant_limit: int | None) -> None:
-    """Put a new job.
+def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
+    """Store a new job.
 
-    Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as
-    `check_quota`.
+    Raises Conflict if another live job has the same target, and QuotaExceeded as `check_quota` does.
     """
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
@@ -142,9 +144,11 @@ def _doing(job: JobRecord) -> str:
     return "was interrupted, and is still to make" if job.attempts else "is queued to make"
 
 
-def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
-    """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones
-    included."""
+def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
+    """Raise QuotaExceeded if a tenant has `limit` live jobs, or has started PER_DAY jobs within a day.
+
+    The daily count includes ended and cancelled jobs. With `limit` None there is no quota.
+    """
     if limit is None:
         return
     if sum(job.tenant == tenant for job in live_jobs(table, txn, tolerant=True)) >= limit:
@@ -156,15 +160,14 @@ def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int |
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
     if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
         raise QuotaExceeded(
-            f"tenant {tenant} has begun {PER_DAY} jobs within a day, ended and cancelled ones included: "
-            "wait some hours, or ask the administrator to begin the job",
+            f"tenant {tenant} has started {PER_DAY} jobs within a day, ended and cancelled ones included: "
+            "wait a few hours, or ask the administrator to start the job",
             limit=PER_DAY,
         )
 
 
-def live_jobs(table: Table, txn: RegistryTxn, *, tolerant: bool = False) -> list[JobRecord]:
-    """Queued and running jobs, the oldest first. Raises Damaged; a tolerant call leaves out what is damaged
-    or lost."""
+def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+    """Return queued and running jobs, oldest first. Raises Damaged; a tolerant call skips such records."""
     found = []
     for job in txn.keys(LIVE, tolerant=tolerant):
         try:
@@ -191,7 +194,7 @@ def update_job(
 
 
 def asked_to_stop(record: JobRecord) -> JobRecord:
-    """A queued job ends at once; a running one is told; one that has ended stays as it is."""
+    """The record after a request to cancel: a queued job ends, a running one is asked to, others stay."""
     if record.state == "queued":
         return record.model_copy(update={"state": "cancelled", "cancel_requested": True, "ended": now()})
     if record.state == "running":
@@ -205,8 +208,8 @@ def cancel_for_model(table: Table, txn: RegistryTxn, model: ModelId) -> None:
             put_job(table, txn, asked_to_stop(record))
 
 
-def drop_jobs_of(table: Table, txn: RegistryTxn, tenant: str) -> list[str]:
-    """Remove a tenant's jobs. One that runs finds its mark in GONE and cannot publish any more."""
+def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
+    """Remove a tenant's jobs and return their ids. A running one gets a mark in GONE and cannot publish."""
     dropped = txn.keys(_of(tenant))
     for job in dropped:
         if txn.get(LIVE + job) is not None:
@@ -215,8 +218,8 @@ def drop_jobs_of(table: Table, txn: RegistryTxn, tenant: str) -> list[str]:
     return dropped
 
 
-def old_jobs(table: Table, txn: RegistryTxn, keep: int, day: datetime, month: datetime) -> list[str]:
-    """Jobs that ended before `month`, or before `day` with `keep` others that ended later."""
+def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
+    """Ids of jobs that ended before `month`, or before `day` and are not among the newest `keep`."""
     ended = sorted(
         ((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True
     )
@@ -228,8 +231,8 @@ def drop_jobs(table: Table, txn: RegistryTxn, jobs: list[str]) -> None:
         drop_job(table, txn, job)
 
 
-def users_of_domain(table: Table, txn: RegistryTxn, domain: str) -> list[str]:
-    """Live jobs that read or make this domain or one below it."""
+def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
+    """Ids of live jobs that read, create or change this domain or one below it."""
     found = []
     for record in live_jobs(table, txn):
         used = str(record.spec.get("domain") or record.spec.get("name") or "")
@@ -250,13 +253,13 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(table: Table, txn: RegistryTxn, old: JobState | None, new: JobState | None) -> None:
-    """Count a job that has changed, after its record."""
+def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -> None:
+    """Update the counts after a job's record has changed."""
     try:
         for state, step in ((old, -1), (new, +1)):
             if state is not None and old != new:
                 txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
-    except Damaged:  # a sum of what is there, which must not keep any job from its end
+    except Damaged:  # the counts can be computed again; damage to them must not block a job
         _count_anew(table, txn)
 
 

@@ -1,5 +1,7 @@
-"""Access keys in the registry, found by hash (requests) and by tenant (lists). The key itself is never
-stored."""
+"""Access keys in the registry, indexed by hash (for requests) and by tenant (for lists).
+
+The key itself is never stored.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def keys_of(table: Table, txn: RegistryTxn, tenant: str | None) -> list[KeyRecor
     return sorted((k for k in found if k is not None), key=lambda k: (k.created, k.key_id))
 
 
-def check_count(txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
-    """Raises QuotaExceeded where a tenant has `limit` keys."""
+def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
+    """Raise QuotaExceeded if a tenant has `limit` keys."""
     if limit is not None and len(txn.keys(_of(tenant))) >= limit:
         raise QuotaExceeded(
             f"tenant {tenant} has {limit} keys: revoke one that is not used any more", limit=limit

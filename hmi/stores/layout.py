@@ -1,4 +1,4 @@
-"""The data folder: its paths, its format number, locks between processes, and leftovers of crashes."""
+"""The data folder: its paths and format number, locks between processes, cleaning up after crashes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hmi.errors import Damaged, InvalidInput
 from hmi.model.files import full_or, write_bytes
 
 FORMAT = 2
-"""1: the registry without checksums; it gets them when it is opened."""
+"""The format of data folders that this release writes. In format 1 the registry had no checksums."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths below one data folder. Names that become paths are checked by who makes them."""
+    """Paths in one data folder. Callers must check names before they become parts of a path."""
 
     data: Path
 
@@ -55,22 +55,22 @@ class Layout:
 
     @property
     def misses(self) -> Path:
-        """The misses of domains that record them."""
+        """Recorded misses, for domains that record them."""
         return self.data / "misses"
 
     @property
     def incoming(self) -> Path:
-        """Uploads that no job has taken yet."""
+        """Uploads that no job has taken over yet."""
         return self.data / "incoming"
 
     @property
     def uploads(self) -> Path:
-        """Where the operator puts files that a call may name by their path."""
+        """Files that the operator provides, which a call may name by their path."""
         return self.data / "uploads"
 
     @property
     def format(self) -> Path:
-        """The number of the folder's format."""
+        """The file with the folder's format number."""
         return self.data / "FORMAT"
 
     @property
@@ -80,21 +80,23 @@ class Layout:
 
     @property
     def server_note(self) -> Path:
-        """Where that server is found."""
+        """The address of that server."""
         return self.data / "server.json"
 
 
 def without_paths(text: str, data: Path) -> str:
-    """`text` as tenants may read it: where the data folder lies on the server is not for them."""
+    """Replace the data folder's path in `text`, since tenants must not see it."""
     for path in dict.fromkeys((str(data.absolute()), str(data.resolve()), str(data))):
-        if len(path) > 1:  # the folder of a process may be named "."
+        if len(path) > 1:  # the data folder may be "."
             text = text.replace(path, "<data>")
     return text
 
 
 def open_layout(data: Path) -> Layout:
-    """Create or check a data folder. Raises Damaged (newer format), InvalidInput (not usable),
-    StorageFull."""
+    """Create or check a data folder.
+
+    Raises Damaged if its format is newer, InvalidInput if it cannot be used, StorageFull.
+    """
     layout = Layout(data)
     try:
         for folder in (data, layout.registry, layout.roots, layout.lowers, layout.adapters, layout.jobs):
@@ -111,11 +113,11 @@ def open_layout(data: Path) -> Layout:
 
 
 def refuse_bereft(registry: Path) -> None:
-    """Raises Damaged for a data folder that has contents but no registry: a new registry would name none of
-    them, know no keys, and so let everybody in.
+    """Raise Damaged if the data folder has contents but no registry.
 
-    The registry is looked for again at the end, since a process that makes a data folder makes the registry
-    first.
+    A new registry would list none of the contents. It would also have no keys, and so admit everybody. The
+    check for the registry is repeated at the end: another process may be creating the folder, and it creates
+    the registry first.
     """
     data, layout = registry / "data.mdb", Layout(registry.parent)
     if data.exists() and data.stat().st_size:
@@ -132,7 +134,7 @@ def refuse_bereft(registry: Path) -> None:
 
 
 def _check_format(path: Path) -> None:
-    # Two processes may find it missing and both write the same.
+    # Two processes may both find it missing; both write the same.
     if not path.exists():
         write_bytes(path, f"{FORMAT}\n".encode())
     text = path.read_text(errors="replace").strip()
@@ -145,15 +147,15 @@ def _check_format(path: Path) -> None:
             f"the data folder {path.parent} has format {int(text)}, and this release reads up to {FORMAT}: "
             "upgrade hmi-server"
         )
-    if int(text) < FORMAT:  # before anything is written that an earlier release would misread
+    if int(text) < FORMAT:  # raised before anything is written that an earlier release would misread
         write_bytes(path, f"{FORMAT}\n".encode())
 
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Hold an exclusive flock on `path` for the block; yields False where another holder has it.
+    """Try to hold an exclusive flock on `path` for the block; yields False if it is taken.
 
-    The kernel frees it when its holder dies, however it dies.
+    The kernel releases the lock when its holder dies.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -169,7 +171,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def wait_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a flock on `path` for the block, waiting for it."""
+    """Wait for a flock on `path` and hold it for the block; exclusive unless `shared`."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -179,12 +181,14 @@ def wait_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
-    """Remove what killed writers left in `folder` and in its subfolders: `.*.tmp`. Returns the names
-    removed."""
+    """Remove temporary files (`.*.tmp`) of killed writers in `folder` and its subfolders.
+
+    Returns the names removed.
+    """
     removed = []
     before = time.time() - older_than_s
     for path in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
-        # Its writer, or another process's clean-up, may take it away meanwhile.
+        # Its writer, or another process's clean-up, may remove it meanwhile.
         with suppress(FileNotFoundError):
             if _last_change(path) < before:
                 if path.is_dir():
@@ -196,7 +200,7 @@ def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below `folder`, those that vanish meanwhile left out."""
+    """The total size in bytes of all files below `folder`. Files may vanish meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
@@ -206,8 +210,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def read_json(path: Path) -> object | None:
-    """The JSON value of a file; None where there is no file or no JSON (it is being replaced, or was
-    damaged)."""
+    """Return the JSON value in a file; None if the file is missing or is not JSON."""
     try:
         value: object = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):

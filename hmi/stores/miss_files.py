@@ -1,11 +1,10 @@
-"""Recorded misses on disk, and the switch for each domain. Any process may use them; nothing is kept in
-memory.
+"""Recorded misses on disk, and the switch for each domain. Stateless, so any process may use it.
 
-    misses/<root.branch>/epoch                           a random word; this folder is there where recording
-    is on misses/<root.branch>/<version>.<epoch>.safetensors   the sketch of one PLOT version's misses
+    misses/<root.branch>/epoch                             a random word; exists while recording is on
+    misses/<root.branch>/<version>.<epoch>.safetensors     the sketch of one PLOT version's misses
 
-Forgetting begins a new epoch: sketches of older epochs, even those that a recorder writes late, are ignored
-and removed. Switching off removes the folder, and a late recorder does not make it again.
+`forget` begins a new epoch. Sketches of older epochs are ignored and removed, also those that a recorder
+writes late. Switching off removes the folder, and a late recorder does not create it again.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class MissFiles:
         self.folder = folder
 
     def epochs(self) -> Epochs:
-        """The domains that are recorded, each with its epoch."""
+        """The domains whose misses are recorded, each with its epoch."""
         found: Epochs = {}
         for path in self.folder.glob(f"[!.]*/{EPOCH}"):
             with suppress(FileNotFoundError):  # switched off this moment
@@ -49,14 +48,14 @@ class MissFiles:
         return found
 
     def epoch(self, domain: str) -> str | None:
-        """The domain's epoch; None where it is not recorded."""
+        """The domain's epoch; None if its misses are not recorded."""
         try:
             return (self._of(domain) / EPOCH).read_text()
         except FileNotFoundError:
             return None
 
     def switch_on(self, domain: str) -> None:
-        """Record this domain from now on; nothing changes where that is so already. Raises StorageFull."""
+        """Record this domain's misses from now on. Idempotent. Raises StorageFull."""
         try:
             self._of(domain).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -65,15 +64,15 @@ class MissFiles:
             self._begin(domain)
 
     def switch_off(self, domain: str) -> None:
-        """Record it no more, and delete what was recorded. Again: nothing."""
+        """Stop recording a domain, and delete what was recorded. Idempotent."""
         gone = self.folder / f".{self._of(domain).name}.{secrets.token_hex(4)}.tmp"
-        # Renamed first, so that a recorder which writes at this moment cannot leave anything.
+        # Renamed first, so that a recorder that is writing at this moment leaves nothing behind.
         with suppress(FileNotFoundError):
             self._of(domain).replace(gone)
             shutil.rmtree(gone)
 
     def forget(self, domain: str, only_epoch: str | None = None) -> None:
-        """Delete what was recorded and go on recording; with `only_epoch` only if nobody did so since."""
+        """Delete what was recorded, and continue recording. Does nothing if `only_epoch` is over."""
         epoch = self.epoch(domain)
         if epoch is not None and only_epoch in (None, epoch):
             with suppress(FileNotFoundError):  # switched off this moment
@@ -81,17 +80,19 @@ class MissFiles:
                 self._sweep(domain)
 
     def write(self, domain: str, version: str, epoch: str, sketch: MissSketch) -> None:
-        """Replace a version's sketch, durably; nothing where the domain is off. Raises StorageFull."""
+        """Replace a version's sketch durably. Does nothing if recording is off. Raises StorageFull."""
         with suppress(FileNotFoundError):
             write_bytes(self._path(domain, version, epoch), sketch_bytes(sketch))
 
     def read(self, domain: str, version: str, epoch: str) -> MissSketch | None:
-        """A version's sketch of this epoch; None where there is none. Raises Damaged, Unavailable."""
+        """Return a version's sketch of this epoch; None if there is none. Raises Damaged, Unavailable."""
         return _read_if_there(self._path(domain, version, epoch))
 
     def all(self, domain: str) -> MissSketch | None:
-        """The sum over all versions of the domain; None where nothing was recorded. Raises Damaged,
-        Unavailable."""
+        """Return the sum over all versions of the domain; None if nothing was recorded.
+
+        Raises Damaged, Unavailable.
+        """
         epoch = self.epoch(domain)
         if epoch is None:
             return None
@@ -106,8 +107,7 @@ class MissFiles:
         return whole
 
     def prune(self, exists: Callable[[str], bool]) -> None:
-        """Remove what belongs to domains and versions that no longer exist, to earlier epochs and to killed
-        writers."""
+        """Remove files of domains and versions that no longer exist, of earlier epochs and killed writers."""
         clear_leftovers(self.folder, HOUR_S)
         for domain in self.epochs():
             if not exists(domain):
@@ -135,22 +135,20 @@ class MissFiles:
 
 
 def sketch_bytes(sketch: MissSketch) -> bytes:
-    """What `read_sketch` reads."""
+    """Serialise a sketch for `read_sketch`."""
     data: bytes = save(sketch.to_arrays())
     return data
 
 
 def read_sketch(path: Path) -> MissSketch:
-    """Raises Damaged (the bytes are no sketch), Unavailable (the disk did not give them)."""
+    """Read a sketch. Raises Damaged if the bytes are no sketch, Unavailable on a read error."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        # Not damage: a recorder begins anew on what is damaged, and would lose what the next try can still
-        # read.
+        # Not Damaged: a recorder replaces a damaged sketch, and would lose what the next try can still read.
         raise Unavailable(
             f"the recorded misses {path.name} could not be read ({error.strerror}): try again; if it "
-            "stays so, check "
-            "the disk"
+            "happens again, check the disk"
         ) from error
     try:
         return MissSketch.from_arrays(load(data))
@@ -161,7 +159,7 @@ def read_sketch(path: Path) -> MissSketch:
 
 
 def _read_if_there(path: Path) -> MissSketch | None:
-    """None for a file that is not there, also where it goes this moment. Raises Damaged, Unavailable."""
+    """Read a sketch; None if the file is missing or has just been removed. Raises Damaged, Unavailable."""
     try:
         return read_sketch(path)
     except Unavailable as error:

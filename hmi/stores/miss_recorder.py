@@ -1,8 +1,9 @@
-"""Recording misses while a server answers: sketches of new misses lie in memory, and one thread adds them to
-the files every few seconds. A look-up never waits for the disk.
+"""Recording of misses while a server answers.
 
-One of the processes on a data folder records: it holds a lock that the kernel frees when it dies. A death
-loses the misses that were not yet written, at most `FLUSH_S` seconds of them. An orderly stop loses none.
+New misses are sketched in memory, and a thread adds the sketches to the files every few seconds. A look-up
+never waits for the disk. One process on a data folder records: it holds a lock that the kernel frees when
+the process dies. If it is killed, the misses of the last `FLUSH_S` seconds are lost. An orderly stop loses
+none.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from hmi.stores.miss_files import Epochs, MissFiles
 from plot_store import Hits, MissSketch, VersionInfo
 
 FLUSH_S: Final = 10.0
-MOST: Final = 64  # sketches in memory; with more, they are written out at once
-_Key = tuple[str, str, str]  # domain, version, epoch
+"""Seconds between two flushes."""
+MOST: Final = 64
+"""With more sketches than this in memory, they are flushed at once."""
+_Key = tuple[str, str, str]
+"""Domain, version, epoch."""
 log = logging.getLogger("hmi.misses")
 
 
 @dataclass
 class _Part:
-    """The misses since the last write. Once taken, nothing is added to it."""
+    """The misses since the last flush. Once `taken` by a flush, no more are added."""
 
     sketch: MissSketch
     taken: bool = False
@@ -58,7 +62,7 @@ class MissRecorder:
         return bool(self._epochs)
 
     def start(self) -> bool:
-        """Record from now on, unless another process does or the disk refuses; whether it is this one."""
+        """Start recording. Returns False if another process records, or on a disk error, which is logged."""
         assert self._held is None, "a recorder is started once at a time"
         try:
             self.files.folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +72,7 @@ class MissRecorder:
                 self._epochs = self.files.epochs()
                 self._held = stack.pop_all()
         except OSError as error:
-            # Answering is worth more than recording.
+            # The server must answer even if it cannot record.
             tell(log, f"misses cannot be recorded in {self.files.folder}", error)
             return False
         self._stopping = False
@@ -78,7 +82,7 @@ class MissRecorder:
         return True
 
     def stop(self) -> None:
-        """Write everything and let another process record. Again: nothing."""
+        """Flush everything, and let another process record. Idempotent."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -98,16 +102,18 @@ class MissRecorder:
     def record(
         self, version: VersionInfo, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits
     ) -> None:
-        """Take note of a look-up in `version`; next to no cost where its domain is off. Never raises for the
-        disk."""
+        """Record the misses of a look-up in `version`. Does nothing if its domain is not recorded.
+
+        Never waits for the disk, nor raises its errors.
+        """
         epoch = self._epochs.get(version.ref)
         if epoch is not None:
             key = (version.ref, version.id, epoch)
             while not self._add(key, version.schema.n, tokens, offsets, hits):
-                pass  # its part was taken to the disk this moment
+                pass  # a flush has just taken the sketch
 
     def refresh(self) -> None:
-        """See which domains are switched on now. What was recorded under an earlier epoch goes."""
+        """Read again which domains are recorded. Drops unwritten misses of earlier epochs."""
         if self._held is None:
             return
         epochs = self.files.epochs()
@@ -117,8 +123,10 @@ class MissRecorder:
                 del self._parts[key]
 
     def flush(self) -> None:
-        """Write out what is new. Nothing where another process records. Raises StorageFull, Unavailable,
-        OSError."""
+        """Write new misses to the files. Does nothing if this process does not record.
+
+        Raises StorageFull, Unavailable, OSError.
+        """
         if self._held is not None:
             self.refresh()
             self._write_out()
@@ -146,12 +154,14 @@ class MissRecorder:
             try:
                 self.flush()
             except Exception as error:
-                # A full disk must not end recording: the next round tries again.
-                tell(log, "recorded misses could not be written; recording goes on", error)
+                # A full disk must not end recording: the next flush tries again.
+                tell(log, "recorded misses could not be written; recording continues", error)
 
     def _write_out(self) -> None:
-        """Add what is in memory to the files. What could not be written stays in memory, and holds up no
-        other."""
+        """Add the sketches in memory to the files. One that cannot be written stays in memory.
+
+        Writes all others, then raises the first error.
+        """
         failed: Exception | None = None
         with self._writing:
             with self._lock:
@@ -168,7 +178,7 @@ class MissRecorder:
             raise failed
 
     def _add_to_file(self, key: _Key, part: _Part) -> None:
-        with part.lock:  # after the last who adds to it
+        with part.lock:  # waits for a call of `record` that is adding to it
             part.taken = True
         try:
             whole = self._load(key)

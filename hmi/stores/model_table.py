@@ -1,5 +1,4 @@
-"""Tenants' models in the registry: publishing once for each job, version numbers, and the version that
-answers."""
+"""Tenants' models in the registry: publication, version numbers, and the version that answers."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
 
 KEPT_VERSIONS = 8
+"""The most versions that a model keeps, the one that answers included."""
 
 
 def model_key(model: ModelId) -> str:
@@ -30,9 +30,8 @@ def get_tenant(table: Table, txn: RegistryTxn, tenant: str) -> TenantRecord:
     return record
 
 
-def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion) -> ModelRecord:
-    """Add a version and let it answer, unless it is held back. The same job's second publication changes
-    nothing."""
+def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
+    """Add a version and let it answer, unless it is held back. Idempotent for each job."""
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()
     if old is not None and any(v.job == version.job for v in versions):
@@ -47,7 +46,7 @@ def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: Model
         )
     added = (*versions, version.model_copy(update={"version": number}))
     current = number if old is None or version.held_back is None else old.current
-    # The one that answers stays, however many were held back since.
+    # Keep the version that answers, however many were held back since.
     answers, others = ([v for v in added if (v.version == current) is same] for same in (True, False))
     kept = sorted([*answers, *others[-KEPT_VERSIONS + 1 :]], key=added.index)
     record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
@@ -79,4 +78,4 @@ def delete_model(table: Table, txn: RegistryTxn, model: ModelId) -> ModelRecord:
 def _refuse_unwanted(table: Table, txn: RegistryTxn, job: str) -> None:
     record = table.get(txn, JOB + job, JobRecord)
     if txn.get(GONE + job) is not None or (record is not None and record.cancel_requested):
-        raise JobCancelled("the job was cancelled before it published: start it again if it was not meant")
+        raise JobCancelled("the job was cancelled before it published: start it again if that was a mistake")

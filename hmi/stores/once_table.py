@@ -1,5 +1,4 @@
-"""Answers for repeated requests (Idempotency-Key) in the registry: kept for a day, dropped some time
-later."""
+"""Stored answers for repeated requests (Idempotency-Key) in the registry, with an expiry time."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import ONCE, ONCE_UNTIL
 
 
-def kept(txn: RegistryTxn, key: str, scope: str) -> dict[str, Any] | None:
-    """What `keep` stored for this key less than its lifetime ago."""
+def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
+    """Return the answer that `keep` stored for this key and scope; None if there is none or it expired."""
     raw = txn.get(ONCE + _once(key, scope))
     found = None if raw is None else json.loads(raw)
     return found["response"] if found is not None and found["until"] > time.time() else None
 
 
-def keep(txn: RegistryTxn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
-    """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
+def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
+    """Store an answer for `ttl_s` seconds, and delete some that have expired."""
     name, until = _once(key, scope), time.time() + ttl_s
     _drop_expired(txn)
     txn.put(ONCE + name, json.dumps({"until": until, "response": response}).encode())
@@ -36,7 +35,7 @@ def _once(key: str, scope: str) -> str:
 def _drop_expired(txn: RegistryTxn, at_most: int = 64) -> None:
     now = time.time()
     expired: list[str] = []
-    # Other callers' records: of those that are damaged `Registry.problems` tells.
+    # Other callers' records: damaged ones are skipped here, and reported by `Registry.problems`.
     for entry, _ in txn.items(ONCE_UNTIL, tolerant=True):
         if len(expired) == at_most or int(entry.partition("/")[0]) >= now:
             break
@@ -45,7 +44,7 @@ def _drop_expired(txn: RegistryTxn, at_most: int = 64) -> None:
         name = entry.partition("/")[2]
         with suppress(Damaged):
             raw = txn.get(ONCE + name)
-            # The same key may have been stored again with a later end.
+            # The same key may have been stored again with a later expiry.
             if raw is not None and json.loads(raw)["until"] <= now:
                 txn.delete(ONCE + name)
         txn.delete(ONCE_UNTIL + entry)

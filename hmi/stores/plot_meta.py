@@ -1,4 +1,4 @@
-"""What HMI records with each PLOT version that it publishes (`VersionInfo.meta` of plot_store)."""
+"""The metadata that HMI stores with each PLOT version (`VersionInfo.meta` of plot_store)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from plot_store import VersionInfo
 
 @dataclass(frozen=True)
 class PlotMeta:
-    """The meta of a PLOT version. One of alpha and budget_bytes says how much was selected."""
+    """The metadata of a PLOT version. Either `alpha` or `budget_bytes` set how much was selected."""
 
-    root_version: str  # the version of its root that its rows were computed for; "" where nothing is recorded
-    lower: str | None = None  # the artefact of the branch's own lower layers; None: the root's
+    root_version: str
+    """The version of the root that the rows were computed for; "" if unknown."""
+    lower: str | None = None
+    """The artefact of the branch's own lower layers; None: the root's."""
     alpha: float | None = None
     budget_bytes: int | None = None
-    report: Mapping[str, Any] = field(default_factory=dict)  # what the build counted and stored
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """Counts and sizes from the build."""
 
     @classmethod
     def of(cls, version: VersionInfo) -> PlotMeta:
-        """The meta of a stored version, also of one that another program published without it."""
+        """The metadata of a stored version. Another program may have published it without any."""
         return cls.from_dict(version.meta)
 
     @classmethod
     def from_dict(cls, meta: Mapping[str, Any]) -> PlotMeta:
-        """Read a stored version's meta; keys that it lacks get the defaults, and others are left out."""
+        """Read stored metadata. Missing keys get the defaults, unknown keys are ignored."""
         return cls(
             root_version=meta.get("root_version") or "",
             lower=meta.get("lower"),
@@ -47,6 +50,6 @@ class PlotMeta:
 
 
 def lowers_of(versions: Iterable[VersionInfo]) -> dict[str, str]:
-    """Names of lower layers, each with the ref of a version that was computed by them."""
+    """Artefact names of lower layers, each with the ref of a version that they computed."""
     named = ((PlotMeta.of(version).lower, version.ref) for version in versions)
     return {lower: ref for lower, ref in named if lower is not None}

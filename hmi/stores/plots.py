@@ -1,4 +1,4 @@
-"""Opening the PLOT store for the rest of HMI, and translating its errors into HmiErrors."""
+"""Opens the PLOT store for the rest of HMI, and translates its errors into HmiErrors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hmi import errors
 from hmi.config import Settings
 from plot_store import Limits, PlotStoreError, Store
 
-# The first that fits counts. A disk that refuses once, or for want of memory, says nothing of the bytes: try
-# again.
+# The first match counts. An I/O error proves no damage, so it becomes Unavailable: try again.
 _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
     (plot_store.NotFound, errors.NotFound),
     (plot_store.Conflict, errors.Conflict),
@@ -27,9 +26,9 @@ _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
 
 
 def as_hmi(error: PlotStoreError) -> errors.HmiError:
-    """The error of this project that says the same, in the store's own words.
+    """Return the corresponding HmiError with the same message.
 
-    What is left (used after a fork, changed though read-only) is a bug of ours: `internal`.
+    Errors without a counterpart (use after a fork, writing to a read-only store) are bugs of HMI: `internal`.
     """
     for theirs, ours in _AS:
         if isinstance(error, theirs):
@@ -39,7 +38,7 @@ def as_hmi(error: PlotStoreError) -> errors.HmiError:
 
 @contextmanager
 def plot_errors() -> Iterator[None]:
-    """Raise the store's errors as ours."""
+    """Raise the block's PlotStoreErrors as HmiErrors."""
     try:
         yield
     except PlotStoreError as error:
@@ -47,9 +46,9 @@ def plot_errors() -> Iterator[None]:
 
 
 def open_plots(path: Path, settings: Settings | None = None) -> Store:
-    """Open the PLOT store, making it if needed; it grows within the settings' limits.
+    """Open the PLOT store, creating it if needed. `settings` limit its size.
 
-    Raises Damaged, StorageFull, Unavailable (the disk refused).
+    Raises Damaged, StorageFull, and Unavailable on an I/O error.
     """
     with plot_errors():
         return Store.open(path, create=True, limits=None if settings is None else _limits(settings))

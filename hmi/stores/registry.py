@@ -1,6 +1,6 @@
-"""The registry of roots, tenants, keys, models and jobs. The last step of every change is to publish it here.
+"""The registry of roots, tenants, keys, models and jobs. A change takes effect when it is published here.
 
-One LMDB environment, several processes at once; every change is one durable transaction.
+The registry is one LMDB environment that processes share. Every change is one durable transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Registry:
 
     @classmethod
     def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
-        """Open the registry in the folder `path`, making it if needed. Raises Damaged, StorageFull."""
+        """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_bereft(path)
         registry = cls(RegistryDatabase.open(path, first_map))
@@ -58,11 +58,11 @@ class Registry:
         self._database.release()
 
     def generation(self) -> int:
-        """While it is the same, nothing in the registry has changed: for what is costly to read again."""
+        """A number that grows with each change. While it stays the same, cached reads are still valid."""
         return self._database.generation()
 
     def problems(self) -> list[str]:
-        """Every record that is damaged or lost, one sentence each; reads all of them."""
+        """Check all records; returns one sentence for each that is damaged or lost."""
         return self._database.problems()
 
     # Roots
@@ -83,7 +83,7 @@ class Registry:
         self._database.write(lambda t: self._table.put(t, key, record))
 
     def delete_root(self, name: str) -> bool:
-        """Whether there was one."""
+        """Delete a root. Returns whether it existed."""
         key = ROOT + check_name(name, "root")
         return self._database.write(lambda t: t.delete(key))
 
@@ -93,7 +93,7 @@ class Registry:
         return self._database.read(lambda t: self._table.all(t, TENANT, TenantRecord))
 
     def count_tenants(self) -> int:
-        """Without reading them."""
+        """The number of tenants, without parsing their records."""
         return self._database.read(lambda t: len(t.keys(TENANT)))
 
     def tenant(self, name: str) -> TenantRecord:
@@ -101,7 +101,7 @@ class Registry:
         return self._database.read(lambda t: model_table.get_tenant(self._table, t, name))
 
     def create_tenant(self, record: TenantRecord, key: KeyRecord) -> None:
-        """A tenant and its first key in one step. Raises Conflict if the name is taken."""
+        """Create a tenant and its first key in one transaction. Raises Conflict if the name is taken."""
         assert key.tenant == record.tenant, "a tenant's first key is its own"
 
         def body(txn: RegistryTxn) -> None:
@@ -134,11 +134,11 @@ class Registry:
         return self._database.write(body)
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
-        """A tenant's keys; those of None are the administrator's."""
+        """The keys of a tenant, or with None the administrator's."""
         return self._database.read(lambda t: key_table.keys_of(self._table, t, tenant))
 
     def put_key(self, record: KeyRecord, limit: int | None = None) -> None:
-        """Raises NotFound for a tenant that does not exist, QuotaExceeded where it has `limit` keys."""
+        """Store a key. Raises NotFound for an unknown tenant, QuotaExceeded if it has `limit` keys."""
 
         def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
@@ -153,10 +153,10 @@ class Registry:
         return self._database.write(lambda t: key_table.revoke_key(self._table, t, key_id))
 
     def find_key(self, sha256: str) -> KeyRecord | None:
-        """The key with this hash (64 hexadecimal digits), None if there is none."""
+        """The key with this SHA-256 (64 hexadecimal digits); None if there is none."""
         found = self._database.read(lambda t: key_table.find_key(self._table, t, sha256))
-        # The tree's search is over hashes of what was sent, which nobody can steer; the last word is constant
-        # in time.
+        # The tree search takes varying time, but over hashes, which a caller cannot choose. The comparison of
+        # the whole hash takes constant time.
         return found if found is not None and hmac.compare_digest(found.sha256, sha256) else None
 
     def any_keys(self) -> bool:
@@ -172,8 +172,10 @@ class Registry:
         *,
         tolerant: bool = False,
     ) -> list[ModelRecord]:
-        """Models by ascending `tenant.name`, those past `after` only. Raises Damaged where one of them is
-        damaged or lost; a tolerant call leaves it out."""
+        """Models by ascending `tenant.name`, only those past `after`.
+
+        Raises Damaged if one of them is damaged or lost; a tolerant call skips it.
+        """
         below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
         start = None if after is None else str(after)
         return self._database.read(
@@ -187,12 +189,11 @@ class Registry:
         return self._database.read(lambda t: model_table.get_model(self._table, t, model))
 
     def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
-        """Add a version (0 = the next number) and let it answer unless it is held back; once for a job,
-        however often it is called.
+        """Add a version and let it answer unless it is held back. Idempotent for each job.
 
-        The artefact must be durable before. Keeps the newest 8 versions, with the one that answers. Raises
-        NotFound (no such tenant), Conflict (the number is taken), JobCancelled (the job, model or tenant is
-        not wanted any more).
+        version: its number 0 stands for the next number. Its artefact must be durable. The model keeps 8
+        versions: the one that answers, and the newest others. Raises NotFound (no such tenant), Conflict (the
+        number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
         """
         return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
 
@@ -201,17 +202,16 @@ class Registry:
         return self._database.write(lambda t: model_table.set_current(self._table, t, model, version))
 
     def delete_model(self, model: ModelId) -> ModelRecord:
-        """Remove a model and ask its jobs to stop; returns what it was. Raises NotFound."""
+        """Remove a model and ask its jobs to stop. Returns its last record. Raises NotFound."""
         return self._database.write(lambda t: model_table.delete_model(self._table, t, model))
 
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """Jobs, the oldest first.
+        """Jobs, oldest first.
 
-        A list of queued or running jobs is cheap however many have ended. If not all jobs are asked for,
-        damaged records are left out: their tenant and state cannot be told, and one must not stop the others.
-        Raises Damaged else.
+        Listing queued or running jobs is cheap however many jobs have ended. With a filter, damaged records
+        are skipped, since their tenant and state are unknown. Without one, a damaged record raises Damaged.
         """
         read = job_table.live_jobs if state in ("queued", "running") else job_table.all_jobs
         tolerant = (tenant, state) != (None, None)
@@ -221,20 +221,20 @@ class Registry:
     def page_of_jobs(
         self, tenant: str | None, state: JobState | None, kind: JobKind | None, after: str | None, limit: int
     ) -> tuple[list[JobRecord], str | None]:
-        """Up to `limit` jobs, the newest first, and the job to go on after (None: no more). Its cost is
-        bounded, so a page may be short, even empty, and not the last."""
+        """Return up to `limit` jobs, newest first, and the `after` of the next page (None: this is the last).
+
+        The cost of a page is bounded, so it may be short or empty without being the last.
+        """
         return self._database.read(
             lambda t: job_table.page_of_jobs(self._table, t, tenant, state, kind, after, limit)
         )
 
     def count_jobs(self) -> dict[str, int]:
-        """How many jobs there are in each state, without reading them; a count that is damaged is left
-        out."""
+        """The number of jobs in each state, without reading the jobs. Damaged counts are left out."""
         return self._database.read(job_table.count_jobs)
 
     def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
-        """Queued and running jobs of one snapshot, the oldest first. Raises Damaged; a tolerant call leaves
-        it out."""
+        """Queued and running jobs, oldest first. Raises Damaged; a tolerant call skips damaged records."""
         return self._database.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
 
     def job(self, job: str) -> JobRecord:
@@ -245,9 +245,11 @@ class Registry:
         self._database.write(lambda t: job_table.put_job(self._table, t, record))
 
     def add_job(self, record: JobRecord, tenant_limit: int | None = None) -> None:
-        """A new job. Raises Conflict while another one works on the same root, domain or model; NotFound
-        (tenant); QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a
-        day."""
+        """Store a new job.
+
+        Raises Conflict if another live job works on the same root, domain or model; NotFound for an unknown
+        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day.
+        """
 
         def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
@@ -257,21 +259,21 @@ class Registry:
         self._database.write(body)
 
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
-        """Raises QuotaExceeded where `add_job` would, before anything is written for the job."""
+        """Raise QuotaExceeded if `add_job` would. Callers check before they write the job's files."""
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
-        """Read, change and write in one transaction. Raises NotFound."""
+        """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
         return self._database.write(lambda t: job_table.update_job(self._table, t, job, change))
 
     def has_job(self, job: str) -> bool:
         return self._database.read(lambda t: t.get(JOB + job) is not None)
 
     def drop_ended_jobs(self, keep: int = KEPT_JOBS) -> list[str]:
-        """Forget jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago;
-        returns them.
+        """Delete jobs that ended 30 days ago, and those beyond the newest `keep` that ended a day ago.
 
-        Not sooner: clients follow their jobs, and a repeated request answers with its job for a day.
+        Returns their ids. Each job stays for at least a day: clients poll it, and a repeated request is
+        answered with its job.
         """
         today = datetime.now(UTC)
         day, month = today - timedelta(days=1), today - timedelta(days=30)
@@ -285,11 +287,14 @@ class Registry:
             self._database.write(lambda t: job_table.index_jobs(self._table, t))
 
     def forget_gone(self, job: str) -> None:
-        """Drop the mark of a deleted tenant's job, once its process has ended."""
+        """Delete the mark of a deleted tenant's job, after the job's process has ended."""
         self._database.write(lambda t: t.delete(GONE + job))
 
     def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
-        """Run `act(models, jobs)` with those that depend on `domain`, while none can be added by anybody."""
+        """Run `act(models, jobs)` in a write transaction, so that no user of `domain` can be added meanwhile.
+
+        models: names of the models that depend on the domain. jobs: ids of its live jobs.
+        """
 
         def body(txn: RegistryTxn) -> T:
             records = self._table.all(txn, MODEL, ModelRecord)
@@ -301,9 +306,9 @@ class Registry:
     # Answers to repeated requests
 
     def remember(self, key: str, scope: str) -> dict[str, Any] | None:
-        """What `store` kept for this key less than its lifetime ago."""
+        """Return the answer that `store` keeps for this key; None if there is none, or it has expired."""
         return self._database.read(lambda t: once_table.kept(t, key, scope))
 
     def store(self, key: str, scope: str, response: dict[str, Any], ttl_s: float = DAY_S) -> None:
-        """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
+        """Store an answer for `ttl_s` seconds, and delete some that have expired."""
         self._database.write(lambda t: once_table.keep(t, key, scope, response, ttl_s))

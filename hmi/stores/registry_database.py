@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class RegistryDatabase:
-    """Short transactions over the registry's records: one writer in all processes, and readers never wait."""
+    """Short transactions over the registry's records. One process writes at a time; readers never wait."""
 
     _shared: Final[Shared[RegistryDatabase]] = Shared()
 
@@ -37,44 +37,46 @@ class RegistryDatabase:
 
     @classmethod
     def open(cls, folder: Path, first_map: int = FIRST_MAP) -> RegistryDatabase:
-        """Open or share the database at `folder`, which exists. Raises Damaged, StorageFull, Unavailable (the
-        disk)."""
+        """Open the database in the existing `folder`, or share it if this process has it open.
+
+        Raises Damaged, StorageFull, and Unavailable on an I/O error.
+        """
         try:
             return cls._shared.acquire(folder, lambda real: cls(real, first_map))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
     def release(self) -> None:
-        """Give back one use; the last one closes the database, after the transactions that run."""
+        """End one use. The last one closes the database, after the transactions that run."""
         self._shared.release(self)
 
     def generation(self) -> int:
-        """A number that each committed change, of whichever process, makes larger."""
+        """A number that grows with each committed change of any process."""
         try:
             return self._database.generation()
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def read(self, body: Callable[[RegistryTxn], T]) -> T:
-        """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
+    def read(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` on one snapshot. Its Txn must not be used after it returns."""
         try:
             return self._database.read(lambda raw: body(RegistryTxn(raw)))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
     def problems(self) -> list[str]:
-        """Every record that is damaged or missing; one sentence each."""
+        """Check all records; returns one sentence for each that is damaged or missing."""
         try:
             return self._database.read(problems)
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def write(self, body: Callable[[RegistryTxn], T]) -> T:
-        """Run `body` alone among all processes and commit durably; an exception undoes it.
+    def write(self, body: Callable[[Txn], T]) -> T:
+        """Run `body` as the only writer of all processes, and commit durably; an exception rolls it back.
 
-        `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use
-        this database only through that transaction. Raises Unavailable if another process holds the
-        registry for a minute.
+        `body` may run again after the map has grown, so its effects elsewhere must be idempotent. It may use
+        this database only through its Txn. Raises Unavailable if another process holds the write lock for a
+        minute.
         """
         try:
             return self._database.write(lambda raw: body(RegistryTxn(raw)))
@@ -95,7 +97,7 @@ def _warn(problem: str) -> None:
 
 
 def _as_ours(error: PlotStoreError) -> HmiError:
-    """The database's error as ours."""
+    """The corresponding HmiError."""
     if isinstance(error, Closed):
         return Unavailable(
             "the registry has been closed: the process is stopping, try again after its restart"

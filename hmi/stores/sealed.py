@@ -1,9 +1,9 @@
-"""Records in which damage and loss are noticed.
+"""Sealed records: a look-up detects that a record is damaged or lost.
 
-A value is the xxh3-64 of key and body, then the body. Every record has a mark: a second record under "=" and
-the key with the high bit of each byte set, written and deleted in the same transaction. If a look-up finds a
-mark without its record, the record was lost. Marks lie in another part of the tree than their records, in the
-same order, so that one bad page rarely takes both.
+A value is the xxh3-64 of key and body, then the body. Every record has a mark, written and deleted in the
+same transaction. The mark is a second record; its key is "=" and the record's key with the high bit of each
+byte set. A mark without its record shows that the record was lost. Marks lie in another part of the tree than
+their records, in the same order, so that one bad page rarely destroys both.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from plot_store.database.checksum import seal, unseal
 
 MARK = b"="
 FORMAT_KEY, FORMAT = b"format", b"2"
-"""1 has neither checks nor marks, and no record of its format."""
+"""The record of the format. Format 1 has neither checksums nor marks, and no such record."""
 CURE = "restore <data>/registry from a backup"
 _HIGH = bytes(b | 0x80 for b in range(256))
 _LOW = bytes(b & 0x7F for b in range(256))
 
 
-class RegistryTxn:
-    """One transaction, valid inside its block only. Keys are ASCII text."""
+class Txn:
+    """One transaction, valid only while its body runs. Keys are ASCII text."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
 
     def get(self, key: str) -> bytes | None:
-        """Raises Damaged for a record that is not what was written, or was and is not there."""
+        """Return a record's body, None if there is none. Raises Damaged if it is damaged or lost."""
         name = key.encode()
         value = self._raw.get(name)
         if value is not None:
@@ -42,16 +42,16 @@ class RegistryTxn:
         put(self._raw, key.encode(), value)
 
     def delete(self, key: str) -> bool:
-        """Whether there was one, or is known to have been."""
+        """Delete a record. Returns whether it existed, or its mark shows that it did."""
         marked = bool(self._raw.delete(mark_of(key.encode())))
         return bool(self._raw.delete(key.encode())) or marked
 
     def items(
         self, prefix: str, after: str | None = None, *, tolerant: bool = False
     ) -> Iterator[tuple[str, bytes]]:
-        """Records whose key has the prefix, ascending; keys come without the prefix. Starts behind `after`.
+        """Records whose key has the prefix, ascending and past `after`. Keys are yielded without the prefix.
 
-        Raises Damaged where one is damaged or missing; a tolerant call leaves it out instead.
+        Raises Damaged if one is damaged or lost; a tolerant call skips it.
         """
         head, first = prefix.encode(), (prefix if after is None else prefix + after).encode()
         past = None if after is None else first
@@ -75,10 +75,12 @@ class RegistryTxn:
             raise lost(mark)
 
     def names_back(self, prefix: str, before: str | None = None) -> Iterator[str]:
-        """Keys with the prefix, descending and without it; only those below `before` (also without it).
-        Leaves out keys of damaged records, and does not notice lost ones."""
+        """Keys with the prefix, descending and below `before`. Both are without the prefix.
+
+        Skips damaged records, and does not notice lost ones.
+        """
         head = prefix.encode()
-        # Keys are ASCII: nothing that has the prefix comes after it with the highest byte appended.
+        # Keys are ASCII, so every key with the prefix sorts before the prefix followed by the highest byte.
         end = head + (b"\xff" if before is None else before.encode())
         with self._raw.cursor() as cursor:
             more = cursor.prev() if cursor.set_range(end) else cursor.last()
@@ -93,7 +95,7 @@ class RegistryTxn:
 
 
 def put(raw: Any, name: bytes, body: bytes) -> None:
-    """Write a record and its mark, `raw` being LMDB's own transaction."""
+    """Write a record and its mark. `raw` is LMDB's own transaction."""
     raw.put(name, seal(name, body))
     raw.put(mark_of(name), seal(mark_of(name), b""), overwrite=False)
 
@@ -120,13 +122,13 @@ def lost(name: bytes) -> Damaged:
 
 
 def problems(raw: Any) -> list[str]:
-    """Every record that is damaged or missing, one sentence each; `raw` is LMDB's own transaction."""
+    """Check all records of LMDB's transaction `raw`; returns one sentence for each damaged or lost one."""
     found: list[str] = []
     held: set[bytes] = set()
     marked: set[bytes] = set()
     with raw.cursor() as cursor:
         for name, value in cursor:
-            if raw.get(name) != value:  # a look-up goes by the pages above, which this walk does not read
+            if raw.get(name) != value:  # a look-up uses branch pages, which this walk does not read
                 found.append(f"the registry's record {_shown(name)} is not found where it lies: {CURE}")
             try:
                 unsealed(name, value)
@@ -142,8 +144,7 @@ def problems(raw: Any) -> list[str]:
 
 
 def is_sealed(raw: Any) -> bool:
-    """Whether the table is of this format; False for one of format 1, and for an empty one. Raises
-    Damaged."""
+    """Whether the table has this format; False if it has format 1 or is empty. Raises Damaged."""
     value = raw.get(FORMAT_KEY)
     if value is not None:
         found = unsealed(FORMAT_KEY, value)
@@ -158,7 +159,7 @@ def is_sealed(raw: Any) -> bool:
 
 
 def upgrade(raw: Any) -> None:
-    """Seal every record of a table of format 1, in one transaction. Nothing where that has been done."""
+    """Seal every record of a table of format 1, in the transaction `raw`. Idempotent."""
     if is_sealed(raw):
         return
     with raw.cursor() as cursor:
@@ -169,7 +170,7 @@ def upgrade(raw: Any) -> None:
 
 
 def _marks(raw: Any, head: bytes, first: bytes, past: bytes | None) -> Iterator[bytes]:
-    """The records that must be there. A damaged mark says nothing: its record answers for itself."""
+    """Keys of records that must exist, by their marks. Ignores damaged marks."""
     for name, value in _scan(raw, mark_of(head), mark_of(first)):
         if _marked(name) != past and value == seal(name, b""):
             yield _marked(name)

@@ -1,5 +1,7 @@
-"""Pydantic records of the registry: the key of each kind, and a cache so that an unchanged value is parsed
-once."""
+"""Pydantic records in the registry: key prefixes, and a cache of parsed records.
+
+The comment beside a prefix says what follows it in a key, then the value if it is not the record itself.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,24 @@ ROOT = "root/"
 TENANT = "tenant/"
 MODEL = "model/"  # + tenant.name
 JOB = "job/"
-LIVE = "live/"  # + job: those that have not ended
+LIVE = "live/"  # + job, while it has not ended
 JOB_OF = "jobof/"  # + tenant (or nothing) / job
-JOB_COUNT = "jobcount/"  # + state -> how many there are
-JOBS_INDEXED = "jobsindexed"  # there once JOB_OF and JOB_COUNT hold every job
-GONE = "gone/"  # + job: their tenant was deleted while they ran
+JOB_COUNT = "jobcount/"  # + state -> number of jobs
+JOBS_INDEXED = "jobsindexed"  # exists once JOB_OF and JOB_COUNT cover every job
+GONE = "gone/"  # + job whose tenant was deleted while it ran
 KEY = "key/"  # + sha256
 KEY_OF = "keyof/"  # + tenant (or nothing) / key_id -> sha256
 KEY_ID = "keyid/"  # + key_id -> tenant (or nothing)
 ONCE = "once/"
-ONCE_UNTIL = "onceuntil/"  # + expiry / what ONCE has
+ONCE_UNTIL = "onceuntil/"  # + expiry / the rest of the ONCE key
 
 CACHED = 16_384
+"""The cache is cleared when it has this many records."""
 R = TypeVar("R", bound=Record)
 
 
 class Table:
-    """Reads and writes records. The cache compares bytes, so it can never give an older value."""
+    """Reads and writes records. A cached record is used only if the stored bytes are unchanged."""
 
     def __init__(self) -> None:
         self._cache: dict[str, tuple[bytes, Record]] = {}
@@ -56,7 +59,7 @@ class Table:
     ) -> list[R]:
         """Records whose key begins with `prefix + below`, ascending; `after` is relative to `prefix`.
 
-        Raises Damaged where one is damaged or lost; a tolerant call leaves it out.
+        Raises Damaged if one is damaged or lost; a tolerant call skips it.
         """
         found: list[R] = []
         if after is not None and not after.startswith(below):
@@ -83,8 +86,7 @@ class Table:
         except ValidationError as error:
             raise Damaged(
                 f"the registry's record {key!r} cannot be read ({error.error_count()} problems): it was "
-                "written by a "
-                "newer release, or is damaged; upgrade, or restore <data>/registry from a backup"
+                "written by a newer release, or is damaged; upgrade, or restore <data>/registry from a backup"
             ) from error
         if len(self._cache) >= CACHED:
             self._cache.clear()

@@ -1,4 +1,4 @@
-"""Parts of the engine by themselves: pins, items, batches from the queue, admission with its loop."""
+"""Parts of the engine by themselves: the model loader, items, batches from the queue, admission."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.engine import InferRequest
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle, TaskPart
 from hmi.engine.item import Item, Piece
-from hmi.engine.pins import Pins
+from hmi.engine.loading import ModelLoader
 from hmi.engine.queue import BatchQueue, Cut
 from hmi.engine.request import InferResult
 from hmi.engine.supervisor import Supervisor
@@ -39,18 +39,18 @@ class Kept:
         self.wanted = False
 
 
-def pins_of(home: Home) -> Pins:
+def loader_of(home: Home) -> ModelLoader:
     bundles = home.bundles()
     pool: AdapterPool[TaskPart] = AdapterPool(home.settings.pool_bytes, bundles.load_task_part)
-    return Pins(bundles, pool)
+    return ModelLoader(bundles, pool)
 
 
 async def bundle_of(home: Home, model: ModelId, *, exact: bool = False) -> Bundle:
-    pins = pins_of(home)
+    loader = loader_of(home)
     try:
-        return await pins.pin(model, exact=exact)
+        return await loader.load(model, exact=exact)
     finally:
-        pins.close()
+        loader.close()
 
 
 async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = False) -> list[Item]:
@@ -68,16 +68,16 @@ def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piec
     return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
 
 
-def take_guest(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
+def take_interleaved(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
     """The next batch that may run within the last one."""
-    candidates = queue.guests()
-    return queue.cut(min(candidates), Cut(seconds, tokens, guest=True)) if candidates else []
+    candidates = queue.interleavable()
+    return queue.cut(min(candidates), Cut(seconds, tokens, interleaved=True)) if candidates else []
 
 
 @asynccontextmanager
-async def admitting(pins: Pins, *, later: asyncio.Event | None = None) -> AsyncIterator[Admission]:
+async def admitting(loader: ModelLoader, *, later: asyncio.Event | None = None) -> AsyncIterator[Admission]:
     """Admission, running, once `later` is set where it is given."""
-    admission, loops = Admission(pins), Supervisor()
+    admission, loops = Admission(loader), Supervisor()
 
     async def run() -> None:
         if later is not None:
@@ -90,4 +90,4 @@ async def admitting(pins: Pins, *, later: asyncio.Event | None = None) -> AsyncI
     finally:
         await loops.stop()
         await admission.close()
-        pins.close()
+        loader.close()

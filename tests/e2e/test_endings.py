@@ -95,7 +95,7 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
 ) -> None:
     engine = home.engine(batch_ms=1 << 20)
     await engine.start()
-    pool, requests = engine._pins._pool, [InferRequest(MOOD, t) for t in home.covered[:3]]
+    pool, requests = engine._loader._pool, [InferRequest(MOOD, t) for t in home.covered[:3]]
     both = [*requests, InferRequest(OTHER, home.covered[0])]
     await engine.infer(requests)
     assert (pool.hits, pool.misses) == (0, 1), "cold: read when the call was admitted"
@@ -118,12 +118,12 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
 
 
 def threads_of(engine: Engine) -> dict[str, ThreadPoolExecutor]:
-    pins = engine._pins
+    loader = engine._loader
     return {
         "compute": engine._threads,
         "tokenise": engine._admission._thread,
-        "load": pins._loaders,
-        "modules": pins._readers,
+        "load": loader._part_threads,
+        "modules": loader._module_threads,
     }
 
 

@@ -176,10 +176,10 @@ async def test_tokenising_that_dies_fails_its_share_alone(
     await engine.start()
     go_on = Share.go_on
 
-    def dies(self: Share, pins: Any) -> float:
+    def dies(self: Share, loader: Any) -> float:
         if self.tenant == "globex":
             raise RuntimeError("the thread is gone")
-        return go_on(self, pins)
+        return go_on(self, loader)
 
     with monkeypatch.context() as patch:
         patch.setattr(Share, "go_on", dies)
@@ -265,7 +265,7 @@ async def test_a_load_or_a_text_that_panics_fails_its_own_call(
         assert isinstance(answered, list)
         assert engine.ready(), "one call's fault takes no loop with it"
         assert (await engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
-        engine._pins._pool._cached.pop(version.artefact, None)
+        engine._loader._pool._cached.pop(version.artefact, None)
     await engine.stop()
 
 

@@ -28,7 +28,7 @@ from hmi.model.tokenizer import Text, Tokenizer
 from hmi.stages import Candidate, Plan
 from plot_store import Reader
 from tests.e2e.conftest import Home
-from tests.e2e.hall import Kept, admitting, items, pins_of, take
+from tests.e2e.hall import Kept, admitting, items, loader_of, take
 
 MOOD, TAGS, OTHER = ModelId("acme", "mood"), ModelId("globex", "tags"), ModelId("globex", "mood")
 
@@ -218,7 +218,7 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
         return encode(self, texts, max_length)
 
     monkeypatch.setattr(Tokenizer, "encode", counted)
-    async with admitting(pins_of(home)) as admission:
+    async with admitting(loader_of(home)) as admission:
         for model in (MOOD, OTHER):
             await admission.admit([InferRequest(model, "warm")])
         flood = asyncio.create_task(admission.admit([InferRequest(MOOD, t) for t in home.covered * 30]))
@@ -241,10 +241,10 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
 
 async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
     begin, ended = asyncio.Event(), list[str]()
-    pins = pins_of(home)
+    loader = loader_of(home)
     for model in (MOOD, OTHER):
-        await pins.pin(model, exact=False)
-    async with admitting(pins, later=begin) as admission:
+        await loader.load(model, exact=False)
+    async with admitting(loader, later=begin) as admission:
 
         async def call(model: ModelId, *texts: Text) -> None:
             with suppress(InvalidInput):
@@ -307,9 +307,9 @@ async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: 
         return encode(self, texts, max_length)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
-    pins = pins_of(home)
-    await pins.pin(MOOD, exact=False)
-    async with admitting(pins) as admission:
+    loader = loader_of(home)
+    await loader.load(MOOD, exact=False)
+    async with admitting(loader) as admission:
         await admission.admit([InferRequest(OTHER, "a quiet text")])
         begun = time.monotonic()
         await admission.admit([InferRequest(MOOD, t) for t in home.covered[:10]])

@@ -108,12 +108,12 @@ class Machine(RuleBasedStateMachine):
                 1 + 1e-9
             )
 
-    @precondition(lambda self: self.queue.guests())
+    @precondition(lambda self: self.queue.interleavable())
     @rule(work=st.floats(20, 100))
-    def take_guest(self, work: float) -> None:
-        candidate, pace = min(self.queue.guests()), Pace()
+    def take_interleaved(self, work: float) -> None:
+        candidate, pace = min(self.queue.interleavable()), Pace()
         seconds = pace.seconds(candidate.key, work)
-        pieces = self.queue.cut(candidate, Cut(seconds, 100, guest=True))
+        pieces = self.queue.cut(candidate, Cut(seconds, 100, interleaved=True))
         self.check(pieces, candidate.key)
         assert not pieces or pace.seconds(
             candidate.key, BATCH_WORK + sum(p.work for p in pieces)

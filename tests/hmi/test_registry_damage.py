@@ -329,7 +329,7 @@ def test_housekeeping_goes_on_past_what_is_damaged(folder: Path, caplog: pytest.
     assert not (folder.parent / "jobs" / "j9").exists(), "nobody's"
     assert cared
     told = [record.getMessage() for record in caplog.records]
-    assert any("collecting failed; the rest goes on: damaged:" in line for line in told)
+    assert any("collecting failed; the rest continues: damaged:" in line for line in told)
     assert all(record.exc_info is None for record in caplog.records)
     manager.close()
 

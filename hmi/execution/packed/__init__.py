@@ -1,4 +1,4 @@
-"""Packed torch on the CPU: the tokens of all tenants in one array, no padding computed between texts."""
+"""The packed executor: torch on the CPU, with the tokens of all tenants in one array without padding."""
 
 from __future__ import annotations
 

@@ -14,8 +14,10 @@ from hmi.model.relative import relative_bias
 
 
 def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
-    """Attention over rows [rows, dim] (more may follow): text i has offsets[i]:offsets[i + 1]. size: of
-    `Rows`."""
+    """Attention of each text over its own rows of [rows, dim], those in offsets[i]:offsets[i + 1].
+
+    Rows after the last text get zeros. size: see `Rows.size`.
+    """
     added = _Added(offsets, size)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
@@ -23,7 +25,7 @@ def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None
         bias = None if relative is None else relative_bias(relative, added.longest)[None]
         for a, b in pairwise(offsets):
             qs, ks, vs = (heads_first(z[None, a:b], heads) for z in (q, k, v))
-            # What a shorter text needs is the corner of what the longest needs.
+            # A shorter text's bias is the corner of the longest text's.
             mask = added.to(None if bias is None else bias[:, :, : b - a, : b - a], a, b)
             y = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask)
             out[a:b] = y.transpose(1, 2).flatten(-2)[0]
@@ -55,14 +57,14 @@ def attend_first(offsets: Sequence[int], heads: int, size: Tensor | None = None)
 
 
 class _Added:
-    """What is added to the scores because rows stand for several tokens: the logarithm of how many."""
+    """The term added to attention scores for rows that stand for several tokens: log(number of tokens)."""
 
     def __init__(self, offsets: Sequence[int], size: Tensor | None) -> None:
         self.longest = max((b - a for a, b in pairwise(offsets)), default=0)
         self._log = None if size is None else size.log()
 
     def to(self, bias: Tensor | None, start: int, end: int) -> Tensor | None:
-        """A text's bias [1, heads, queries, keys] or None, with that of its rows start:end."""
+        """Add the term of rows start:end to a text's bias [1, heads, queries, keys], or to none."""
         if self._log is None:
             return bias
         mine = self._log[start:end][None, None, None]

@@ -1,5 +1,7 @@
-"""The upper layers over the packed tokens of many tenants: no padding is computed, and no text's rows depend
-on another text's. The padded form in `hmi.model.encoder` is its reference.
+"""The upper layers over the packed tokens of many tenants.
+
+No padding is computed between texts, and no text's rows depend on another text's. The reference is the padded
+form in `hmi.model.encoder`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hmi.model.shape import EncoderShape
 
 
 class InMemory:
-    """All upper layers at hand."""
+    """`Weights` with all upper layers in memory."""
 
     def __init__(self, upper: nn.ModuleList) -> None:
         self._layers = [_encoder_layer(layer) for layer in upper]
@@ -35,14 +37,13 @@ class InMemory:
 
 
 class PackedExecutor:
-    """Packed torch in fp32 on the CPU; see `Executor`. A tenant's module is used where it lies: nothing is
-    swapped."""
+    """An `Executor` in fp32 on the CPU. Tenants' modules are applied in place: no weights are copied."""
 
     def __init__(self, upper: nn.ModuleList | Weights, shape: EncoderShape) -> None:
         self._weights: Weights = InMemory(upper) if isinstance(upper, nn.ModuleList) else upper
         self._heads, self._dim = shape.heads, shape.dim
         first = self._weights.layer(0)
-        # The layers' code is kept for each number of rows: where it is, few numbers are computed.
+        # oneDNN keeps compiled code for each number of rows, so few different numbers should occur.
         self._counted = any(isinstance(module, PackedLinear) for module in first.modules())
 
     @property
@@ -89,14 +90,16 @@ class PackedExecutor:
         yield Left(rows.texts, ended, rows.by_token(below), offsets, after=last + 1)
 
     def _whole(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
-        """Layer i of every row; x and what is returned may have rows of nobody at the end."""
+        """Run layer i on every row. `x` and the result may have padding rows at the end."""
         delta = segment_delta([s.rows(rows.offsets) for s in segments], i)
         y: Tensor = self._weights.layer(i)(x, attend_packed(rows.offsets, self._heads, rows.size), delta)
         return y
 
     def _first(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
-        """Layer i of each text's first row [texts, dim], rows of nobody at the end: keys and values of all
-        rows are computed, but one query a text (exact)."""
+        """Run layer i for each text's first row only: [texts, dim], with padding rows at the end.
+
+        The result is exact: keys and values of all rows are computed, and one query for each text.
+        """
         index = torch.tensor(rows.offsets[:-1])
         y: Tensor = self._weights.layer(i)(
             x,
@@ -108,7 +111,7 @@ class PackedExecutor:
         return y
 
     def _padded(self, x: Tensor) -> Tensor:
-        """x with rows of zeros up to one of few numbers of rows, where that is worth it."""
+        """Pad `x` with rows of zeros to one of few row counts, if the layers keep code for each count."""
         return F.pad(x, (0, 0, 0, padded(len(x)) - len(x))) if self._counted else x
 
 
@@ -119,7 +122,7 @@ def pack_upper(upper: nn.ModuleList) -> None:
 
 
 def _with(rows: Rows, x: Tensor) -> Rows:
-    """The same rows with new values, of which those beyond the last text are nobody's."""
+    """The same rows with new values; drops padding rows after the last text."""
     return Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
 
 
@@ -132,7 +135,7 @@ def _encoder_layer(layer: nn.Module) -> EncoderLayer:
 def run_rows(
     executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
 ) -> Tensor:
-    """Every row of the last layer [tokens, dim], without a batch key: for measurements and tests."""
+    """Run all layers and return every row, [tokens, dim]. For measurements and tests."""
     (left,) = executor.run(BatchKey(("", ""), "rows", exact=False), Rows.packed(x, offsets), modules)
     return left.last
 
@@ -141,8 +144,10 @@ def run_rows(
 def run_classified(
     executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
 ) -> Tensor:
-    """What classification reads, [texts, 2·dim]: the first row, and the mean of the rows before the last
-    layer."""
+    """Run all layers and return what a classification head without queries reads, [texts, 2·dim].
+
+    That is the first row of the last layer, and the mean of the rows that entered it.
+    """
     (left,) = executor.run(BatchKey(("", ""), "cls", exact=False), Rows.packed(x, offsets), modules)
     means = torch.stack([left.before[a:b].mean(0) for a, b in pairwise(left.offsets)])
     return torch.cat([left.last, means], dim=-1)

@@ -1,4 +1,4 @@
-"""Tenants' modules on the packed rows of a batch: each on its own rows, neighbours of one module together."""
+"""Tenants' modules on the packed rows of a batch, each on its own rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Segment:
     module: TenantModule | None
 
     def rows(self, offsets: Sequence[int]) -> Segment:
-        """The same in rows, where text i has offsets[i]:offsets[i + 1]."""
+        """Convert from texts to rows; text i has the rows offsets[i]:offsets[i + 1]."""
         return Segment(offsets[self.start], offsets[self.end], self.module)
 
 
 def segments_of(modules: Sequence[TenantModule | None]) -> list[Segment]:
-    """Group neighbouring texts with the same module; the batch is sorted by tenant so that runs are long."""
+    """Group adjacent texts with the same module. The batch is sorted by module, so the runs are long."""
     out: list[Segment] = []
     for i, module in enumerate(modules):
         if out and out[-1].module is module:
@@ -36,7 +36,7 @@ def segments_of(modules: Sequence[TenantModule | None]) -> list[Segment]:
 
 
 def segment_delta(segments: Sequence[Segment], layer: int) -> Delta:
-    """Each tenant's change of a layer on its own rows, in place; rows without a module stay as they are."""
+    """The changes of a layer by all modules, each in place on its own rows. Other rows do not change."""
 
     def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
         for segment in segments:

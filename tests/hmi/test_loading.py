@@ -13,7 +13,7 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, Part
 from hmi.engine.cache import IdleCache
-from hmi.engine.pins import Pins
+from hmi.engine.loading import ModelLoader
 from hmi.engine.recent import Recent
 from hmi.errors import Damaged
 from hmi.stores.adapter_pool import AdapterPool
@@ -65,14 +65,14 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
         return [name], 10
 
     pool: AdapterPool[Any] = AdapterPool(0, load)
-    pins = Pins(cast(Bundles, AtHand(list)), pool)
-    holds = [asyncio.create_task(pins.hold([name])) for name in ("ends", "raises", "never begins")]
+    loader = ModelLoader(cast(Bundles, AtHand(list)), pool)
+    holds = [asyncio.create_task(loader.hold([name])) for name in ("ends", "raises", "never begins")]
     while pool.misses < 2:
         await asyncio.sleep(0.001)
     for hold in holds:
         hold.cancel()
     await asyncio.gather(*holds, return_exceptions=True)
-    closing = asyncio.create_task(asyncio.to_thread(pins.close))
+    closing = asyncio.create_task(asyncio.to_thread(loader.close))
     await asyncio.sleep(0.05)
     assert not closing.done(), "it waits for what is being loaded"
     go_on.set()
@@ -94,10 +94,10 @@ async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: p
     async def at_once(*_: object) -> None:
         """The module is in memory."""
 
-    pins = Pins(cast(Bundles, AtHand(damaged)), AdapterPool(0, lambda name: (cast(Any, name), 1)))
-    monkeypatch.setattr(pins, "_module", at_once)
+    loader = ModelLoader(cast(Bundles, AtHand(damaged)), AdapterPool(0, lambda name: (cast(Any, name), 1)))
+    monkeypatch.setattr(loader, "_module", at_once)
     models = [ModelId("acme", "mood"), ModelId("globex", "mood")]
-    waiting = [asyncio.create_task(pins.pin(model, exact=True)) for model in models]
+    waiting = [asyncio.create_task(loader.load(model, exact=True)) for model in models]
     while not loads:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)

@@ -1,5 +1,6 @@
-"""Pinning: gives out a model's bundle. Parts that are not in memory are loaded on other threads, each once
-for all who wait for it.
+"""Loading of models: finds a model's bundle, and loads on other threads what is not in memory.
+
+Concurrent callers share one load of each part (single-flight).
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ from plot_store import Reader
 
 log = logging.getLogger("hmi.engine")
 V = TypeVar("V")
-LOADERS = 8
-"""Roots and domains that load at once, each once."""
-MODULE_LOADERS = 2
-"""Threads that read modules: short work, which is not to wait for the long one."""
+PART_THREADS = 8
+"""Threads that load roots, PLOT readers and lower layers."""
+MODULE_THREADS = 2
+"""Threads that read modules. These reads are short and must not wait behind long loads."""
 
 
-class Pins:
-    """Gives out bundles. Each part is loaded by itself: a root, domain or module that takes seconds delays
-    only those who wait for it. `found` may be called on any thread, the rest only on the event loop's.
+class ModelLoader:
+    """Gives out models' bundles, and holds batches' modules in memory.
+
+    Each part is loaded by itself, so a root, domain or module that takes seconds delays only the texts that
+    wait for it. `loaded` may be called on any thread, `close` on any but the event loop's, the rest only on
+    the event loop's.
     """
 
     def __init__(self, bundles: Bundles, pool: AdapterPool[TaskPart]) -> None:
         self._bundles, self._pool = bundles, pool
-        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="hmi-load")
-        self._readers = ThreadPoolExecutor(MODULE_LOADERS, thread_name_prefix="hmi-modules")
+        self._part_threads = ThreadPoolExecutor(PART_THREADS, thread_name_prefix="hmi-load")
+        self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
 
-    def found(self, model: ModelId, *, exact: bool) -> Bundle | None:
-        """The live version's bundle, where nothing has to be loaded for it. Raises NotFound, Damaged."""
+    def loaded(self, model: ModelId, *, exact: bool) -> Bundle | None:
+        """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
         version = self._bundles.live(model)
         upper, reader = self._bundles.upper(version).now(), self._bundles.reader(version).now()
         if upper is None or reader is None or not self._pool.has(version.artefact):
@@ -48,9 +52,12 @@ class Pins:
         lower = self._bundles.lower(version, upper, reader).now() if exact else None
         return None if exact and lower is None else _bundle(model, version, upper, reader, lower)
 
-    async def pin(self, model: ModelId, *, exact: bool) -> Bundle:
-        """The live version's bundle; what is cold is loaded. Raises NotFound, Damaged, Unavailable."""
-        version = await in_thread(self._readers, lambda: self._bundles.live(model))
+    async def load(self, model: ModelId, *, exact: bool) -> Bundle:
+        """Load what is missing and return the live version's bundle.
+
+        Raises NotFound, Damaged, Unavailable.
+        """
+        version = await in_thread(self._module_threads, lambda: self._bundles.live(model))
         upper, reader, _ = await asyncio.gather(
             self._part(self._bundles.upper(version)),
             self._part(self._bundles.reader(version)),
@@ -60,12 +67,12 @@ class Pins:
         if exact:
             try:
                 lower = await self._part(self._bundles.lower(version, upper, reader))
-            except DamagedArtefact as error:  # of several domains, perhaps: each hears of its own
+            except DamagedArtefact as error:  # domains may share the file: name the caller's own
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
         return _bundle(model, version, upper, reader, lower)
 
-    def at_hand(self, artefacts: list[str]) -> bool:
-        """Whether `hold` would find all these modules in memory."""
+    def in_memory(self, artefacts: list[str]) -> bool:
+        """Whether all these modules are in memory, so that `hold` would not wait."""
         return all(map(self._pool.has, artefacts))
 
     async def hold(
@@ -79,7 +86,7 @@ class Pins:
         held = self._pool.take(artefacts, count=not again)
         if held is not None:
             return held, {}
-        loading = in_thread(self._readers, lambda: self._pool.load(artefacts, count=not again))
+        loading = in_thread(self._module_threads, lambda: self._pool.load(artefacts, count=not again))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -87,22 +94,21 @@ class Pins:
             raise
 
     def let_go(self, artefacts: list[str]) -> None:
+        """End one `hold` of the same modules."""
         self._pool.give_back(artefacts)
 
     def close(self) -> None:
-        """Wait for the loads that have begun; those that have not are dropped. Not for the event loop's
-        thread."""
-        self._loaders.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+        """Wait for the loads that have begun, and drop the others. Blocks: do not call on the event loop."""
+        self._part_threads.shutdown(cancel_futures=True)
+        self._module_threads.shutdown(cancel_futures=True)
         self._bundles.close()
 
     async def _module(self, model: ModelId, version: ModelVersion) -> None:
-        """See that the module is in memory, without holding it there. Several models may share one: an error
-        is named for this one."""
+        """Prefetch the module. Models may share one, so an error names this model."""
         key = "module", version.artefact
         if not self._pool.has(version.artefact):
             try:
-                await self._once(key, lambda: self._read(version.artefact), self._readers)
+                await self._once(key, lambda: self._read(version.artefact), self._module_threads)
             except Exception as error:
                 raise named(error, model, version) from error
 
@@ -115,10 +121,10 @@ class Pins:
 
     async def _part(self, part: Part[V]) -> V:
         value = part.now()
-        return await self._once(part.key, part.load, self._loaders) if value is None else value
+        return await self._once(part.key, part.load, self._part_threads) if value is None else value
 
     async def _once(self, key: Key, load: Callable[[], V], threads: ThreadPoolExecutor) -> V:
-        """What loading a part gave, begun by whoever came first."""
+        """Load something once for all concurrent callers (single-flight)."""
         loading = self._loads.get(key)
         if loading is None:
             loading = self._loads[key] = in_thread(threads, load)
@@ -127,7 +133,7 @@ class Pins:
         return found
 
     def _nobody_waits(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
-        """What was loaded for a batch that is gone is not held. A load that failed or never began holds
+        """Give back what was loaded for a batch that is gone. A load that failed or never began holds
         nothing."""
         if not done.cancelled() and done.exception() is None:
             self._pool.give_back(artefacts)
@@ -135,7 +141,7 @@ class Pins:
     def _loaded(self, key: Key, done: asyncio.Future[Any]) -> None:
         del self._loads[key]
         if not done.cancelled():
-            done.exception()  # seen, though nobody may wait for it any more
+            done.exception()  # mark it as retrieved: nobody may be waiting any more
 
 
 def _bundle(
@@ -145,6 +151,6 @@ def _bundle(
 
 
 def named(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
-    """What is said of an artefact that is damaged to those who know no hashes."""
+    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
     whose = f"version {version.version} of model {model}"
     return error.of(whose) if isinstance(error, DamagedArtefact) else error

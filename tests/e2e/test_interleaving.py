@@ -14,8 +14,8 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, InferRequest, InferResult, running
 from hmi.engine.bundles import TaskPart
-from hmi.engine.guests import Hosts
 from hmi.engine.heads import Output
+from hmi.engine.interleaving import Hosts
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import Pace
 from hmi.engine.queue import BatchQueue
@@ -23,7 +23,7 @@ from hmi.errors import Damaged, Unavailable
 from hmi.execution import Left
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
-from tests.e2e.hall import items, take, take_guest
+from tests.e2e.hall import items, take, take_interleaved
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -83,7 +83,7 @@ async def held(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hel
     monkeypatch.setattr(engine._queue, "put", counted)
     monkeypatch.setattr(engine._pace, "ran", lambda *_: None)
     await engine.start()
-    bundle = await engine._pins.pin(MOOD, exact=False)
+    bundle = await engine._loader.load(MOOD, exact=False)
     hook = bundle.root.upper[0].register_forward_pre_hook(lab.layer)
     try:
         yield lab
@@ -186,7 +186,7 @@ async def test_a_guest_without_threads_fails_alone_and_is_to_try_again(
         guest = await lab.call(InferRequest(OTHER, home.covered[0]))
         with pytest.raises(Unavailable, match="try again"):
             await guest
-        assert "a guest could not run" in caplog.text
+        assert "an interleaved batch could not run" in caplog.text
         lab.go_on.set()
         assert len(await host) == len(home.covered)
         assert lab.engine.ready(), "a guest takes no loop with it"
@@ -203,7 +203,7 @@ async def test_a_guest_that_waits_for_its_module_leaves_its_place_to_another(
     try:
         async with held(home, monkeypatch) as lab:
             host = await lab.host(*long_call(home))
-            pool, disk, loads = lab.engine._pins._pool, threading.Event(), []
+            pool, disk, loads = lab.engine._loader._pool, threading.Event(), []
             read = pool._load
 
             def load(name: str) -> tuple[TaskPart, int]:
@@ -232,12 +232,12 @@ async def test_guests_together_take_no_longer_than_their_host(home: Home) -> Non
     queue = BatchQueue(1_000_000, Pace())
     queue.put(await items(home, MOOD, home.covered * 2))
     take(queue, 200)
-    assert take_guest(queue, 10_000) == [], "who was just given a batch"
+    assert take_interleaved(queue, 10_000) == [], "who was just given a batch"
     first, second = await items(home, OTHER, home.covered[:2])
     queue.put([first])
-    assert [p.item for p in take_guest(queue, 10_000)] == [first]
+    assert [p.item for p in take_interleaved(queue, 10_000)] == [first]
     queue.put([second])
-    assert take_guest(queue, 10_000) == []
+    assert take_interleaved(queue, 10_000) == []
     assert second in [p.item for p in take(queue, 200)], "it still goes before the loud one"
     with Hosts(1).running(1.0) as host:
         assert host.room_s == 0.5

@@ -1,0 +1,115 @@
+"""Interleaving: a small batch runs between two layers of a long one, its host.
+
+A long window cannot be divided. Without interleaving, other tenants' texts would wait for all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+SHORTER = 2
+"""An interleaved batch takes at most its host's predicted time divided by this."""
+
+
+class Host:
+    """A running batch that lets others run between its layers.
+
+    All of them together take at most as long as the host is predicted to take, so its time at most doubles.
+    Used on the event loop's thread, except `pause`, `away_s` and `away_cpu_s`: those belong to the compute
+    thread.
+    """
+
+    def __init__(self, expected_s: float) -> None:
+        self._most_s, self._left_s = expected_s / SHORTER, expected_s
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.occupied = False
+        """Whether an interleaved batch has the host's only place."""
+        self.away_s = 0.0
+        """Seconds that the host's thread gave to interleaved batches."""
+        self.away_cpu_s = 0.0
+        """The CPU seconds of the same."""
+
+    @property
+    def room_s(self) -> float:
+        """The most seconds that an interleaved batch may take now."""
+        return 0.0 if self.occupied else min(self._most_s, self._left_s)
+
+    def reserve(self, expected_s: float, at_hand: bool) -> None:
+        """Reserve time for a batch, and the place if its modules are at hand.
+
+        A batch that must load modules first takes no place, since the load may outlast the host. The caller
+        resets `occupied` when the batch ends.
+        """
+        self.occupied, self._left_s = at_hand, self._left_s - expected_s
+
+    def run_between(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:
+        """Run `work` between two layers of this batch, or on one of `threads` if one is free before.
+
+        Returns a future of its result. Raises RuntimeError if the threads have ended.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                result = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self._waiting.append(run)
+        try:
+            threads.submit(self._run_next)
+        except RuntimeError:  # the threads have ended; the host may have begun the work nevertheless
+            if done.cancel():
+                raise
+        return asyncio.wrap_future(done)
+
+    def pause(self) -> None:
+        """Run the next waiting batch, if any, on the host's thread. Called between two layers."""
+        begun, cpu = time.monotonic(), time.thread_time()
+        if self._run_next():
+            self.away_s += time.monotonic() - begun
+            self.away_cpu_s += time.thread_time() - cpu
+
+    def _run_next(self) -> bool:
+        try:
+            run = self._waiting.popleft()
+        except IndexError:
+            return False
+        run()
+        return True
+
+
+class Hosts:
+    """The batches that run now, at most one in each stream. Used on the event loop's thread only."""
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+        self._running: list[Host] = []
+
+    @contextmanager
+    def running(self, expected_s: float) -> Iterator[Host]:
+        """Register a batch while it runs. With `expected_s` 0 no other batch runs between its layers."""
+        host = Host(expected_s)
+        self._running.append(host)
+        try:
+            yield host
+        finally:
+            self._running.remove(host)
+
+    def roomiest(self) -> Host | None:
+        """Return the host with the most room; None if a stream is free or no host has room."""
+        if len(self._running) < self._streams:
+            return None
+        host = max(self._running, key=lambda host: host.room_s)
+        return host if host.room_s > 0 else None
