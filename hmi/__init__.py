@@ -1,3 +1,3 @@
-"""HMI: a language model of its own for each of thousands of tenants, on one machine."""
+"""HMI: serves thousands of tenants on one machine, each with its own language model."""
 
 __version__ = "0.1.0"

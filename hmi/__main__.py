@@ -1,4 +1,4 @@
-"""`python -m hmi` is the command `hmi`."""
+"""`python -m hmi` runs the command `hmi`."""
 
 from __future__ import annotations
 

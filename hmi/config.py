@@ -1,4 +1,4 @@
-"""Settings of one process. `Settings.from_env` is the only reader of the environment."""
+"""Settings of one process. Only `Settings.from_env` reads the environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server or a command runs. Sizes in bytes. Raises InvalidInput naming the impossible value.
+    """Settings of a server or command. Sizes are in bytes. Raises InvalidInput that names a wrong value.
 
     `hmi settings` and docs/settings.md show the text under each field. After a change run
     `python -m hmi settings --markdown --out docs/settings.md`.
@@ -40,68 +40,69 @@ class Settings:
     data: Path = Path("hmi-data")
     """The data folder. The server stores everything below it."""
     host: str = "127.0.0.1"
-    """The address to listen on. One other than loopback needs an administrator's key first."""
+    """The address to listen on. Before the server listens on any address other than loopback, it needs an
+    administrator's key."""
     port: int = 8080
     """The port to listen on; 0 = any free port."""
     job_workers: int = 1
-    """Jobs that run at once; 0 = start none, and leave them to another process."""
+    """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1
-    """Compute threads of the engine: this many batches run at once."""
+    """The number of compute threads; each runs one batch at a time."""
     batch_ms: int = 20
-    """Target time of one batch, which is how long a text may wait for others'. A tenant gets a quarter of it
-    if another tenant sent a request in the last second. A longer batch gains some throughput. A window of a
-    text that alone takes longer runs alone."""
+    """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
+    raise throughput a little. If another tenant sent a request in the last second and has nothing waiting, a
+    tenant gets a quarter of this time. A window of a text that takes longer than this runs alone."""
     max_batch_tokens: int = 2048
-    """Tokens in one batch. More is slightly faster in all, and makes others wait longer."""
+    """The most tokens in one batch. Larger batches are slightly faster overall, but others wait longer."""
     queue_tokens: int = 65536
     """If more tokens than this are waiting, new requests get `unavailable`."""
     pool_bytes: int = 256 * MIB
-    """Memory for the modules of recently used models; the others are read from the disk when needed."""
+    """Memory for the modules of recently used models. Other modules are read from the disk when needed."""
     max_text_bytes: int = 100_000
-    """Size of one text of a request, in UTF-8."""
+    """The largest size of one text of a request, in UTF-8."""
     max_inputs: int = 1024
-    """Texts in one request."""
-    # max_inputs texts of the most tokens that a model reads at once fit: 1024 · 512 tokens · 8 bytes. Words
-    # and white space of English are 5 bytes a token, Chinese 3.
+    """The most texts in one request."""
+    # The default fits max_inputs texts of the most tokens that a model reads at once: 1024 · 512 tokens · 8
+    # bytes. English with its white space takes 5 bytes a token, Chinese 3.
     max_body_bytes: int = 4 * MIB
-    """Size of the JSON body of one call to infer, after decompression. The default takes `max_inputs` texts
-    of 512 tokens."""
+    """The largest JSON body of one call to infer, after decompression. The default fits `max_inputs` texts of
+    512 tokens."""
     body_bytes: int = 128 * MIB
-    """Memory for request bodies in flight; a tenant may hold as much of it as it leaves free for others."""
+    """Memory for request bodies in flight. A tenant may hold as much of it as it leaves free for others."""
     body_idle_s: int = 30
     """A body that pauses for longer than this is refused."""
     head_s: int = 20
-    """A new connection is closed if it has not sent the whole head of a request after this."""
+    """A new connection is closed if it has not sent the whole head of a request after this time."""
     idle_s: int = 75
-    """A connection is closed after this time without a request, or with an answer that the client does not
-    read."""
+    """A connection is closed after this time without a request, or if the client does not read its answer for
+    this time."""
     max_connections: int = 0
-    """Open connections at once; 0 = half of the files that the process may open, at most 4096."""
+    """The most open connections; 0 = half of the files that the process may open, at most 4096."""
     max_address_connections: int = 0
-    """Connections at once from one address other than this machine's own; 0 = half of
+    """The most open connections from one address other than this machine's own; 0 = half of
     `HMI_MAX_CONNECTIONS`."""
     max_upload_bytes: int = 256 * MIB
-    """Size of one uploaded file, after decompression."""
+    """The largest size of one uploaded file, after decompression."""
     max_uploads: int = 32
-    """Requests with files that are under way at once; a tenant may have as many as it leaves free for
-    others."""
+    """The most requests with files that are in flight at once. A tenant may have as many as it leaves free
+    for others."""
     upload_bytes: int = 0
-    """Disk space for the files of requests under way, as sent and expanded; a tenant may hold as much of it
-    as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
+    """Disk space for the files of requests in flight, both as sent and decompressed. A tenant may hold as
+    much of it as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
     plot_max_bytes: int = 0
-    """Largest size of the PLOT store; 0 = no limit."""
+    """The largest size of the PLOT store; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB
-    """Free space on the disk that the PLOT store leaves to others."""
+    """Free disk space that the PLOT store leaves untouched."""
     plot_keep_versions: int = 8
-    """Newest versions of each domain that garbage collection keeps."""
+    """The number of each domain's newest versions that garbage collection keeps."""
     compact_segments: int = 8
     """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
     compact_small_bytes: int = 32 * MIB
     """A segment below this size counts as small."""
 
     def __post_init__(self) -> None:
-        # A job runs in another process, maybe after a restart elsewhere: the folder must not depend on where
-        # we stand.
+        # A job runs in another process, perhaps after a restart from another folder: the path must not
+        # depend on the working directory.
         object.__setattr__(self, "data", Path(self.data).expanduser().absolute())
         if not self.host:
             raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
@@ -111,7 +112,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Settings from HMI_DATA, HMI_PORT, …; `overrides` that are not None win. Raises InvalidInput."""
+        """Read HMI_DATA, HMI_PORT, …; `overrides` that are not None win. Raises InvalidInput."""
         environ = os.environ if environ is None else environ
         given: dict[str, Any] = {}
         for field in fields(cls):
@@ -139,7 +140,7 @@ def _parsed(name: str, default: Any, text: str) -> Any:
 
 
 def bounds(name: str) -> tuple[int, int]:
-    """The least and the most that a setting may be."""
+    """The smallest and the largest value of a numeric setting."""
     return _LEAST.get(name, 1), _MOST.get(name, 1 << 50)
 
 

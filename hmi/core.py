@@ -1,4 +1,4 @@
-"""The nouns that every part shares: names, records of what exists, and job states. Imports almost nothing."""
+"""Types that every part shares: names, the registry's records, and job states. Imports almost nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAME_RULE = "1 to 63 lower-case letters (a-z), digits and hyphens, not beginning
 MODEL_PATTERN = rf"{NAME_PATTERN}\.{NAME_PATTERN}"
 DOMAIN_PATTERN = rf"{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}"
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
-"""Of jobs and keys."""
+"""The ids of jobs and keys."""
 _NAME = re.compile(NAME_PATTERN)
-MAX_DOMAIN_PARTS = 7  # as many as a ref of the PLOT store has
+MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot"]
@@ -36,13 +36,13 @@ def check_name(value: str, field: str) -> str:
 
 
 def now() -> str:
-    """The time as RFC 3339 UTC."""
+    """The current time as RFC 3339 in UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """`tenant.model`."""
+    """The name of a model, `tenant.model`."""
 
     tenant: str
     name: str
@@ -60,13 +60,13 @@ class ModelId:
 
 @dataclass(frozen=True, order=True)
 class DomainId:
-    """A branch of a root's version tree, `root/branch[/sub…]`; the root itself is its first part."""
+    """The name of a domain, `root/branch[/sub…]`. The first part is the root."""
 
     parts: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str, field: str = "domain") -> DomainId:
-        """Accepts `root/branch/sub` (JSON, command line) and `root.branch.sub` (URLs)."""
+        """Parse `root/branch/sub` (in JSON and on the command line) or `root.branch.sub` (in URLs)."""
         parts = text.replace(".", "/").split("/")
         if len(parts) > MAX_DOMAIN_PARTS:
             raise InvalidInput(
@@ -90,7 +90,7 @@ class DomainId:
 
 
 class Record(BaseModel):
-    """A fact in the registry: immutable, stored as JSON."""
+    """An immutable record in the registry, stored as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -106,7 +106,7 @@ class RootRecord(Record):
     layers: int
     split: int
     n: int = 3
-    """Tokens of the longest n-grams of its PLOTs."""
+    """The number of tokens of the longest n-grams of its PLOTs."""
     fidelity: dict[str, float]
     fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int
@@ -114,7 +114,7 @@ class RootRecord(Record):
 
 
 class KeyRecord(Record):
-    """An access key, stored as its hash. `tenant` None = reaches every tenant (admin)."""
+    """An access key, stored as its hash. A key without `tenant` is an administrator's, for every tenant."""
 
     key_id: str
     sha256: str
@@ -129,50 +129,52 @@ class TenantRecord(Record):
 
 
 class TaskRules(Record):
-    """Settings besides the weights that shape a task's answers; learnt from rows or root, kept with the
-    version."""
+    """Settings that shape a task's answers besides the weights.
+
+    They are derived from the training rows or the root, and stored with the version.
+    """
 
     scheme: Literal["bio", "iob1", "io", "free"] = "free"
-    """tagging: how tags name entities (hmi.model.tagging)."""
+    """Tagging: the scheme by which tags mark entities (hmi.model.tagging)."""
     threshold: float = 0.5
-    """multilabel: a label is given where its probability reaches this."""
+    """Multilabel: a label is given if its probability is at least this."""
     centre: float = 0.0
+    """Regression: the mean of the training rows' values."""
     spread: float = 1.0
-    """regression: mean and standard deviation of the training rows' values; the head's output is in these
-    units."""
+    """Regression: their standard deviation. A value is centre + spread · the head's output."""
     paired: bool = False
-    """regression: whether an input is a pair of texts."""
+    """Regression: whether an input is a pair of texts."""
     pooling: Literal["mean", "cls"] = "mean"
+    """Embedding: how the root pools rows."""
     normalise: bool = True
-    """embedding: the root's own convention."""
+    """Embedding: whether the root scales vectors to length 1."""
     windows: bool = False
-    """Whether a long text is read in overlapping windows (hmi.model.windows); else it is cut."""
+    """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
 
 class ModelVersion(Record):
-    """One published version of a tenant's model. It pins the PLOT version it was fine-tuned on."""
+    """One published version of a tenant's model. It refers to the PLOT version that it was fine-tuned on."""
 
     version: int
     artefact: str
-    """Content name (sha256) of module and head in `adapters/`."""
+    """The name (SHA-256) of module and head in `adapters/`."""
     domain: str
     plot_version: str
     root: str
     root_version: str
     task: Task
     labels: tuple[str, ...]
-    """() where the task has none: regression, embedding."""
+    """() if the task has none: regression, embedding."""
     rules: TaskRules = TaskRules()
     module: ModuleSpec | None
     """None for an embedding, which is not trained."""
     max_length: int
     lexical: bool = False
-    """Whether lexical features are a part of it."""
+    """Whether it has lexical features."""
     transitions: bool | None = None
     """Whether the user asked for transitions (which tag follows which); None if the task decided."""
     held_back: str | None = None
-    """Why it did not become the one that answers when it was made: an update that is worse
-    (hmi.jobs.comparing)."""
+    """Why this update did not become the version that answers: it scored worse (hmi.jobs.comparing)."""
     metrics: dict[str, Any]
     bytes: int
     created: str
@@ -180,7 +182,7 @@ class ModelVersion(Record):
 
 
 class ModelRecord(Record):
-    """A tenant's model with its versions, oldest first; `current` is the one that answers."""
+    """A tenant's model with its versions, oldest first. `current` is the number of the one that answers."""
 
     tenant: str
     name: str
@@ -193,7 +195,7 @@ class ModelRecord(Record):
 
 
 class Progress(Record):
-    """Where a job stands; `eta_ms` None while unknown, and of one that does not run."""
+    """The progress of a job. `eta_ms` is None while it is unknown, and while the job does not run."""
 
     phase: str = ""
     step: int = 0
@@ -204,15 +206,15 @@ class Progress(Record):
 
 
 class JobCost(Record):
-    """What a job's process used; for a resumed job, its last process."""
+    """The resources that a job's process used; for a resumed job, its last process."""
 
     cpu_ms: int
     peak_bytes: int | None
-    """The most memory that it had at once; None where the system does not tell."""
+    """The peak of its memory; None if the system does not report it."""
 
 
 class JobRecord(Record):
-    """A long operation. `spec` is what its kind needs; files it was given lie in `jobs/<job>/input/`."""
+    """A long operation. `spec` has the parameters of its kind; its input files are in `jobs/<job>/input/`."""
 
     job: str
     kind: JobKind
@@ -224,11 +226,10 @@ class JobRecord(Record):
     ended: str | None = None
     attempts: int = 0
     stalled: int = 0
-    """How often in a row its process died since its last checkpoint."""
+    """How many times in a row its process has died since the last checkpoint."""
     cancel_requested: bool = False
     spec: dict[str, Any] = Field(default_factory=dict)
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
-    """None until the job's process ends the job. Stays None if the job was cancelled in the queue or
-    killed."""
+    """None until the job's process ends. Stays None if the job was killed, or cancelled in the queue."""

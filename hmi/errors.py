@@ -1,5 +1,4 @@
-"""The error tree. Each error has a stable `kind` that clients may match on; `hmi.api.errors` alone maps it to
-HTTP.
+"""The error tree. Each error has a stable `kind` for clients; only `hmi.api.errors` maps it to HTTP.
 
 HmiError
 ├── InvalidInput            invalid_input          a value is impossible; `field` names it
@@ -11,8 +10,8 @@ HmiError
 ├── Unauthorised            unauthorised           no key or an unknown one
 ├── Forbidden               forbidden              a key without that scope or tenant
 ├── QuotaExceeded           quota_exceeded         over the tenant's quota; try later
-├── Unavailable             unavailable            starting, draining, overloaded; the disk refused: try again
-├── DeadlineExceeded        deadline_exceeded      the answer would have come too late; the work was dropped
+├── Unavailable             unavailable            starting, draining, overloaded, I/O error: try again
+├── DeadlineExceeded        deadline_exceeded      the deadline passed; the work was dropped
 ├── StorageFull             storage_full           no room on the disk; nothing half-written is left
 ├── Damaged                 damaged                an artefact fails its checksum or is of a newer format
 └── JobCancelled            cancelled              a job was asked to stop
@@ -25,7 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 
 class HmiError(Exception):
-    """Base of all errors meant for a user. The message says what is wrong and what to do about it."""
+    """The base of all errors meant for users. The message says what is wrong and what to do about it."""
 
     kind: ClassVar[str] = "internal"
 
@@ -95,11 +94,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def copy_of(error: E) -> E:
-    """An error object of one's own, with the traceback of the first: what is added to it, nobody else
-    gets."""
+    """Copy an error with its traceback, so that changes to the copy's details do not reach other holders."""
     try:
         mine = copy.copy(error)
-    except Exception:  # its class is not made from what it keeps in `args`
+    except Exception:  # its class cannot be constructed from its `args`
         mine = type(error).__new__(type(error), *error.args)
         mine.__dict__.update(error.__dict__)
     if isinstance(mine, HmiError):

@@ -1,6 +1,6 @@
 """The server's metrics, in one object that is passed around; nothing is registered globally at import.
 
-`Metrics` is thread-safe: prometheus_client locks its own values and `Usage` holds a lock of its own.
+`Metrics` is thread-safe: prometheus_client locks its values, and `Usage` and `Lookups` have their own locks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from prometheus_client.registry import Collector
 
 from hmi.errors import HmiError
 
+# The buckets of histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TOP_TENANTS = 20
+"""Tenants with metrics of their own; all others are summed."""
 
 
 class PoolCounters(Protocol):
-    """What an adapter pool tells about itself (read at each scrape)."""
+    """The counters of an adapter pool, read at each scrape."""
 
     @property
     def hits(self) -> int: ...
@@ -38,7 +40,7 @@ class PoolCounters(Protocol):
 
 @dataclass(frozen=True)
 class TenantUse:
-    """What one tenant has used since the server started; `compute_ms` is its share of the batches' time."""
+    """One tenant's usage since the server started. `compute_ms` is its share of the batches' time."""
 
     requests: int = 0
     inputs: int = 0
@@ -47,7 +49,7 @@ class TenantUse:
 
 
 class Usage:
-    """Use by tenant, in memory: one small record per tenant that was active since the start."""
+    """Usage by tenant, in memory: one small record for each tenant that was active since the start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,13 +69,12 @@ class Usage:
             return self._by_tenant.get(tenant, TenantUse())
 
     def forget(self, tenant: str) -> None:
-        """Drop a deleted tenant's figures: a later tenant of the same name starts from zero."""
+        """Drop a deleted tenant's usage, so that a later tenant of the same name starts from zero."""
         with self._lock:
             self._by_tenant.pop(tenant, None)
 
     def top(self, count: int = TOP_TENANTS) -> dict[str, TenantUse]:
-        """The `count` busiest tenants, and all the rest together as `_other`, which no tenant can be
-        named."""
+        """The `count` busiest tenants, and the sum of the others as `_other`, which is no legal name."""
         with self._lock:
             rows = dict(self._by_tenant)
         busiest = heapq.nlargest(count, rows.items(), key=lambda item: (item[1].requests, item[0]))
@@ -89,7 +90,7 @@ class Usage:
 
 
 class Lookups:
-    """Tokens looked up since the server started, by domain and by what answered them."""
+    """Tokens looked up since the server started, by domain and by the order of the n-gram that answered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,13 +103,13 @@ class Lookups:
                 mine[order] = mine.get(order, 0) + count
 
     def by_domain(self) -> dict[str, dict[str, int]]:
-        """A copy."""
+        """Return a copy of the counts."""
         with self._lock:
             return {domain: dict(counts) for domain, counts in self._by_domain.items()}
 
 
 class Metrics:
-    """All counters of one process. Methods take plain numbers, in the units their names say."""
+    """All metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -147,12 +148,12 @@ class Metrics:
         self.registry.register(_UsageCollector(self.usage))
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
-        """One answer: `route` is the route's pattern, `outcome` "ok" or the error's kind."""
+        """Count an answer. `route` is the route's pattern, `outcome` is "ok" or the error's kind."""
         self._requests.labels(route, outcome).inc()
         self._latency.labels(route).observe(seconds)
 
     def stage(self, name: str, seconds: float) -> None:
-        """Time of one batch in a stage; of one text in the stage `queue`."""
+        """Observe the time of one batch in a stage, or of one text in the stage `queue`."""
         self._stage.labels(name).observe(seconds)
 
     def batch(self, inputs: int, tokens: int) -> None:
@@ -160,11 +161,11 @@ class Metrics:
         self._batch_tokens.observe(tokens)
 
     def execution_stage(self, stage: str, setting: str, inputs: int) -> None:
-        """So many texts ran in a batch with this stage on."""
+        """Count the texts of a batch that ran with this execution stage on."""
         self._execution.labels(stage, setting).inc(inputs)
 
     def plot_hits(self, domain: str, hits: Mapping[str, int]) -> None:
-        """A text's look-ups by order: trigram, bigram, unigram, and whatever else answered."""
+        """Count a text's look-ups by what answered: trigram, bigram, unigram, …, miss, computed."""
         self.lookups.add(domain, hits)
         for order, count in hits.items():
             if count:
@@ -179,8 +180,7 @@ class Metrics:
         self.registry.register(_PoolCollector(pool))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
-        """Report the number of jobs in each of `states`, asked for at each scrape; one that is left out is
-        damaged."""
+        """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged."""
         self.registry.register(_JobsCollector(by_state, states))
 
     def render(self) -> bytes:
@@ -225,7 +225,7 @@ class _JobsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         found: Mapping[str, int] = {}
-        with suppress(HmiError):  # all other figures are to be read all the same
+        with suppress(HmiError):  # the other metrics must be available nevertheless
             found = self._by_state()
         jobs = GaugeMetricFamily("hmi_jobs", "Jobs by state.", labels=["state"])
         for state, count in sorted(found.items()):

@@ -1,5 +1,4 @@
-"""The settings of a tenant's module: kinds, sites and sizes. Imports nothing of HMI; `hmi.core` re-exports
-it."""
+"""The settings of a tenant's module: kinds, sites and sizes. `hmi.core` re-exports `ModuleSpec`."""
 
 from __future__ import annotations
 
@@ -31,21 +30,21 @@ SITES: dict[str, tuple[Site, ...]] = {
     "houlsby": ("after_attn", "after_ffn"),
     "ln": ("ln1", "ln2"),
 }
-"""Where each part of a kind changes a layer; what a site reads and is added to is in `hmi.model.modules`."""
+"""The sites at which each part of a kind changes a layer. `hmi.model.modules` says what each one reads."""
 
 BUDGETS: dict[Size, int] = {"small": 62_500, "default": 184_000, "large": 1_000_000}
-"""Parameters that a size may have, without the head, on the default root (3 upper layers, 384 dimensions).
+"""The most parameters of each size, without the head, on the default root (3 upper layers, 384 dimensions).
 The default leaves room for lexical features within 250,000."""
 _LAYERS, _DIM = 3, 384
 _WIDE = ("fi", "fo")
-"""The FFN's matrices have one side of four times the dimension."""
+"""Sites at the FFN's matrices, of which one side is four times the dimension."""
 
 
 class ModuleSpec(BaseModel):
     """A tenant's module in the upper layers; see docs/modules.md.
 
-    `sites` None means all of the kind's. `size` stands for the largest rank that keeps to the size's budget;
-    it is replaced by that rank, so what is stored has none. A kind without a rank ("ln") ignores it.
+    `sites` None means all sites of the kind. `size` is replaced by the largest rank within its budget, so a
+    stored spec has no size. A kind without a rank ("ln") ignores `size`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,7 +64,7 @@ class ModuleSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _settle(cls, given: Any) -> Any:
-        """Sites in their order (None where all), and a rank where only a size or a kind was named."""
+        """Normalise the input: sites in their order (None if all), and a rank in place of a size."""
         if not isinstance(given, dict) or given.get("kind", "lora") not in get_args(Kind):
             return given
         told: dict[str, Any] = {k: v for k, v in given.items() if k != "size" or v is not None}
@@ -83,7 +82,7 @@ class ModuleSpec(BaseModel):
 
 
 def rank_within(budget: int, sites: tuple[Site, ...]) -> int:
-    """The largest rank (1 at least) that keeps modules at these sites within `budget` on the default root."""
+    """The largest rank, at least 1, that keeps modules at these sites within `budget` on the default root."""
     each = budget // _LAYERS
     a_rank = 0
     for site in sites:

@@ -1,4 +1,4 @@
-"""Parsing sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T count in 1024s, whatever follows them."""
+"""Parsing of sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T are powers of 1024 in all spellings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ FORMS: Final = "bytes, or with K, M, G or T (in 1024s; KB and KiB are the same):
 
 
 def parse_bytes(text: str, least: int = 0) -> int:
-    """ "50M", "50 MB" and "50MiB" → 52428800. Raises ValueError for what is no size from `least` to 2⁶⁰ -
-    1."""
+    """Parse a size: "50M", "50 MB" and "50MiB" → 52428800.
+
+    Raises ValueError if `text` is no size, or the size is not from `least` to 2⁶⁰ - 1.
+    """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no size")

@@ -1,4 +1,4 @@
-"""Validation errors in plain words instead of those of the validating library."""
+"""Plain messages for validation errors, in place of pydantic's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RULES = {
     NAME_PATTERN: f"is not a name: use {NAME_RULE}",
     MODEL_PATTERN: f"is not a model's name: it is tenant.model, each of {NAME_RULE}",
     DOMAIN_PATTERN: f"is not a domain's name: it is root/branch, up to 8 levels, each of {NAME_RULE}",
-    ID_PATTERN: "is not an id: give one as an answer of this server has it",
+    ID_PATTERN: "is not an id: copy it from an answer of this server",
 }
 _WANTED = {
     "string_type": "a text",
@@ -49,18 +49,14 @@ _NOT_JSON = (
     ("EOF while parsing", "it ends too early", "send all of it"),
     (
         "expected value",
-        "a value is missing or is none of JSON",
+        "a value is missing or is not JSON",
         "give a text in double quotes, a number, true, false, null, a list or an object",
     ),
-    (
-        "expected ident",
-        "a value is missing or is none of JSON",
-        "true, false and null are the only bare words",
-    ),
-    ("expected `", "a comma, a colon or a bracket is missing", "put it there"),
-    ("key must be a string", "a field's name must be in double quotes", "put it into them"),
-    ("trailing comma", "there is a comma with nothing after it", "take it out"),
-    ("trailing characters", "there is something after its end", "send one value"),
+    ("expected ident", "a value is missing or is not JSON", "true, false and null are the only bare words"),
+    ("expected `", "a comma, a colon or a bracket is missing", "add it"),
+    ("key must be a string", "a field's name must be in double quotes", "add them"),
+    ("trailing comma", "there is a comma with nothing after it", "remove it"),
+    ("trailing characters", "there is text after its end", "send one value"),
     (
         "control character",
         "a text holds a raw line break or another control character",
@@ -68,17 +64,19 @@ _NOT_JSON = (
     ),
     ("recursion limit", "it is nested too deeply", "no field here has more than a few levels"),
     ("invalid unicode", "it is not UTF-8", "send UTF-8"),
-    ("invalid escape", "a backslash begins no sign that JSON knows", "write a backslash as two"),
-    ("invalid number", "a number is not written as JSON has it", "write it like 12, -0.5 or 1e3"),
-    ("number out of range", "a number is too large", "give one that a double can hold"),
+    ("invalid escape", "a backslash begins no JSON escape", "write a backslash as two"),
+    ("invalid number", "a number is not written as JSON requires", "write it like 12, -0.5 or 1e3"),
+    ("number out of range", "a number is too large", "give one that fits a 64-bit float"),
 )
-"""What the parser says at the beginning of its message, what that means, and what to do."""
+"""The beginning of the JSON parser's message, what it means, and what to do."""
 SHOWN = 60
+"""A value in a message is cut to this many characters."""
 FEW = 5
+"""A message lists at most this many fields."""
 
 
 def said(problem: ErrorDetails, model: Any) -> str:
-    """What is wrong, and what to do, of one of pydantic's findings about a value that should be `model`."""
+    """Say what is wrong and what to do, for one of pydantic's errors. `model` is the expected type."""
     kind, given, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind == "extra_forbidden":
         return (
@@ -108,7 +106,7 @@ def said(problem: ErrorDetails, model: Any) -> str:
 
 
 def not_json(problem: ErrorDetails) -> str:
-    """Why a text is no JSON, where, and what to do."""
+    """Say why a text is not JSON, where, and what to do."""
     text = str(problem.get("ctx", {}).get("error", problem["msg"]))
     found = re.fullmatch(r"(.*) at line (\d+) column (\d+)", text, re.DOTALL)
     what, where = (found[1], f" (line {found[2]}, column {found[3]})") if found else (text, "")
@@ -118,13 +116,12 @@ def not_json(problem: ErrorDetails) -> str:
 
 
 def fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
-    """The fields that an object may have at this place of a value of the type `model`; [] where it is no
-    object."""
+    """The fields that an object may have at `loc` in a value of type `model`; [] if there is no object."""
     origin = get_origin(model)
     if origin is Annotated:
         return fields_at(get_args(model)[0], loc)
     if origin in (Union, types.UnionType):
-        # The name of a choice (<object>) is a part of the place, and no field.
+        # The name of a choice (<object>) is part of `loc`, but is no field.
         rest = loc[1:] if loc and str(loc[0]).startswith("<") else loc
         tagged = (
             [c for c in get_args(model) if str(loc[0]) in _tags(c)] if rest is not loc else get_args(model)
