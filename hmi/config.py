@@ -13,7 +13,7 @@ from hmi.sizes import FORMS, parse_bytes
 
 MIB = 1 << 20
 PREFIX = "HMI_"
-_LEAST: dict[str, int] = {
+_MIN: dict[str, int] = {
     "port": 0,
     "job_workers": 0,
     "pool_bytes": 0,
@@ -26,7 +26,7 @@ _LEAST: dict[str, int] = {
     "max_uploads": 2,
     "upload_bytes": 0,
 }
-_MOST: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
+_MAX: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _parsed(name: str, default: Any, text: str) -> Any:
 
 def bounds(name: str) -> tuple[int, int]:
     """The smallest and the largest value of a numeric setting."""
-    return _LEAST.get(name, 1), _MOST.get(name, 1 << 50)
+    return _MIN.get(name, 1), _MAX.get(name, 1 << 50)
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -67,18 +67,18 @@ class ModuleSpec(BaseModel):
         """Normalise the input: sites in their order (None if all), and a rank in place of a size."""
         if not isinstance(given, dict) or given.get("kind", "lora") not in get_args(Kind):
             return given
-        told: dict[str, Any] = {k: v for k, v in given.items() if k != "size" or v is not None}
-        known = _known(told.get("kind", "lora"))
-        sites = _checked_sites(told.get("sites"), known)
-        if "sites" in told:
-            told["sites"] = sites
-        if "size" in told and "rank" in told:
+        spec: dict[str, Any] = {k: v for k, v in given.items() if k != "size" or v is not None}
+        known = _known(spec.get("kind", "lora"))
+        sites = _checked_sites(spec.get("sites"), known)
+        if "sites" in spec:
+            spec["sites"] = sites
+        if "size" in spec and "rank" in spec:
             raise ValueError("size and rank are both given: give one of them")
-        size = told.get("size", "default")
-        if "rank" in told or size not in get_args(Size):
-            return told
-        told.pop("size", None)
-        return {**told, "rank": rank_within(BUDGETS[size], sites or known)}
+        size = spec.get("size", "default")
+        if "rank" in spec or size not in get_args(Size):
+            return spec
+        spec.pop("size", None)
+        return {**spec, "rank": rank_within(BUDGETS[size], sites or known)}
 
 
 def rank_within(budget: int, sites: tuple[Site, ...]) -> int:

@@ -69,9 +69,9 @@ _NOT_JSON = (
     ("number out of range", "a number is too large", "give one that fits a 64-bit float"),
 )
 """The beginning of the JSON parser's message, what it means, and what to do."""
-SHOWN = 60
+MAX_SHOWN = 60
 """A value in a message is cut to this many characters."""
-FEW = 5
+MAX_FIELDS = 5
 """A message lists at most this many fields."""
 
 
@@ -110,8 +110,8 @@ def not_json(problem: ErrorDetails) -> str:
     text = str(problem.get("ctx", {}).get("error", problem["msg"]))
     found = re.fullmatch(r"(.*) at line (\d+) column (\d+)", text, re.DOTALL)
     what, where = (found[1], f" (line {found[2]}, column {found[3]})") if found else (text, "")
-    told = ((cause, cure) for start, cause, cure in _NOT_JSON if what.startswith(start))
-    cause, cure = next(told, (what, "check it there"))
+    known = ((cause, cure) for start, cause, cure in _NOT_JSON if what.startswith(start))
+    cause, cure = next(known, (what, "check that place"))
     return f"{cause}{where}: {cure}"
 
 
@@ -150,12 +150,12 @@ def _there_are(name: str, fields: Iterable[str]) -> str:
 
 
 def _with(fields: Sequence[str]) -> str:
-    more = ", …" if len(fields) > FEW else ""
-    return f" with {', '.join(fields[:FEW])}{more}" if fields else ""
+    more = ", …" if len(fields) > MAX_FIELDS else ""
+    return f" with {', '.join(fields[:MAX_FIELDS])}{more}" if fields else ""
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    near = difflib.get_close_matches(name, known, 1) if len(name) <= SHOWN else []
+    near = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_SHOWN else []
     return near[0] if near else None
 
 
@@ -185,5 +185,5 @@ def _named(given: Any) -> str:
 def _shown(given: Any) -> str:
     if given is None or isinstance(given, (bool, list, tuple, dict)):
         return _named(given)
-    text = repr(given[: SHOWN + 1]) if isinstance(given, str) else json.dumps(given, default=str)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    text = repr(given[: MAX_SHOWN + 1]) if isinstance(given, str) else json.dumps(given, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

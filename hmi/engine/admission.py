@@ -27,18 +27,18 @@ from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 
-SLICE_S = 0.003
+TURN_S = 0.003
 """Length of a turn, in seconds. A turn ends with the first text that ends after this time."""
-RESTS = 3
+REST_RATIO = 3
 """How many times as long as its turn a tenant rests, while other tenants have sent something lately.
 
 Much of tokenising holds the interpreter's lock, which each step of a batch needs. A quarter of the time is
 enough: it gives more tokens than can be computed."""
-LEAST_S = 0.001
+SHORT_TURN_S = 0.001
 """After a turn shorter than this, a tenant does not rest."""
-MOST_S = 0.02
+LONG_TURN_S = 0.02
 """A turn longer than this counts as this long when its rest is computed."""
-MOST_CHARACTERS = 32 << 20
+MAX_CHARACTERS = 32 << 20
 """Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
 
 Admitted = tuple[Bundle, list[Encoded]]
@@ -69,14 +69,14 @@ class Share:
         """The first text that is not tokenised yet."""
         return self.texts[len(self.done)][1]
 
-    def go_on(self, loader: ModelLoader) -> float:
+    def run_turn(self, loader: ModelLoader) -> float:
         """Tokenise texts for one turn, at least one, and return the seconds that it took.
 
         Stops early at an error and at a model that is not in memory. Never waits for the disk.
         """
         begun = time.monotonic()
         try:
-            contained(lambda: self._admit_until(begun + SLICE_S, loader))()
+            contained(lambda: self._admit_until(begun + TURN_S, loader))()
         except Exception as error:  # the turn counts, or a tenant with only such calls would get every turn
             self.fail(error)
         return time.monotonic() - begun
@@ -123,7 +123,7 @@ class Admission:
 
     def __init__(self, loader: ModelLoader) -> None:
         self._loader = loader
-        self._room = Room(MOST_CHARACTERS, "characters")
+        self._room = Room(MAX_CHARACTERS, "characters")
         self._turns = Turns()
         self._recent = Recent()
         self._resting: dict[str, float] = {}
@@ -174,7 +174,7 @@ class Admission:
             for share in shares:
                 share.future.cancel()
             for tenant, amount in characters.items():
-                self._room.leave(tenant, amount)
+                self._room.release(tenant, amount)
         found = {place: done for s in shares for (place, _), done in zip(s.texts, s.done, strict=True)}
         return [found[i] for i in range(len(requests))]
 
@@ -184,14 +184,14 @@ class Admission:
             share = await self._next()
             self._turns.begin(share.tenant)
             try:
-                took = await in_thread(self._thread, partial(share.go_on, self._loader))
+                took = await in_thread(self._thread, partial(share.run_turn, self._loader))
             except BaseException:
                 share.error = HmiError("tokenising ended unexpectedly; send the request again")
                 share.settle()
                 raise
             self._turns.charge(share.tenant, took)
-            if took > LEAST_S and self._recent.other_than((share.tenant,)):
-                self._resting[share.tenant] = time.monotonic() + RESTS * min(took, MOST_S)
+            if took > SHORT_TURN_S and self._recent.other_than((share.tenant,)):
+                self._resting[share.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
             if share.cold is not None and not share.future.done():  # no load for a call that is gone
                 self._stand_aside(share)
             share.settle()

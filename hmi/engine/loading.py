@@ -90,7 +90,7 @@ class ModelLoader:
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(lambda done: self._nobody_waits(artefacts, done))
+            loading.add_done_callback(lambda done: self._give_back_unused(artefacts, done))
             raise
 
     def let_go(self, artefacts: list[str]) -> None:
@@ -132,7 +132,7 @@ class ModelLoader:
         found: V = await asyncio.shield(loading)
         return found
 
-    def _nobody_waits(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
+    def _give_back_unused(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
         """Give back what was loaded for a batch that is gone. A load that failed or never began holds
         nothing."""
         if not done.cancelled() and done.exception() is None:

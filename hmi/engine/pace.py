@@ -12,9 +12,9 @@ BATCH_WORK = 24.0
 """The fixed cost of a batch, in tokens."""
 FIRST_S = 2e-4
 """Seconds per token, assumed until a batch of the kind has run."""
-MEMORY = 0.8
+DECAY = 0.8
 """The weight of earlier batches decays by this factor with each new batch."""
-LEAP = 4.0
+MAX_OVERRUN = 4.0
 """A batch counts as at most this many times its predicted time: beyond that, something else held it up."""
 
 
@@ -43,5 +43,5 @@ class Pace:
         """Learn from a batch: its work and the CPU seconds that it took."""
         work += BATCH_WORK
         done, took = self._seen.get(kind, (0.0, 0.0))
-        seconds = min(seconds, LEAP * self.seconds(kind, work))
-        self._seen[kind] = (MEMORY * done + work, MEMORY * took + seconds)
+        seconds = min(seconds, MAX_OVERRUN * self.seconds(kind, work))
+        self._seen[kind] = (DECAY * done + work, DECAY * took + seconds)

@@ -158,14 +158,14 @@ class BatchQueue:
     def _advance(self, items: deque[Item]) -> None:
         """Mark the first item's next window as cut, and remove the item after its last one."""
         item = items[0]
-        self._room.leave(item.tenant, len(item.windows[item.cut]))
+        self._room.release(item.tenant, len(item.windows[item.cut]))
         item.cut += 1
         if item.cut == len(item.windows):
             items.popleft()
 
     def _drop(self, items: deque[Item]) -> None:
         item = items.popleft()
-        self._room.leave(item.tenant, sum(map(len, item.windows[item.cut :])))
+        self._room.release(item.tenant, sum(map(len, item.windows[item.cut :])))
 
 
 class _Batch:

@@ -46,7 +46,7 @@ class Room:
         self.check(wanted)
         self._taken.update(wanted)
 
-    def leave(self, tenant: str, amount: int) -> None:
+    def release(self, tenant: str, amount: int) -> None:
         self._taken[tenant] -= amount
         if not self._taken[tenant]:
             del self._taken[tenant]

@@ -5,7 +5,7 @@ It has no locks: only the event loop's thread uses it.
 
 from __future__ import annotations
 
-KEPT = 4096
+MAX_TENANTS = 4096
 """Tenants remembered before those that no longer matter are dropped."""
 
 
@@ -18,7 +18,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
-        self._most = KEPT
+        self._most = MAX_TENANTS
         self._now = 0.0
         """What the tenant whose turn began last had received then. No waiting tenant has received less."""
 
@@ -39,4 +39,4 @@ class Turns:
         self._given[tenant] = self.given(tenant) + seconds
         if len(self._given) > self._most:
             self._given = {t: given for t, given in self._given.items() if given > self._now}
-            self._most = max(KEPT, 2 * len(self._given))
+            self._most = max(MAX_TENANTS, 2 * len(self._given))

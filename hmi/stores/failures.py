@@ -17,11 +17,11 @@ from plot_store import PlotStoreError
 
 def tell(log: logging.Logger, what: str, error: Exception) -> None:
     """Log that `what` happened, with `error` as the cause."""
-    told: Exception = as_hmi(error) if isinstance(error, PlotStoreError) else error
-    if isinstance(told, HmiError) and told.kind != "internal":
-        log.error("%s: %s: %s", what, told.kind, told.message)
-    elif isinstance(told, OSError) and told.errno in (errno.ENOSPC, errno.EDQUOT):
-        log.error("%s: storage_full: %s", what, told)
+    shown: Exception = as_hmi(error) if isinstance(error, PlotStoreError) else error
+    if isinstance(shown, HmiError) and shown.kind != "internal":
+        log.error("%s: %s: %s", what, shown.kind, shown.message)
+    elif isinstance(shown, OSError) and shown.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("%s: storage_full: %s", what, shown)
     else:
         log.error("%s", what, exc_info=error)
 

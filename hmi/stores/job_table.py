@@ -140,8 +140,8 @@ def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None)
 
 def _doing(job: JobRecord) -> str:
     if job.state == "running":
-        return "is at work on"
-    return "was interrupted, and is still to make" if job.attempts else "is queued to make"
+        return "is working on"
+    return "was interrupted and will resume making" if job.attempts else "is queued to make"
 
 
 def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:

@@ -112,7 +112,7 @@ def open_layout(data: Path) -> Layout:
     return layout
 
 
-def refuse_bereft(registry: Path) -> None:
+def refuse_lost_registry(registry: Path) -> None:
     """Raise Damaged if the data folder has contents but no registry.
 
     A new registry would list none of the contents. It would also have no keys, and so admit everybody. The

@@ -25,7 +25,7 @@ from plot_store import Hits, MissSketch, VersionInfo
 
 FLUSH_S: Final = 10.0
 """Seconds between two flushes."""
-MOST: Final = 64
+MAX_SKETCHES: Final = 64
 """With more sketches than this in memory, they are flushed at once."""
 _Key = tuple[str, str, str]
 """Domain, version, epoch."""
@@ -138,7 +138,7 @@ class MissRecorder:
             part = self._parts.get(key)
             if part is None:
                 part = self._parts[key] = _Part(MissSketch(n))
-                if len(self._parts) > MOST:
+                if len(self._parts) > MAX_SKETCHES:
                     self._wake.set()
         with part.lock:
             if not part.taken:
@@ -203,7 +203,7 @@ class MissRecorder:
             since = self._parts.get(key)
             if since is not None:
                 since.sketch.merge(sketch)
-            elif len(self._parts) < MOST:
+            elif len(self._parts) < MAX_SKETCHES:
                 self._parts[key] = _Part(sketch)
             else:
                 log.error("recorded misses of %s could not be written and are lost", key[0])

@@ -40,13 +40,13 @@ class PlotMeta:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object to store."""
-        told = {
+        meta = {
             "root_version": self.root_version,
             "lower": self.lower,
             "alpha": self.alpha,
             "report": dict(self.report),
         }
-        return told if self.budget_bytes is None else {**told, "budget_bytes": self.budget_bytes}
+        return meta if self.budget_bytes is None else {**meta, "budget_bytes": self.budget_bytes}
 
 
 def lowers_of(versions: Iterable[VersionInfo]) -> dict[str, str]:

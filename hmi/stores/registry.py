@@ -25,7 +25,7 @@ from hmi.core import (
 )
 from hmi.errors import Conflict, NotFound
 from hmi.stores import job_table, key_table, model_table, once_table
-from hmi.stores.layout import refuse_bereft
+from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
@@ -45,7 +45,7 @@ class Registry:
     def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
-        refuse_bereft(path)
+        refuse_lost_registry(path)
         registry = cls(RegistryDatabase.open(path, first_map))
         try:
             registry._index_jobs()

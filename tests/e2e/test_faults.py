@@ -174,15 +174,15 @@ async def test_tokenising_that_dies_fails_its_share_alone(
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
-    go_on = Share.go_on
+    run_turn = Share.run_turn
 
     def dies(self: Share, loader: Any) -> float:
         if self.tenant == "globex":
             raise RuntimeError("the thread is gone")
-        return go_on(self, loader)
+        return run_turn(self, loader)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Share, "go_on", dies)
+        patch.setattr(Share, "run_turn", dies)
         calls = [engine.infer([InferRequest(model, home.covered[0])]) for model in (OTHER, MOOD)]
         failed, answered = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(failed, Exception)

@@ -209,7 +209,7 @@ async def test_a_long_text_is_as_many_turns_as_windows(home: Home) -> None:
 
 
 async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.admission.SLICE_S", 0.0)
+    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
     read: list[str] = []
     encode = Tokenizer.encode
 
@@ -299,7 +299,7 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
 
 
 async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.admission.SLICE_S", 0.0)
+    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
     encode = Tokenizer.encode
 
     def slow(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:

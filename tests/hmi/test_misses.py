@@ -149,7 +149,7 @@ def test_it_is_written_every_few_seconds(files: MissFiles) -> None:
 def test_memory_holds_a_few_sketches_and_none_is_lost(
     files: MissFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(miss_recorder, "MOST", 2)
+    monkeypatch.setattr(miss_recorder, "MAX_SKETCHES", 2)
     files.switch_on(NEWS)
     recorder = MissRecorder(files)
     recorder.start()
@@ -199,7 +199,7 @@ def test_what_no_longer_exists_is_pruned(files: MissFiles) -> None:
 def test_no_miss_is_lost_or_doubled_while_it_is_written(
     files: MissFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(miss_recorder, "MOST", 2)
+    monkeypatch.setattr(miss_recorder, "MAX_SKETCHES", 2)
     files.switch_on(NEWS)
     recorder = MissRecorder(files, flush_s=0.001)
     recorder.start()

@@ -239,7 +239,7 @@ def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> 
     pid = lab.counting(job)
     runner.recover()
     assert runner.refresh(job).state == "running", "its process has the lock"
-    with pytest.raises(Conflict, match="is at work on acme"):
+    with pytest.raises(Conflict, match="is working on acme"):
         lab.submit(runner, "count", **target)
     os.kill(pid, signal.SIGKILL)
     assert not child.wait(10) or lab.registry.job(job).state == "running", "nobody has looked yet"
