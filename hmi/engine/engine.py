@@ -107,8 +107,8 @@ class Engine:
             self._queue.fail_all(stopping)
         await self._calls.none()
         await self._loops.stop()
-        for visit in self._interleaved:
-            visit.cancel()
+        for task in self._interleaved:
+            task.cancel()
         await asyncio.gather(*self._interleaved, return_exceptions=True)
         await self._admission.close()
         await asyncio.to_thread(self._threads.shutdown)
@@ -183,19 +183,18 @@ class Engine:
         if pieces:
             at_hand = self._loader.in_memory(artefacts_of(pieces))
             host.reserve(self._expected_s(pieces), at_hand)
-            visit = asyncio.create_task(self._run_interleaved(pieces, plan, host, at_hand))
-            self._interleaved.add(visit)
-            visit.add_done_callback(self._interleaved.discard)
+            task = asyncio.create_task(self._run_interleaved(pieces, plan, host, at_hand))
+            self._interleaved.add(task)
+            task.add_done_callback(self._interleaved.discard)
+            if not at_hand:  # it must load modules first, and leaves the host's place to another batch
+                asyncio.get_running_loop().call_soon(self._interleave)
 
     async def _run_interleaved(self, pieces: list[Piece], plan: Plan, host: Host, at_hand: bool) -> None:
-        if not at_hand:  # its modules must be loaded first, so it has left the host's place to another batch
-            self._interleave()
-
-        def inside(work: Callable[[], Ran]) -> Awaitable[Ran]:
+        def between(work: Callable[[], Ran]) -> Awaitable[Ran]:
             return self._begin(lambda: host.run_between(contained(work), self._threads))
 
         try:
-            await self._serve(pieces, plan, inside)
+            await self._serve(pieces, plan, between)
         except Broken as error:
             tell(log, "an interleaved batch could not run", error)
         finally:

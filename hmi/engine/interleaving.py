@@ -22,6 +22,7 @@ class Host:
     """A running batch that lets others run between its layers.
 
     All of them together take at most as long as the host is predicted to take, so its time at most doubles.
+
     Used on the event loop's thread, except `pause`, `away_s` and `away_cpu_s`: those belong to the compute
     thread.
     """

@@ -133,8 +133,7 @@ class ModelLoader:
         return found
 
     def _give_back_unused(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
-        """Give back what was loaded for a batch that is gone. A load that failed or never began holds
-        nothing."""
+        """Give back what was loaded for a batch that is gone, unless the load failed or never began."""
         if not done.cancelled() and done.exception() is None:
             self._pool.give_back(artefacts)
 

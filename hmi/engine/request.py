@@ -47,8 +47,7 @@ class Provenance:
     """The origin of one answer, or of one model's answers in a call."""
 
     plot: Mapping[str, int]
-    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss; `computed` for the exact
-    reference."""
+    """Tokens by what answered their look-up: trigram, bigram, unigram, …, miss, or `computed` if exact."""
     layers: int
     """Upper layers that ran; the largest number over all windows and answers."""
     exact: bool

@@ -116,8 +116,10 @@ class Registry:
         self._database.write(body)
 
     def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
-        """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises
-        NotFound."""
+        """Remove a tenant with its models, keys and jobs. Raises NotFound.
+
+        Returns (models, key ids, job ids).
+        """
 
         def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
