@@ -188,7 +188,7 @@ def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
         (b'{"inputs": "a\nb"}', "line break"),
         (b"[" * 1000, "nested too deeply"),
         (b"nothing", "is not JSON"),
-        (b'{"inputs": "\\q"}', "a backslash begins no JSON escape: write a backslash as two"),
+        (b'{"inputs": "\\q"}', "a backslash begins no JSON escape .*: write a backslash as two"),
         (b'{"inputs": 01}', "a number is not written as JSON requires"),
         (b'{"inputs": "a\xff"}', "not UTF-8"),
         (b'{"inputs": "\\ud800', "ends within a string"),
