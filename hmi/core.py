@@ -71,8 +71,7 @@ class DomainId:
         if len(parts) > MAX_DOMAIN_PARTS:
             raise InvalidInput(
                 f"{field} {text[:130]!r} has {len(parts)} parts: use at most {MAX_DOMAIN_PARTS}, the "
-                "root and up to "
-                f"{MAX_DOMAIN_PARTS - 1} names below it",
+                f"root and up to {MAX_DOMAIN_PARTS - 1} names below it",
                 field=field,
             )
         return cls(tuple(check_name(p, field) for p in parts))

@@ -158,9 +158,9 @@ class MissRecorder:
                 tell(log, "recorded misses could not be written; recording continues", error)
 
     def _write_out(self) -> None:
-        """Add the sketches in memory to the files. One that cannot be written stays in memory.
+        """Add the sketches in memory to the files, then raise the first error.
 
-        Writes all others, then raises the first error.
+        A sketch that cannot be written goes back into memory, and is lost if MAX_SKETCHES are there already.
         """
         failed: Exception | None = None
         with self._writing:
