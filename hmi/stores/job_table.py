@@ -69,7 +69,7 @@ def put_job(table: Table, txn: RegistryTxn, record: JobRecord) -> None:
     _count(table, txn, None if old is None else old.state, record.state)
 
 
-def drop_job(table: Table, txn: Txn, job: str) -> None:
+def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
     """Remove a job's record and its index entries, if it exists."""
     old = table.get(txn, JOB + job, JobRecord)
     if old is not None:
@@ -78,7 +78,7 @@ def drop_job(table: Table, txn: Txn, job: str) -> None:
         _count(table, txn, old.state, None)
 
 
-def index_jobs(table: Table, txn: Txn) -> None:
+def index_jobs(table: Table, txn: RegistryTxn) -> None:
     """Create the indexes that `put_job` maintains, in a registry of an earlier release. Idempotent."""
     if txn.get(JOBS_INDEXED) is not None:
         return
@@ -88,7 +88,7 @@ def index_jobs(table: Table, txn: Txn) -> None:
     txn.put(JOBS_INDEXED, b"")
 
 
-def count_jobs(txn: Txn) -> dict[str, int]:
+def count_jobs(txn: RegistryTxn) -> dict[str, int]:
     """Return the number of jobs in each state. Omits damaged counts, which the next job change repairs."""
     return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
@@ -120,7 +120,7 @@ def page_of_jobs(
     return found, None
 
 
-def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
+def add_job(table: Table, txn: RegistryTxn, record: JobRecord, tenant_limit: int | None) -> None:
     """Store a new job.
 
     Raises Conflict if another live job has the same target, and QuotaExceeded as `check_quota` does.
@@ -144,7 +144,7 @@ def _doing(job: JobRecord) -> str:
     return "was interrupted and will resume making" if job.attempts else "is queued to make"
 
 
-def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
+def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
     """Raise QuotaExceeded if a tenant has `limit` live jobs, or has started PER_DAY jobs within a day.
 
     The daily count includes ended and cancelled jobs. With `limit` None there is no quota.
@@ -166,7 +166,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
         )
 
 
-def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+def live_jobs(table: Table, txn: RegistryTxn, *, tolerant: bool = False) -> list[JobRecord]:
     """Return queued and running jobs, oldest first. Raises Damaged; a tolerant call skips such records."""
     found = []
     for job in txn.keys(LIVE, tolerant=tolerant):
@@ -208,7 +208,7 @@ def cancel_for_model(table: Table, txn: RegistryTxn, model: ModelId) -> None:
             put_job(table, txn, asked_to_stop(record))
 
 
-def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
+def drop_jobs_of(table: Table, txn: RegistryTxn, tenant: str) -> list[str]:
     """Remove a tenant's jobs and return their ids. A running one gets a mark in GONE and cannot publish."""
     dropped = txn.keys(_of(tenant))
     for job in dropped:
@@ -218,7 +218,7 @@ def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
     return dropped
 
 
-def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
+def old_jobs(table: Table, txn: RegistryTxn, keep: int, day: datetime, month: datetime) -> list[str]:
     """Ids of jobs that ended before `month`, or before `day` and are not among the newest `keep`."""
     ended = sorted(
         ((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True
@@ -231,7 +231,7 @@ def drop_jobs(table: Table, txn: RegistryTxn, jobs: list[str]) -> None:
         drop_job(table, txn, job)
 
 
-def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
+def users_of_domain(table: Table, txn: RegistryTxn, domain: str) -> list[str]:
     """Ids of live jobs that read, create or change this domain or one below it."""
     found = []
     for record in live_jobs(table, txn):
@@ -253,7 +253,7 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -> None:
+def _count(table: Table, txn: RegistryTxn, old: JobState | None, new: JobState | None) -> None:
     """Update the counts after a job's record has changed."""
     try:
         for state, step in ((old, -1), (new, +1)):

@@ -33,7 +33,7 @@ def keys_of(table: Table, txn: RegistryTxn, tenant: str | None) -> list[KeyRecor
     return sorted((k for k in found if k is not None), key=lambda k: (k.created, k.key_id))
 
 
-def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
+def check_count(txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
     """Raise QuotaExceeded if a tenant has `limit` keys."""
     if limit is not None and len(txn.keys(_of(tenant))) >= limit:
         raise QuotaExceeded(

@@ -30,7 +30,7 @@ def get_tenant(table: Table, txn: RegistryTxn, tenant: str) -> TenantRecord:
     return record
 
 
-def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
+def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion) -> ModelRecord:
     """Add a version and let it answer, unless it is held back. Idempotent for each job."""
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()

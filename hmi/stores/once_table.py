@@ -13,14 +13,14 @@ from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import ONCE, ONCE_UNTIL
 
 
-def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
+def kept(txn: RegistryTxn, key: str, scope: str) -> dict[str, Any] | None:
     """Return the answer that `keep` stored for this key and scope; None if there is none or it expired."""
     raw = txn.get(ONCE + _once(key, scope))
     found = None if raw is None else json.loads(raw)
     return found["response"] if found is not None and found["until"] > time.time() else None
 
 
-def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
+def keep(txn: RegistryTxn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
     """Store an answer for `ttl_s` seconds, and delete some that have expired."""
     name, until = _once(key, scope), time.time() + ttl_s
     _drop_expired(txn)

@@ -57,8 +57,8 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def read(self, body: Callable[[Txn], T]) -> T:
-        """Run `body` on one snapshot. Its Txn must not be used after it returns."""
+    def read(self, body: Callable[[RegistryTxn], T]) -> T:
+        """Run `body` on one snapshot. Its RegistryTxn must not be used after it returns."""
         try:
             return self._database.read(lambda raw: body(RegistryTxn(raw)))
         except PlotStoreError as error:
@@ -71,12 +71,12 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def write(self, body: Callable[[Txn], T]) -> T:
+    def write(self, body: Callable[[RegistryTxn], T]) -> T:
         """Run `body` as the only writer of all processes, and commit durably; an exception rolls it back.
 
         `body` may run again after the map has grown, so its effects elsewhere must be idempotent. It may use
-        this database only through its Txn. Raises Unavailable if another process holds the write lock for a
-        minute.
+        this database only through its RegistryTxn. Raises Unavailable if another process holds the write lock
+        for a minute.
         """
         try:
             return self._database.write(lambda raw: body(RegistryTxn(raw)))
