@@ -123,10 +123,7 @@ def store(
 @click.option(
     "--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read."
 )
-@click.option(
-    "--root",
-    help="A root of the data folder.  [default: the one that this benchmark imports]",
-)
+@click.option("--root", help="A root of the data folder.  [default: the one that this benchmark imports]")
 @click.option(
     "--alpha",
     "alphas",

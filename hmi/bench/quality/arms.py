@@ -1,5 +1,4 @@
-"""The arms, which are the columns of the tables: what each trains, on which features, with which learning
-rates."""
+"""The arms, which are the columns of the tables: what each trains, on which features, at which rates."""
 
 from __future__ import annotations
 
@@ -17,18 +16,24 @@ from hmi.training.backbones import Backbone, EncoderBackbone, FrozenBackbone, Mo
 from hmi.training.recipe import RECIPE, Recipe
 
 ArmInput = Literal["ids", "lower", "last", "plot"]
-"""Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
+"""What an arm's backbone reads.
+
+Token ids, the source's states at the split or after the last layer, or PLOT rows.
+"""
 
 
 VARIANTS = 3
-"""Changed copies of each row, for a teacher to label."""
+"""Changed copies of each row that a teacher labels."""
 MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One column. `backbone(models, seed)` makes what is trained; lrs ascend; `says`: its name in a table's
-    words."""
+    """A column of the tables.
+
+    `backbone(models, seed)` creates what is trained, `lrs` are ascending, and `says` describes the arm in a
+    table.
+    """
 
     name: str
     says: str
@@ -37,20 +42,22 @@ class Arm:
     backbone: Callable[[Encoders, int], Backbone]
     module: ModuleSpec | None = None
     served: bool = False
-    """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
-    queries, averaged weights."""
+    """Whether to train what the service adds by default.
+
+    These are lexical features, transitions, the head's queries and averaged weights.
+    """
     unlabelled: bool = False
-    """Whether a teacher labels the task's unlabelled texts, to be learnt beside the rows."""
+    """Whether a teacher labels the task's unlabelled texts, which are then trained on too."""
     variants: int = 0
-    """How many changed copies of each row the teacher also labels."""
+    """Changed copies of each row that the teacher also labels."""
 
     def recipe(self, lr: float, seed: int) -> Recipe:
-        """How a run at this rate is trained."""
+        """Return the recipe of a run at this learning rate."""
         recipe = replace(RECIPE, seed=seed)
         return replace(recipe, module=self.module, lr=lr) if self.served else recipe.plain(lr)
 
     def lexical_for(self, kind: Task) -> int:
-        """Buckets of lexical features."""
+        """Return the number of buckets of lexical features, 0 for none."""
         return lexical_buckets(kind, self.recipe(self.lrs[0], 0).lexical)
 
 
@@ -85,13 +92,16 @@ PLOT_ONLY = Arm(
 
 
 def adapter_only(module: ModuleSpec) -> Arm:
-    """A tenant module in the source's upper layers, above its true lower layers."""
+    """An arm with a tenant's module in the source's upper layers, above its true lower layers."""
     backbone = _module(module, of_source=True)
     return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, backbone, module)
 
 
 def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
-    """What HMI serves: a tenant module in the root's upper layers on the PLOT, and what goes with it."""
+    """An arm with a tenant's module in the root's upper layers on the PLOT.
+
+    `served` adds what the service adds by default.
+    """
     backbone = _module(module, of_source=False)
     name, says = (
         ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
@@ -136,7 +146,9 @@ MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
-    """In the order of the tables. module: of what HMI serves; on the true lower layers LoRA is best for
-    pairs, too."""
+    """Return the arms in the order of the tables.
+
+    `module` is that of the served arms. On the true lower layers LoRA is the best kind for pairs too.
+    """
     served = [hbert(module), varied(module), taught(module), taught_varied(module)]
     return [DEDICATED, *served, PLOT_ONLY, adapter_only(ModuleSpec()), SHARED, hbert_plain(module)]

@@ -125,9 +125,7 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
     type=Whole(min=1),
     help="Keep this many of each domain's newest versions (default: HMI_PLOT_KEEP_VERSIONS).",
 )
-@click.option(
-    "--keep-days", type=Number(0, 36_500), help="Also keep versions younger than this many days."
-)
+@click.option("--keep-days", type=Number(0, 36_500), help="Also keep versions younger than this many days.")
 @as_json
 @pass_session
 def gc(
