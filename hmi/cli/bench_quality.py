@@ -141,7 +141,7 @@ def quality(
         Budget(seeds, not dev),
         rows,
         chosen["lrs"],
-        _setting(session, chosen).says,
+        _setting(session, chosen).key,
         chosen["texts"],
     )
     arms = measured.chosen_arms(plan)  # refuse a misspelt name now, not after hours
@@ -195,7 +195,7 @@ def tenants(
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
     (column,) = measured.chosen_arms(
-        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).says)
+        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).key)
     )
     with _models(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)

@@ -51,7 +51,7 @@ def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) 
         raise click.exceptions.Exit(1)
 
 
-def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
+def show_formats(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
     """Print the format of each file. Raises InvalidData for a file that a job would refuse."""
     skip = options.get("skip_bad_rows", 0)
     for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
@@ -64,7 +64,7 @@ def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) ->
             _note(f"{name}: {note}")
 
 
-def look_at_corpus(corpus: Path) -> None:
+def show_corpus_format(corpus: Path) -> None:
     """Print the format of a corpus. Raises InvalidData if a job would refuse it."""
     _note(f"corpus: {checked_corpus(corpus)}")
 

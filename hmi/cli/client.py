@@ -31,7 +31,7 @@ class RemoteError(HmiError):
         self.retry_after = retry_after
 
 
-class _Heard(http.client.HTTPConnection):
+class _EarlyAnswerHttp(http.client.HTTPConnection):
     """A connection that still reads the answer if the server refuses an upload early and closes."""
 
     def request(self, *args: Any, **kwargs: Any) -> None:
@@ -39,18 +39,18 @@ class _Heard(http.client.HTTPConnection):
             super().request(*args, **kwargs)
 
 
-class _HeardSecurely(_Heard, http.client.HTTPSConnection):
+class _EarlyAnswerHttps(_EarlyAnswerHttp, http.client.HTTPSConnection):
     pass
 
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Heard, req)
+        return self.do_open(_EarlyAnswerHttp, req)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_HeardSecurely, req)
+        return self.do_open(_EarlyAnswerHttps, req)
 
 
 _OPENER = urllib.request.build_opener(_Http, _Https)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.check import look_at_corpus
+from hmi.cli.check import show_corpus_format
 from hmi.cli.options import (
     FILE,
     PERCENT,
@@ -98,7 +98,7 @@ def _build(
     as_json: bool,
 ) -> None:
     session.may_start_jobs()
-    look_at_corpus(corpus)
+    show_corpus_format(corpus)
     body = {**body, "pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", path, body, {"corpus": corpus})["job"]

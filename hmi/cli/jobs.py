@@ -9,7 +9,7 @@ import click
 from hmi.cli.base import FolderCommand, Group, ServerCommand, as_json, pass_session
 from hmi.cli.options import Whole
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
-from hmi.cli.progress import run_job, tell
+from hmi.cli.progress import run_job, show_end
 from hmi.cli.session import Session, segment
 from hmi.core import ENDED
 from hmi.errors import Conflict, InvalidInput
@@ -90,7 +90,7 @@ def watch(session: Session, name: str, as_json: bool) -> None:
             "'hmi job watch' follows a running server's job: add --url, or use 'hmi job resume'"
         )
     with session.calls() as calls:
-        tell(run_job(session, calls, name), as_json)
+        show_end(run_job(session, calls, name), as_json)
 
 
 @job.command(cls=FolderCommand)
@@ -107,7 +107,7 @@ def resume(session: Session, name: str, as_json: bool) -> None:
         if state != "queued":
             has = "has" if state in ("succeeded", "failed") else "is"
             raise Conflict(f"job {name} {has} {state}: only a queued or interrupted job can be resumed")
-        tell(run_job(session, local, name), as_json)
+        show_end(run_job(session, local, name), as_json)
 
 
 def _progress(view: dict[str, Any]) -> str:

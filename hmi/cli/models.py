@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.check import look_at, skipping
+from hmi.cli.check import show_formats, skipping
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -89,7 +89,7 @@ def create(
         )
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
-    look_at(task, files, options)
+    show_formats(task, files, options)
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/models", body, files)["job"]
@@ -129,7 +129,7 @@ def update(
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     with session.calls() as calls:
         path = f"/manage/models/{segment(name)}"
-        look_at(calls.request("GET", path)["task"], files, options)
+        show_formats(calls.request("GET", path)["task"], files, options)
         body = {"options": options, "publish": publish}
         job = calls.request("POST", f"{path}/update", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
@@ -257,8 +257,8 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in made["files"].items():
         write_bytes(folder / Path(file).name, base64.b64decode(data))
-    told = f"{folder} holds version {made['version']} of {name} for {made['format']}"
-    print_done({**made, "folder": str(folder), "files": sorted(made["files"])}, told, as_json)
+    done = f"{folder} holds version {made['version']} of {name} for {made['format']}"
+    print_done({**made, "folder": str(folder), "files": sorted(made["files"])}, done, as_json)
     for reason in made["left_out"]:
         notes.print(f"left out: {reason}")
 
@@ -293,7 +293,7 @@ def import_module(
     session.may_start_jobs()
     files = _adapter_files(folder)
     options, rows = skipping(options, skip), _files(data, dev, None)
-    look_at(task, rows, options)
+    show_formats(task, rows, options)
     files |= rows
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:

@@ -95,7 +95,7 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
                 soft_wrap=True,
             )
         return
-    tell(run_job(session, calls, job), as_json)
+    show_end(run_job(session, calls, job), as_json)
 
 
 def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
@@ -120,21 +120,21 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
     return view
 
 
-def tell(view: dict[str, Any], as_json: bool) -> None:
+def show_end(view: dict[str, Any], as_json: bool) -> None:
     """Show how a job ended. Raises HmiError if it did not succeed, Exit if its result was held back."""
     if view["state"] == "succeeded":
         if as_json:
             print_json(view)
         else:
             click.echo("\n".join(endings.lines(view)))
-        _tell_held_back(view)
+        _show_held_back(view)
         return
     error = view["error"] or {}
     reason = error.get("message") or f"it is {view['state']}"
     raise HmiError(f"job {view['job']} {view['state']}: {reason}")
 
 
-def _tell_held_back(view: dict[str, Any]) -> None:
+def _show_held_back(view: dict[str, Any]) -> None:
     """If an update was held back, say so, and raise Exit unless that was asked for."""
     result = view["result"] or {}
     if result.get("published", True):  # a server of an earlier version always publishes

@@ -32,7 +32,7 @@ def serve(session: Session, **given: Any) -> None:
     from hmi.api import serve as run
 
     session.overrides = {name: given[name] for name in SETTINGS if given[name] is not None}
-    session.there_or_new(creates=True)
+    session.require_data_folder(creates=True)
     run(session.settings())
 
 

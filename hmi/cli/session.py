@@ -74,7 +74,7 @@ class Session:
         """
         self.not_remote("this works on the data folder itself: leave --url out and give --data")
         settings = self.settings()
-        self.there_or_new(creates=creates)
+        self.require_data_folder(creates=creates)
         from hmi.api.local import LocalCalls
         from hmi.manager.maintenance import probe_plots
 
@@ -91,7 +91,7 @@ class Session:
             cure = " (HMI_URL is set: unset it, or give --data)" if self.url_of_environment else ""
             raise InvalidInput(message + cure)
 
-    def there_or_new(self, *, creates: bool) -> None:
+    def require_data_folder(self, *, creates: bool) -> None:
         """If the data folder is missing, announce that it will be created, or raise InvalidInput."""
         from hmi.stores.layout import Layout
 

@@ -104,9 +104,9 @@ def _answer(status: int, raw: bytes) -> Any:
         raise Unavailable(f"the server answered {status} without JSON: {raw[:200]!r}") from error
     if status < 400:
         return body
-    told = body.get("error", {}) if isinstance(body, dict) else {}
-    kind = _KINDS.get(told.get("kind", ""), HmiError)
-    raise kind(f"{told.get('message', f'the server answered {status}')}", status=status)
+    details = body.get("error", {}) if isinstance(body, dict) else {}
+    kind = _KINDS.get(details.get("kind", ""), HmiError)
+    raise kind(f"{details.get('message', f'the server answered {status}')}", status=status)
 
 
 def _all_kinds(kind: type[HmiError]) -> Iterable[type[HmiError]]:

@@ -31,12 +31,12 @@ MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 class Arm:
     """A column of the tables.
 
-    `backbone(models, seed)` creates what is trained, `lrs` are ascending, and `says` describes the arm in a
+    `backbone(models, seed)` creates what is trained, `lrs` are ascending, and `description` is the arm's in a
     table.
     """
 
     name: str
-    says: str
+    description: str
     reads: ArmInput
     lrs: tuple[float, ...]
     backbone: Callable[[Encoders, int], Backbone]
@@ -115,13 +115,18 @@ def hbert_plain(module: ModuleSpec) -> Arm:
 
 def taught(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and unlabelled texts."""
-    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", unlabelled=True)
+    return replace(
+        hbert(module), name="taught", description="the same, taught on unlabelled text", unlabelled=True
+    )
 
 
 def varied(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and changed copies of the rows."""
     return replace(
-        hbert(module), name="varied", says="the same, taught on changed copies of its rows", variants=VARIANTS
+        hbert(module),
+        name="varied",
+        description="the same, taught on changed copies of its rows",
+        variants=VARIANTS,
     )
 
 
@@ -130,7 +135,7 @@ def taught_varied(module: ModuleSpec) -> Arm:
     return replace(
         taught(module),
         name="taught_varied",
-        says="the same, taught on unlabelled text and changed copies",
+        description="the same, taught on unlabelled text and changed copies",
         variants=VARIANTS,
     )
 

@@ -67,8 +67,8 @@ class Setting:
     root: str | None = None
 
     @property
-    def says(self) -> str:
-        """Return a description that is a part of the runs' keys."""
+    def key(self) -> str:
+        """Return the part of the runs' keys that identifies the PLOTs."""
         return f"{self.general}" if self.domain is None else f"{self.general} {self.domain}"
 
     def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:

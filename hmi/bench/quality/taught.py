@@ -35,8 +35,8 @@ def with_texts(
     lesson = _lesson(task, rows, unlabelled, models)
     texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
-    told = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
-    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{told}.json"
+    digest = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
+    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{digest}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)

@@ -48,7 +48,7 @@ def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
         "domain": domain,
         "archive": str(archive),
         "bytes": archive.stat().st_size,
-        **_told(own, ancestors),
+        **_contents(own, ancestors),
     }
     text = f"{domain} is in {archive} ({size(found['bytes'])}, packed): {_listed(own, ancestors)}"
     print_done(found, text, as_json)
@@ -69,7 +69,7 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
             version, lacking = manager.import_domain(archive, name, show)
         _, *ancestors = manager.plots.archived(archive)
     text = f"{version.ref} is at version {version.id}: {_listed(version, ancestors)}"
-    print_done({"domain": version.ref, "version": version.id, **_told(version, ancestors)}, text, as_json)
+    print_done({"domain": version.ref, "version": version.id, **_contents(version, ancestors)}, text, as_json)
     if lacking:
         notes.print(
             f"the file lacks the lower layers of {', '.join(lacking)}, since an earlier release exported it. "
@@ -77,7 +77,7 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
         )
 
 
-def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
+def _contents(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
     """Return what a file holds, for JSON.
 
     `own_bytes` counts the domain's own entries; `builds_on` lists the nearest ancestor first.

@@ -10,7 +10,7 @@ import click
 from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.options import Bytes, Number, Whole
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
-from hmi.cli.progress import run_job, tell
+from hmi.cli.progress import run_job, show_end
 from hmi.cli.session import Session
 from hmi.cli.store.arguments import domain_of, opened
 from hmi.cli.store.bars import byte_bar
@@ -60,7 +60,7 @@ def verify(session: Session, as_json: bool) -> None:
         manager = local.services.manager
         report = _scrubbed(session, None, None)
         problems = [*_problems(report), *manager.verify(), *manager.verify_files()]
-    _tell(report, problems, as_json, "and all roots, lower layers and adapters are sound")
+    _show_report(report, problems, as_json, "and all roots, lower layers and adapters are sound")
 
 
 @click.command(cls=FolderCommand)
@@ -82,7 +82,7 @@ def scrub(session: Session, domain: str | None, rate: int | None, as_json: bool)
     with opened(session) as local:
         ref = None if domain is None else domain_of(local.services.manager, domain)
         report = _scrubbed(session, ref, rate)
-    _tell(report, _problems(report), as_json, "are sound")
+    _show_report(report, _problems(report), as_json, "are sound")
 
 
 def _scrubbed(session: Session, ref: str | None, rate: int | None) -> VerifyReport:
@@ -98,7 +98,7 @@ def _problems(report: VerifyReport) -> list[str]:
     return [f"{damage.segment or 'the catalogue'}: {damage.what}" for damage in report.damages]
 
 
-def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
+def _show_report(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
     """Show a report. Raises Damaged if there are problems."""
     if as_json:
         print_json(
@@ -199,5 +199,5 @@ def _compacted(session: Session, local: LocalCalls, domain: str) -> dict[str, An
         return {"domain": domain, "compacted": False, "reason": error.message}
     view = run_job(session, local, job.job)
     if view["state"] != "succeeded":
-        tell(view, as_json=False)
+        show_end(view, as_json=False)
     return dict(view["result"])
