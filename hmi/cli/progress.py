@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 POLL_S = 0.3
 """Seconds between two requests for the state of a server's job."""
 HELD_BACK = 3
-"""The exit code if an update was held back although --publish never was not given."""
+"""The exit code if an update was held back, unless --publish never was given."""
 
 
 class JobBar:

@@ -31,12 +31,10 @@ MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 class Arm:
     """A column of the tables.
 
-    `backbone(models, seed)` creates what is trained, `lrs` are ascending, and `description` is the arm's in a
-    table.
+    `backbone(models, seed)` creates what is trained. `lrs` are ascending.
     """
 
     name: str
-    description: str
     reads: ArmInput
     lrs: tuple[float, ...]
     backbone: Callable[[Encoders, int], Backbone]
@@ -72,29 +70,23 @@ def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], B
     return backbone
 
 
-SHARED = Arm(
-    "shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone()
-)
-DEDICATED = Arm(
-    "dedicated",
-    "an encoder of its own",
-    "ids",
-    (3e-5, 6e-5, 1.2e-4, 2.4e-4),
-    lambda m, _: EncoderBackbone(m.source),
-)
+SHARED = Arm("shared", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
+"""A frozen encoder and a head."""
+DEDICATED = Arm("dedicated", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source))
+"""A copy of the source model with all weights fine-tuned."""
 PLOT_ONLY = Arm(
     "plot_only",
-    "upper layers of its own on the PLOT",
     "plot",
     (3e-5, 6e-5, 1.2e-4, 2.4e-4),
     lambda m, _: UpperBackbone(m.root.upper, m.root.info.shape.heads),
 )
+"""The upper layers with all weights fine-tuned, on the PLOT."""
 
 
 def adapter_only(module: ModuleSpec) -> Arm:
     """An arm with a tenant's module in the source's upper layers, above its true lower layers."""
     backbone = _module(module, of_source=True)
-    return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, backbone, module)
+    return Arm("adapter_only", "lower", MODULE_LRS, backbone, module)
 
 
 def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
@@ -103,41 +95,27 @@ def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
     `served` adds what the service adds by default.
     """
     backbone = _module(module, of_source=False)
-    name, says = (
-        ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
-    )
-    return Arm(name, says, "plot", MODULE_LRS, backbone, module, served=served)
+    return Arm("hbert" if served else "hbert_plain", "plot", MODULE_LRS, backbone, module, served=served)
 
 
 def hbert_plain(module: ModuleSpec) -> Arm:
+    """An arm with a tenant's module on the PLOT, and nothing else."""
     return hbert(module, served=False)
 
 
 def taught(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and unlabelled texts."""
-    return replace(
-        hbert(module), name="taught", description="the same, taught on unlabelled text", unlabelled=True
-    )
+    return replace(hbert(module), name="taught", unlabelled=True)
 
 
 def varied(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and changed copies of the rows."""
-    return replace(
-        hbert(module),
-        name="varied",
-        description="the same, taught on changed copies of its rows",
-        variants=VARIANTS,
-    )
+    return replace(hbert(module), name="varied", variants=VARIANTS)
 
 
 def taught_varied(module: ModuleSpec) -> Arm:
     """The served arm with a teacher, unlabelled texts and changed copies."""
-    return replace(
-        taught(module),
-        name="taught_varied",
-        description="the same, taught on unlabelled text and changed copies",
-        variants=VARIANTS,
-    )
+    return replace(taught(module), name="taught_varied", variants=VARIANTS)
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
