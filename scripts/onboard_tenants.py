@@ -1,4 +1,4 @@
-"""Onboard many tenants onto a running server; see --help. The logic is in hmi/cli/."""
+"""Creates many tenants, keys and models on a running server; see --help. The code is in hmi/cli/batch.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The full encoder in other inference engines, each in its best mode, one thread.
+"""The full encoder in other inference engines, each in its fastest mode, on one thread.
 
 Engines that are not installed are left out; `pip install onnx onnxruntime openvino ctranslate2` installs all.
-A batch of unequal lengths is sorted by length and run in chunks, so that padding slows no engine.
+A batch of texts of unequal lengths is sorted by length and run in chunks, so that padding slows no engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from hmi.model.encoder import Encoder
 Batch = list[list[int]]
 Run = Callable[[Batch], object]
 CHUNK = 4
-"""Texts of unequal lengths in one run."""
+"""Texts of a chunk, if a batch's texts are of unequal lengths."""
 _NAMES = {"input_ids": {0: "b", 1: "t"}, "mask": {0: "b", 1: "t"}, "rows": {0: "b", 1: "t"}}
 
 
 def peers(teacher: Encoder, source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
-    """(name, whether it is fp32, run) of each engine that is installed. `source`: the model as published."""
+    """Yield (name, whether it computes in fp32, run) for each mode of each installed engine.
+
+    `source` is the folder of the published model.
+    """
     model = _exported(teacher, folder / "full.onnx")
     if model is not None:
         yield from _onnx_runtime(model, folder)
@@ -43,7 +46,7 @@ def _found(*names: str) -> tuple[Any, ...] | None:
 
 
 class _Masked(nn.Module):
-    """The encoder with a mask of integers, as the engines pass it."""
+    """The encoder with an integer mask, as the engines pass it."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     small = folder / "full-int8.onnx"
-    logging.disable(logging.WARNING)  # a line for each matrix
+    logging.disable(logging.WARNING)  # the library logs a line for each matrix
     quantization.quantize_dynamic(model, small, weight_type=quantization.QuantType.QInt8, per_channel=True)
     logging.disable(logging.NOTSET)
     for name, path in (("ONNX Runtime fp32", model), ("ONNX Runtime int8", small)):
@@ -129,7 +132,7 @@ def _ctranslate2(source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
 def _modes(
     name: str, fp32: bool, one: Callable[[NDArray[np.int64], NDArray[np.int64]], object]
 ) -> Iterator[tuple[str, bool, Run]]:
-    """In chunks, and text by text: whichever is the quicker counts."""
+    """Yield two modes: in chunks, and text by text. The faster one counts."""
 
     def in_chunks(batch: Batch) -> object:
         if len({len(text) for text in batch}) == 1:
@@ -142,7 +145,7 @@ def _modes(
 
 
 def _padded(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """ids, mask int64 [texts, longest]."""
+    """Return ids and mask, int64 [texts, longest text]."""
     ids = np.zeros((len(batch), max(map(len, batch))), np.int64)
     mask = np.zeros_like(ids)
     for i, text in enumerate(batch):

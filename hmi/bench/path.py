@@ -1,5 +1,4 @@
-"""`hmi bench path`: the time that replacing the lower layers saves on this machine, on the default root, one
-thread."""
+"""`hmi bench path`: the time saved by looking the lower layers up, on the default root with one thread."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ Modules = list[TenantModule | None]
 
 @dataclass(frozen=True)
 class Bench:
-    """The default root, the model it came from, a PLOT that covers the texts, and texts of LENGTH tokens."""
+    """The default root, its source model, texts of LENGTH tokens, and a PLOT that covers these texts."""
 
     teacher: Encoder
     root: Root
@@ -50,7 +49,10 @@ Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
 
 
 def run(runs: int, report: Callable[[str], None], measure: Measure | None = None) -> list[Row]:
-    """Measure, what this module does or what is given; `report` is told what is being done."""
+    """Prepare the bench and run `measure` on it (default: this module's measurements).
+
+    `report` gets a line as each step begins.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         report("building a PLOT that covers the texts")
@@ -118,7 +120,7 @@ def _prepare(folder: Path) -> Bench:
 
 
 def _some_text() -> str:
-    """English prose that every installation has: the descriptions of the installed packages."""
+    """Return English prose that every installation has: the descriptions of the installed packages."""
     words: list[str] = []
     for package in importlib.metadata.distributions():
         words += str(package.metadata.json.get("description", "")).split()

@@ -24,12 +24,18 @@ CASES: tuple[tuple[str, int | None, int], ...] = (
     ("14_tokens_batch_1", 14, 1),
     ("14_tokens_batch_16", 14, 16),
 )
-"""Name, tokens a text (None: as sentences of scientific prose have, 56 in the mean), texts."""
+"""(name, tokens of a text, texts).
+
+None for the tokens: lengths as in sentences of scientific prose, 56 on average.
+"""
 GOAL_FP32, GOAL_ANY = 1.9, 1.5
 
 
 def run(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
-    """Median CPU time a token of the best engine over ours, all of them in turn on the same texts."""
+    """Yield the median CPU time a token of the best engine over HMI's.
+
+    All of them run in turn on the same texts.
+    """
     found = list(peers(b.teacher, find_source(DEFAULT_PACKAGE).folder, folder))
     if not found:
         raise InvalidInput(
@@ -67,7 +73,7 @@ def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -
 
 
 def _ours(b: Bench, cls_only: bool) -> Run:
-    """From token ids on: look-up, positions, upper layers with a tenant's module."""
+    """Return HMI's run, from token ids to the states after the last layer."""
 
     def work(batch: Batch) -> object:
         tokens = np.array([token for text in batch for token in text], np.int32)

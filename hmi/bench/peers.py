@@ -1,4 +1,4 @@
-"""Other key-value stores for rows on one machine, each through its fastest public batch call."""
+"""Other key-value stores that hold rows on one machine, each read through its fastest public batch call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ KEYS_A_TRANSACTION = 1 << 14
 
 
 class Peer(Protocol):
-    """Rows are put once, in the order of their keys; `finish` makes them durable. Nothing else is asked of
-    it."""
+    """A key-value store. Rows are put once, in the order of their keys. `finish` makes them durable."""
 
     name: str
 
@@ -32,7 +31,7 @@ class Peer(Protocol):
     def finish(self) -> None: ...
 
     def modes(self) -> dict[str, Gather]:
-        """Ways to read a batch, by name; the measurement takes the fastest."""
+        """Return ways to read a batch, by name. The measurement uses the fastest."""
 
     def bytes(self) -> int: ...
 
@@ -40,7 +39,7 @@ class Peer(Protocol):
 
 
 class Lmdb:
-    """LMDB: one inline value a key, loaded in key order, synced once at the end."""
+    """LMDB: the value of a key is its row, loaded in key order and synced once at the end."""
 
     name = "LMDB"
 
@@ -67,7 +66,7 @@ class Lmdb:
         get = self._txn.get
         return {
             "get": lambda batch: self._joined([get(key) for key in batch[0]]),
-            # It skips what is missing; here every key is there, and `_joined` would notice.
+            # getmulti skips missing keys. Here none is missing, or `_joined` would fail.
             "getmulti": lambda batch: self._joined([value for _, value in cursor.getmulti(batch[0])]),
         }
 
@@ -83,8 +82,7 @@ class Lmdb:
 
 
 class RocksDb:
-    """RocksDB through rocksdict: one sorted table written aside and taken over, all of it in the block
-    cache."""
+    """RocksDB through rocksdict: one sorted table, written aside and ingested, all in the block cache."""
 
     name = "RocksDB"
 
@@ -142,8 +140,10 @@ class RocksDb:
 
 
 class MemmapDict:
-    """numpy.memmap for the rows, a Python dictionary from key to row in memory; the keys lie beside the
-    rows."""
+    """Rows in a numpy.memmap, and a Python dictionary from key to row number in memory.
+
+    The keys are written to a file beside the rows.
+    """
 
     name = "memmap + dict"
 

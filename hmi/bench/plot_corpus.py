@@ -24,25 +24,29 @@ from hmi.model.tokenizer import Tokenizer
 from plot_store import Reader, Store
 
 LENGTH = 128
-PILOT = 60  # documents: some ten thousand rows
+PILOT = 60
+"""Documents of the pilot build, which has about ten thousand rows."""
 COLD_TEXTS = 25
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to build. minutes: as many documents as are expected to fit; limit: at most so many."""
+    """What to build."""
 
     corpus: Path
     alphas: tuple[float, ...] = (50.0, 100.0)
     minutes: float | None = None
+    """Build from as many documents as should take this long. None: all."""
     limit: int | None = None
-    root: str | None = None  # an imported one; None imports the default source
+    """The greatest number of documents."""
+    root: str | None = None
+    """An imported root; None imports the default source."""
 
 
 def run(plan: Plan, data: Path | None, report: Report, show: Callable[[Progress], None]) -> Iterator[Row]:
-    """Build and measure in `data` (None: a temporary folder), and remove what was built.
+    """Build PLOTs and measure them in `data` (None: a temporary folder), then remove them.
 
-    `report` is told what begins, `show` how far the job that runs is. Raises HmiError.
+    `report` gets a line as each step begins, `show` the progress of the current job. Raises HmiError.
     """
     parts = split(plan.corpus, plan.limit)
     folder = data or Path(tempfile.mkdtemp(prefix="bench-plot-"))
@@ -71,7 +75,7 @@ def _measured(plan: Plan, parts: CorpusSplit, lab: Lab, report: Report) -> Itera
         report(f"alpha {alpha:g}: building from {len(documents):,} documents")
         built = lab.build(documents, alpha)
         yield from _of_the_build(built, alpha)
-        report(f"alpha {alpha:g}: looking up text left out")
+        report(f"alpha {alpha:g}: looking up held-out text")
         with lab.store() as store:
             yield from _hits(store, built.domain, texts, alpha)
             yield from _times(store, built.domain, texts, alpha)
@@ -79,7 +83,7 @@ def _measured(plan: Plan, parts: CorpusSplit, lab: Lab, report: Report) -> Itera
 
 
 def _chosen(plan: Plan, parts: CorpusSplit, lab: Lab, tokenizer: Tokenizer, report: Report) -> Estimate:
-    """As many documents as fit, by the rates of a small build."""
+    """Estimate how many documents fit in `plan.minutes` from the rates of a small build."""
     assert plan.minutes is not None
     report(f"a pilot of {min(PILOT, len(parts.built))} documents")
     pilot = lab.build(parts.built[:PILOT], 100.0)
@@ -107,7 +111,7 @@ def _of_the_build(built: Built, alpha: float) -> Iterator[Row]:
 
 
 def _hits(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: float) -> Iterator[Row]:
-    """Percent of the left-out tokens that each order served, the root's unigrams below."""
+    """Yield the percent of the held-out tokens that each order answered; the unigrams are the root's."""
     tokens, offsets = np.concatenate(texts), np.cumsum([0, *map(len, texts)], dtype=np.int64)
     with store.reader(domain) as reader:
         counts = reader.lookup(tokens, offsets)[1].counts()
@@ -116,11 +120,13 @@ def _hits(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: floa
 
 
 def _times(store: Store, domain: str, texts: list[NDArray[np.int32]], alpha: float) -> Iterator[Row]:
-    """One left-out text of LENGTH tokens: with its rows in memory, and with the file cache dropped before
-    each."""
+    """Yield the time to look up a held-out text of LENGTH tokens.
+
+    Once with its rows in memory, once with the file cache dropped before each text.
+    """
     whole = [np.ascontiguousarray(text[:LENGTH]) for text in texts if len(text) >= LENGTH]
     if len(whole) < 2:
-        few = f"no two left-out documents have {LENGTH} tokens"
+        few = f"no two held-out documents have {LENGTH} tokens"
         yield Row(f"one_text_warm_alpha_{alpha:g}", None, "µs", why=few)
         return
     with store.reader(domain) as reader:

@@ -1,5 +1,4 @@
-"""A data folder in which `hmi bench plot` runs the real jobs, each in a process of its own, and times their
-phases."""
+"""A data folder in which `hmi bench plot` runs the real jobs and times their phases."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ Report = Callable[[str], None]
 
 @dataclass
 class Clock:
-    """When each phase of a job was first seen."""
+    """The time at which each phase of a job was first seen."""
 
     begun: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)
@@ -40,14 +39,17 @@ class Clock:
             self.phases.setdefault(progress.phase, time.monotonic())
 
     def spent(self) -> dict[str, float]:
-        """Seconds by phase, until the next or until now; before the first: `starting`."""
+        """Return seconds by phase, until the next phase or until now.
+
+        The time before the first phase is `starting`.
+        """
         names, starts = ["starting", *self.phases], [self.begun, *self.phases.values(), time.monotonic()]
         return {name: starts[i + 1] - starts[i] for i, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
 class Built:
-    """A finished build."""
+    """A finished build of a PLOT. `spent` is seconds by phase."""
 
     domain: str
     result: dict[str, Any]
@@ -67,7 +69,7 @@ class Built:
 
 
 class Lab:
-    """A data folder in which jobs run as they do for a server, each in a process of its own."""
+    """A data folder in which jobs run as in a server: each in its own process."""
 
     def __init__(
         self, settings: Settings, root: str | None, report: Report, show: Callable[[Progress], None]
@@ -92,7 +94,7 @@ class Lab:
             self._calls.close()
 
     def build(self, documents: list[str], alpha: float) -> Built:
-        """A new branch of the root, built from these documents. Raises HmiError."""
+        """Build a new branch of the root from these documents. Raises HmiError."""
         domain = f"{self._root}/{ROOT}-{alpha:g}-{secrets.token_hex(3)}".replace(".", "-")
         with tempfile.TemporaryDirectory(dir=self._settings.data) as folder:
             corpus = Path(folder) / "corpus.txt"
@@ -116,7 +118,7 @@ class Lab:
             yield store
 
     def tokenizer(self) -> Tokenizer:
-        """The root's."""
+        """Return the root's tokenizer."""
         version = self._roots()[str(self._root)]["version"]
         return Tokenizer(Layout(self._settings.data).root(str(self._root), version) / "tokenizer.json")
 
@@ -124,7 +126,7 @@ class Lab:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}
 
     def _ensure_root(self) -> str:
-        """The root asked for, or the one that an earlier run made, or the default source imported now."""
+        """Return the requested root, the one of an earlier run, or the default source, imported now."""
         have, wanted = self._roots(), self._root or ROOT
         if wanted in have:
             return wanted

@@ -1,5 +1,4 @@
-"""Splitting a corpus into documents to build from and held-out ones; how many documents a build handles in a
-given time."""
+"""Splits a corpus into built and held-out documents, and estimates how many fit in a given time."""
 
 from __future__ import annotations
 
@@ -16,25 +15,29 @@ from hmi.errors import InvalidInput
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 
-LEFT_OUT_SHARE = 10  # one document in so many
+LEFT_OUT_SHARE = 10
+"""One document in this many is held out."""
 MOST_LEFT_OUT = 2000
 AT_ONCE = 256
-FIRST_LOOK = 500  # documents
-GROWTH = 1.3  # from one look to the next
+FIRST_ESTIMATE = 500
+"""Documents of the first estimate."""
+GROWTH = 1.3
+"""The ratio of an estimate's documents to those of the one before."""
 
 
 @dataclass(frozen=True)
 class CorpusSplit:
-    """Documents in the order of the file."""
+    """A corpus's documents in two parts, each in the order of the file."""
 
     built: list[str]
     left_out: list[str]
 
 
 def split(corpus: Path, limit: int | None) -> CorpusSplit:
-    """Which part a document belongs to is decided by its text alone. `limit`: of documents to build from.
+    """Read and split a corpus. A document's part depends on its text alone.
 
-    Raises InvalidInput where one part is too small, InvalidData where the corpus cannot be read.
+    `limit` is the greatest number of documents to build from. Raises InvalidInput if a part is too small,
+    InvalidData if the corpus cannot be read.
     """
     built: list[str] = []
     left_out: list[str] = []
@@ -52,16 +55,19 @@ def split(corpus: Path, limit: int | None) -> CorpusSplit:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a pilot build took."""
+    """The rates of a pilot build."""
 
-    tokens: float  # counted, a second
-    rows: float  # computed and stored, a second
-    fixed_s: float  # the rest of a build: starting, loading, publishing
+    tokens: float
+    """Tokens counted a second."""
+    rows: float
+    """Rows computed and stored a second."""
+    fixed_s: float
+    """Seconds of the rest of a build: starting, loading, publishing."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What builds of the first `documents` will come to."""
+    """The estimated cost of builds from the first `documents` documents."""
 
     documents: int
     tokens: int
@@ -72,9 +78,12 @@ class Estimate:
 def estimates(
     documents: Sequence[str], tokenizer: Tokenizer, alphas: Sequence[float], rates: Rates
 ) -> Iterator[Estimate]:
-    """For growing beginnings of the documents, up to all of them: one build for each alpha together."""
+    """Yield an estimate for more and more of the first documents, up to all of them.
+
+    Each estimate is for one build at every alpha together.
+    """
     tri, pairs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
-    done, upto = 0, FIRST_LOOK
+    done, upto = 0, FIRST_ESTIMATE
     while done < len(documents):
         upto = min(upto, len(documents))
         for at in range(done, upto, AT_ONCE):
@@ -90,7 +99,7 @@ def estimates(
 
 
 def _keys(ids: list[int], order: int) -> Keys:
-    """The packed windows (order 3, ends included) or pairs of one document."""
+    """Return a document's packed windows (order 3, ends included) or pairs."""
     text = np.array(ids, np.uint32)
     if order == 3:
         text = np.pad(text, 1)
@@ -98,13 +107,13 @@ def _keys(ids: list[int], order: int) -> Keys:
 
 
 def covering(keys: Keys, alpha: float) -> int:
-    """How many n-grams, the most frequent first, make up alpha percent of these occurrences."""
+    """Return how many of the most frequent n-grams cover `alpha` percent of the occurrences in `keys`."""
     counts = np.sort(np.unique(keys, return_counts=True)[1])[::-1]
     return int(np.searchsorted(np.cumsum(counts), alpha / 100 * len(keys) - 1e-6)) + 1
 
 
 def fitting(found: Iterator[Estimate], seconds: float) -> Estimate:
-    """The last estimate within the time (the first, if none is)."""
+    """Return the last estimate within `seconds`, or the first if none is."""
     best = next(found)
     for estimate in found:
         if estimate.seconds > seconds:

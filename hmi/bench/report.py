@@ -1,4 +1,4 @@
-"""The result of a benchmark, in one form for all: rows with a goal, and the machine they were measured on."""
+"""The result of a benchmark in the form that all share: rows of figures with goals, and the machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ok` None = it has no goal, or could not be measured, with `why`; `at_least` says which way
-    the goal points. `stretch` is a second, harder goal."""
+    """One figure of a benchmark.
+
+    `ok` is None if the figure has no goal, or could not be measured; `why` then gives the reason. `at_least`
+    says whether the goal is a lower bound. `stretch` is a second, harder goal.
+    """
 
     id: str
     value: float | None
@@ -51,13 +54,15 @@ class Row:
 def paired_ratio(
     slow: Callable[[], object], fast: Callable[[], object], runs: int, clock: Clock = time.process_time
 ) -> float:
-    """Median of (time of `slow` ÷ time of `fast`) over interleaved pairs, by default in this process's CPU
-    time."""
+    """Return the median of (time of `slow` / time of `fast`) over interleaved pairs.
+
+    The default clock is this process's CPU time.
+    """
     slow()
     fast()
     ratios = []
     for i in range(runs):
-        # The order alternates, so that a drift of the machine falls on both.
+        # The order alternates, so that a drift in the machine's speed affects both equally.
         first, second = (slow, fast) if i % 2 else (fast, slow)
         a, b = seconds(first, clock), seconds(second, clock)
         ratios.append(a / b if i % 2 else b / a)
@@ -65,20 +70,20 @@ def paired_ratio(
 
 
 def median_ms(work: Callable[[], object], runs: int) -> float:
-    """Median CPU milliseconds of `work`."""
+    """Return the median CPU milliseconds of `work`."""
     work()
     return statistics.median(seconds(work) for _ in range(runs)) * 1e3
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> float:
-    """How long `work` takes, by default in this process's CPU time."""
+    """Return the seconds that `work` takes, by default of this process's CPU time."""
     begun = clock()
     work()
     return clock() - begun
 
 
 def result(bench: str, rows: list[Row]) -> dict[str, Any]:
-    """The JSON object that `hmi bench` prints and keeps."""
+    """Return the JSON object that `hmi bench` prints."""
     return {
         "bench": bench,
         "machine": {
@@ -103,7 +108,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this runs from; None for an installed package."""
+    """Return the commit of the checkout that this code runs from, or None for an installed package."""
     here = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

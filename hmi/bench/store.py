@@ -1,5 +1,4 @@
-"""`hmi bench store`: the PLOT store against the limits of this machine and against other stores, in one
-run."""
+"""`hmi bench store`: the PLOT store beside this machine's limits and other stores, measured in one run."""
 
 from __future__ import annotations
 
@@ -18,19 +17,24 @@ from hmi.errors import InvalidInput, StorageFull
 
 SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "live")
 OF_A_CHAIN = ("lookup", "peers", "cold")
-PEER_BYTES = 2.5  # of the chain's: the largest peer beside it
-BULK_KEYS = 2_000_000  # of a bulk build, which is repeated; more would only take longer
-MEMORY_SHARE = 0.8  # of what is free: past it, rows would be read from the disk and not from memory
+PEER_BYTES = 2.5
+"""Bytes in memory of the largest peer, in multiples of the chain's bytes."""
+BULK_KEYS = 2_000_000
+"""The greatest number of keys of a bulk build, which is repeated; more would only take longer."""
+MEMORY_SHARE = 0.8
+"""The fraction of free memory that rows may take. With more, they would be read from the disk."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and how long."""
+    """What to measure, and how often."""
 
     keys: int = 1_000_000
     dims: tuple[int, ...] = (384, 768)
-    runs: int = 101  # pairs of look-ups
-    long_runs: int = 5  # of what takes seconds
+    runs: int = 101
+    """Pairs of look-ups for each ratio."""
+    long_runs: int = 5
+    """Pairs for each ratio of operations that take seconds."""
     phase_s: float = 0.5
     phases: int = 9
     sections: tuple[str, ...] = SECTIONS
@@ -38,7 +42,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """How often `run` reports."""
+        """Return how many times `run` calls its `report`."""
         once = sum(s in self.sections for s in ("index", "publish", "live"))
         chained = sum(s in self.sections for s in OF_A_CHAIN)
         return 1 + once + len(self.dims) * (("bulk" in self.sections) + chained + bool(chained))
@@ -49,10 +53,9 @@ LARGE = 10_000_000
 
 
 def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
-    """Measure in a new folder below `data` (None: the system's temporary folder), which is removed at the
-    end.
+    """Measure in a new folder below `data` (None: the system's temporary folder), then remove it.
 
-    `report` is told what is being done, `plan.steps` times. Raises InvalidInput, StorageFull.
+    `report` gets a line as each of `plan.steps` steps begins. Raises InvalidInput, StorageFull.
     """
     unknown = sorted(set(plan.sections) - set(SECTIONS))
     if unknown:
@@ -135,7 +138,7 @@ def _check_disk(folder: Path, need: float) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes that can be used without pushing anything out that is needed."""
+    """Return the bytes of memory that are available without swapping or evicting what is in use."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

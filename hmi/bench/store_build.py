@@ -25,16 +25,20 @@ HUNDRED_MILLION = 10**8
 
 @dataclass(frozen=True)
 class Built:
-    """One bulk build: its time, what it left on disk, what it sent there."""
+    """One bulk build: its time, its bytes on disk, and the bytes written to make it."""
 
     seconds: float
     bytes: int
-    written: int | None  # None where the system does not tell
+    written: int | None
+    """None if the system does not count them."""
     version: VersionInfo
 
 
 def index(trigrams: Ngrams, runs: int) -> Iterator[Row]:
-    """Keys a second, and what 10^8 of them would take by the slope between a tenth of the keys and all."""
+    """Yield the keys indexed a second and the estimated cost of 10^8 keys.
+
+    The estimate extrapolates from a tenth of the keys and all of them.
+    """
     keys = pack_keys(trigrams)
     few = keys[: max(1, len(keys) // 10)]
     sizes, times = [], []
@@ -50,7 +54,7 @@ def index(trigrams: Ngrams, runs: int) -> Iterator[Row]:
 
 
 def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
-    """A bulk build against writing as many bytes to one file, in pairs; and its space."""
+    """Yield the space of a bulk build, and its time over that of writing as many bytes to one file."""
     schema = Schema(dim=dim, vocab=VOCAB)
     folder.mkdir(parents=True)
     suffix, built = f"d{dim}", build_rows(folder / "build", trigrams, schema)
@@ -93,8 +97,10 @@ def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
 
 
 def build_rows(folder: Path, trigrams: Ngrams, schema: Schema) -> Built:
-    """One version of these trigrams in a new store, timed from the first row to its publication; then it
-    goes."""
+    """Build one version of these trigrams in a new store, then delete it.
+
+    It is timed from the first row to the publication.
+    """
     blocks = list(Vectors(schema.dim).blocks(trigrams))
     try:
         with Store.open(folder, create=True) as store:
@@ -111,7 +117,7 @@ def build_rows(folder: Path, trigrams: Ngrams, schema: Schema) -> Built:
 
 
 def flat_write(path: Path, size: int) -> float:
-    """Wall seconds to write so many bytes to a new file in large pieces, and to sync it."""
+    """Write `size` bytes to a new file in large pieces, sync it, and return the wall seconds."""
     piece = np.random.default_rng(0).integers(0, 256, WRITE_AT_ONCE, np.uint8).data
     begun = time.perf_counter()
     with path.open("wb", buffering=0) as file:
@@ -124,7 +130,7 @@ def flat_write(path: Path, size: int) -> float:
 
 
 def _written() -> int | None:
-    """Bytes that this process has sent towards a disk so far."""
+    """Return the bytes that this process has sent to a disk, or None if the system does not count them."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""A store to measure: a root of many n-grams, a chain of three branches on it, and the addresses of their
-rows."""
+"""The store that is measured: a large root, a chain of three branches on it, and its rows' addresses."""
 
 from __future__ import annotations
 
@@ -19,47 +18,52 @@ from plot_store import Reader, Schema, Store, VersionInfo
 from plot_store.segments import format as fmt
 
 TEXTS_AT_ONCE = 16
-BATCH = TEXTS_AT_ONCE * LENGTH  # tokens, and rows that a batch of hits asks for
+BATCH = TEXTS_AT_ONCE * LENGTH
+"""Tokens of a batch, and rows that it needs if all of its trigrams are stored."""
 MOST_BATCHES = 256
 ROOT_BIGRAMS, MOST_OF_A_BRANCH = 300_000, 200_000
 OFFSETS = np.arange(TEXTS_AT_ONCE + 1, dtype=np.int64) * LENGTH
 REFS = ("bench", "bench/a", "bench/a/b", "bench/a/b/c")
-SCALES = 4 * roles(3, 3)  # bytes of a trigram row's scales
+SCALES = 4 * roles(3, 3)
+"""Bytes of a trigram row's scales."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What each version of the chain stores, nearest the root first: n-grams by order, in the order of
-    writing."""
+    """The n-grams of each version of the chain, the root first: by order, in the order of writing."""
 
     versions: tuple[dict[int, Ngrams], ...]
-    hits: Texts  # every trigram of these is the root's
-    natural: Texts  # left-out text of the deepest branch's kind
+    hits: Texts
+    """Texts whose trigrams are all in the root."""
+    natural: Texts
+    """Held-out text of the same kind as the deepest branch's."""
 
     def bytes(self, dim: int) -> int:
-        """Bytes of all rows, stored as int8."""
+        """Return the bytes of all rows, stored as int8."""
         every = [(order, len(ngrams)) for version in self.versions for order, ngrams in version.items()]
         return sum(count * stride(3, order, dim, DTYPES["int8"]) for order, count in every)
 
     @property
     def root(self) -> Ngrams:
-        """The root's trigrams."""
+        """Return the root's trigrams."""
         return self.versions[0][3]
 
     @property
     def batches(self) -> NDArray[np.int32]:
-        """int32 [batches, BATCH] of texts whose trigrams all hit."""
+        """Return texts whose trigrams are all stored, int32 [batches, BATCH]."""
         return _batches(self.hits)
 
     @property
     def natural_batches(self) -> NDArray[np.int32]:
-        """int32 [batches, BATCH] of texts as they come."""
+        """Return held-out texts as they are, int32 [batches, BATCH]."""
         return _batches(self.natural)
 
     @cached_property
     def rows_of(self) -> NDArray[np.int64]:
-        """int64 [batches, BATCH]: which of the root's trigrams, counted as written, each token of `batches`
-        needs."""
+        """Return the row of the root's trigram that each token of `batches` needs, int64 [batches, BATCH].
+
+        Rows are numbered in the order of writing.
+        """
         stored = pack_keys(self.root)[:, 0]
         order = np.argsort(stored)
         wanted = pack_keys(trigrams(self.batches.reshape(-1, LENGTH)))[:, 0]
@@ -70,7 +74,7 @@ class Tables:
 
 
 def choose(sample: Sample, seed: int = 3) -> Tables:
-    """All trigrams of the root's text, and the more frequent of the other n-grams."""
+    """Return tables with all trigrams of the root's text and the more frequent of the other n-grams."""
     keys = distinct(trigrams(sample.parts[0]))
     root = {
         1: np.arange(1, VOCAB, dtype=np.uint32)[:, None],
@@ -91,7 +95,7 @@ def _batches(texts: Texts) -> NDArray[np.int32]:
 
 
 class Chain:
-    """The chain in a store of its own, with a reader of the root alone and one of all four versions."""
+    """The chain in its own store, with a reader of the root alone and one of all four versions."""
 
     def __init__(self, folder: Path, tables: Tables, dim: int) -> None:
         self.tables, self.dim, self.folder = tables, dim, folder
@@ -106,7 +110,7 @@ class Chain:
         self.shallow, self.deep = self.store.reader(REFS[0]), self.store.reader(REFS[-1])
 
     def unmap(self) -> None:
-        """Give up every mapping, so that the system may drop the pages."""
+        """Unmap every file, so that the system can drop the pages."""
         self.shallow.close()
         self.deep.close()
 
@@ -115,7 +119,7 @@ class Chain:
         self.store.close()
 
     def rows(self) -> FlatRows:
-        """The root's trigram rows, mapped anew."""
+        """Return the root's trigram rows, mapped anew."""
         return FlatRows(self.folder, self.root_version)
 
 
@@ -130,7 +134,7 @@ def write(store: Store, ref: str, ngrams: dict[int, Ngrams], vectors: Vectors) -
 
 
 class FlatRows:
-    """A version's trigram rows as plain memory: its files mapped the default way, without any index."""
+    """A version's trigram rows as plain memory: its files mapped the default way, without an index."""
 
     def __init__(self, folder: Path, version: VersionInfo) -> None:
         self.maps = []
@@ -148,15 +152,17 @@ class FlatRows:
         self._vectors_at = header_bytes(3, 3)
 
     def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the vectors of rows (counted as written) begin."""
+        """Return the addresses of rows' vectors. `numbers` count rows in the order of writing."""
         part = np.searchsorted(self._starts, numbers, "right") - 1
         return np.asarray(
             self._bases[part] + (numbers - self._starts[part]) * self._stride + self._vectors_at
         )
 
     def plain(self, numbers: NDArray[np.int64]) -> Bytes:
-        """Scales and vectors alone, uint8 [m, SCALES + bytes]: what a store without index, key or check would
-        hold."""
+        """Return rows' scales and vectors alone, uint8 [m, SCALES + bytes].
+
+        This is what a store without index, keys and checks would hold.
+        """
         rows = np.empty((len(numbers), SCALES + self.vectors_bytes), np.uint8)
         vectors = np.empty((len(numbers), self.vectors_bytes), np.uint8)
         gather(self.addresses(numbers), vectors)
@@ -167,7 +173,7 @@ class FlatRows:
 
 
 def summed(rows: Bytes, dim: int) -> NDArray[np.float32]:
-    """Plain rows of a batch -> float32 [BATCH, dim]: what a look-up returns, in numpy."""
+    """Sum a batch's plain rows with numpy, as a look-up does: float32 [BATCH, dim]."""
     scales = np.ascontiguousarray(rows[:, :SCALES]).view(np.float32)
     vectors = rows[:, SCALES:].view(np.int8).reshape(TEXTS_AT_ONCE, LENGTH, 3, dim).astype(np.float32)
     vectors *= scales.reshape(TEXTS_AT_ONCE, LENGTH, 3, 1)
@@ -178,13 +184,15 @@ def summed(rows: Bytes, dim: int) -> NDArray[np.float32]:
 
 
 def rotating(work: Callable[[int], object], count: int, start: int = 0) -> Callable[[], object]:
-    """`work` on another of `count` batches at each call: no call finds the rows of the one before in a
-    cache."""
+    """Return a function that calls `work` with the next of `count` batches each time.
+
+    So no call finds its rows in a cache that the previous call filled.
+    """
     turn = itertools.count(start)
     return lambda: work(next(turn) % count)
 
 
 def look_up(reader: Reader, batches: NDArray[np.int32]) -> Callable[[int], object]:
-    """A reader's look-up of one batch, into memory that is used again."""
+    """Return a function that looks up batch i into memory that all calls share."""
     out = np.empty((BATCH, reader.version.schema.dim), np.float32)
     return lambda i: reader.lookup(batches[i], OFFSETS, out=out)

@@ -1,5 +1,4 @@
-"""Rows of `hmi bench store`: a look-up of rows on the disk, against reading them through default page
-faults."""
+"""Rows of `hmi bench store`: a look-up of rows on the disk, against reading them by default page faults."""
 
 from __future__ import annotations
 
@@ -19,12 +18,15 @@ from hmi.bench.store_chain import BATCH, OFFSETS, REFS, Chain
 
 PAGE = 4096
 PROBES = 16
-STILL_THERE = 0.1  # of the pages probed: more, and the system has not dropped the file
+STILL_THERE = 0.1
+"""If more than this fraction of the probed pages is in memory, the system has not dropped the file."""
 
 
 def measure(chain: Chain, runs: int) -> Iterator[Row]:
-    """Of every batch the pages are dropped before each of three ways to read it. The chain's readers close
-    for good."""
+    """Time three ways to read a batch from the disk, with its pages dropped before each.
+
+    This closes the chain's readers for good.
+    """
     chain.unmap()
     suffix, segments = f"d{chain.dim}", chain.folder / "segments"
     name, peer = (
@@ -57,14 +59,16 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
 
 
 def drop(segments: Path) -> str | None:
-    """Ask the system to forget a folder's files; why it has not, where it has not. Nothing may have them
-    mapped."""
-    gc.collect()  # a mapping lives as long as the last array on it
+    """Drop the pages of a folder's files from memory, or return why that failed.
+
+    No process may have the files mapped.
+    """
+    gc.collect()  # a file stays mapped as long as an array of the mapping lives
     kept = []
     for path in segments.iterdir():
         fd = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(fd)  # what is not written yet cannot be dropped
+            os.fsync(fd)  # dirty pages cannot be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             kept += [in_memory(fd, at) for at in _probes(os.fstat(fd).st_size)]
         except OSError as error:
@@ -79,8 +83,7 @@ def drop(segments: Path) -> str | None:
 
 
 def in_memory(fd: int, at: int) -> bool:
-    """Whether this byte of a file can be read without waiting for a disk. Raises OSError where nobody can
-    tell."""
+    """Return whether this byte of a file is in memory. Raises OSError if the system does not tell."""
     try:
         return os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
     except BlockingIOError:

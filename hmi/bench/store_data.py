@@ -1,4 +1,4 @@
-"""The data for measuring the store: texts of LENGTH tokens, their n-grams, and vectors to store."""
+"""The data that the store is measured on: texts of LENGTH tokens, their n-grams, and vectors to store."""
 
 from __future__ import annotations
 
@@ -18,26 +18,39 @@ from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 
 LENGTH = 128
-DEPTH = 4  # versions of the deepest chain: a root and three branches, each on the one before
-VOCAB = 30_522  # the default root's
-BRANCH_SHARE = 10  # a branch stores the root's number of n-grams divided by this
-FOLLOW = (
-    0.95  # how often synthetic text continues from the token before; with NEAR, hits come out as in real text
-)
-NEAR = 1500  # ranks that share one continuation: the larger, the fewer continuations a token has
-TOKENS_A_KEY = 4  # text that is looked through for one distinct trigram
-LEAST_TEXTS = 32  # two batches
-AT_ONCE, UNCUT = 256, 1 << 30  # documents tokenised together, and no limit to their length
-POOL = 2048  # n-grams whose vectors are drawn; more only cost memory
+DEPTH = 4
+"""Versions of the deepest chain: a root and three branches, each on the one before."""
+VOCAB = 30_522
+"""The default root's vocabulary."""
+BRANCH_SHARE = 10
+"""A branch stores the root's number of n-grams divided by this."""
+FOLLOW = 0.95
+"""Probability that a synthetic token is chosen by the one before. With NEAR it gives hits as in real text."""
+NEAR = 1500
+"""Ranks that share a continuation. The larger this is, the fewer continuations a token has."""
+TOKENS_A_KEY = 4
+"""Tokens of synthetic text drawn at first for each distinct trigram that is wanted."""
+LEAST_TEXTS = 32
+"""The least number of texts, two batches."""
+AT_ONCE = 256
+"""Documents tokenised together."""
+UNCUT = 1 << 30
+"""A limit of tokens that cuts no document."""
+POOL = 2048
+"""N-grams whose vectors are drawn. All others share these vectors; more would only cost memory."""
 
-Texts = NDArray[np.int32]  # [texts, LENGTH], ids 1..VOCAB-1
-Ngrams = NDArray[np.uint32]  # [m, order]
+Texts = NDArray[np.int32]
+"""[texts, LENGTH], ids 1..VOCAB-1."""
+Ngrams = NDArray[np.uint32]
+"""[m, order]."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts of one source. `parts[0]` makes the root, the others its branches; `unseen` was left out of
-    all."""
+    """Texts of one source.
+
+    The root is built from `parts[0]`, its branches from the others; `unseen` is held out.
+    """
 
     source: str
     parts: tuple[Texts, ...]
@@ -45,10 +58,10 @@ class Sample:
 
 
 def zipf_sample(keys: int, seed: int = 7) -> Sample:
-    """Synthetic text whose root has `keys` distinct trigrams (a text's more at most)."""
+    """Return synthetic text whose root has `keys` distinct trigrams, or at most a text's more."""
     rng = np.random.default_rng(seed)
     texts = zipf_texts(max(8, keys * TOKENS_A_KEY // LENGTH), 0, rng)
-    while len(first_seen(texts)) < keys:  # the more there are, the more text one more takes
+    while len(first_seen(texts)) < keys:  # each further distinct trigram takes more text
         texts = np.concatenate([texts, zipf_texts(max(8, len(texts) // 4), 0, rng)])
     root = reaching(texts, keys)
     branches = [zipf_texts(max(8, len(root) // BRANCH_SHARE), topic, rng) for topic in range(1, DEPTH)]
@@ -56,7 +69,10 @@ def zipf_sample(keys: int, seed: int = 7) -> Sample:
 
 
 def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
-    """`count` texts in which a token often decides the next one; half of a topic's tokens are everybody's."""
+    """Return `count` texts in which a token often determines the next one.
+
+    Half of a topic's tokens are shared by all topics.
+    """
     weights = np.cumsum(1 / np.arange(1, VOCAB))
     ranks = np.searchsorted(weights / weights[-1], rng.random((LENGTH, count)))
     follows = rng.random((LENGTH, count)) < FOLLOW
@@ -71,8 +87,11 @@ def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
 
 
 def corpus_sample(path: Path, keys: int) -> Sample:
-    """Real text, one document a line, cut by the default root's tokenizer; the root has `keys` distinct
-    trigrams, or those of six tenths of the corpus. Raises InvalidInput when there is too little text."""
+    """Return real text, one document a line, tokenised by the default root.
+
+    The root has `keys` distinct trigrams, or those of six tenths of the corpus if these are fewer. Raises
+    InvalidInput if there is too little text.
+    """
     tokenizer = Tokenizer(find_source(DEFAULT_PACKAGE).folder / "tokenizer.json")
     streams: list[list[int]] = [[] for _ in range(DEPTH + 1)]
     for document, ids in tokenised(path, tokenizer):
@@ -88,7 +107,7 @@ def corpus_sample(path: Path, keys: int) -> Sample:
 
 
 def tokenised(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Every document with its ids, [CLS] and [SEP] among them."""
+    """Yield each document with its ids, [CLS] and [SEP] included."""
     documents = read_documents(path)
     while batch := list(itertools.islice(documents, AT_ONCE)):
         for document, encoded in zip(batch, tokenizer.encode(batch, UNCUT), strict=True):
@@ -96,44 +115,49 @@ def tokenised(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]
 
 
 def reaching(texts: Texts, keys: int) -> Texts:
-    """The first texts, as many as have `keys` distinct trigrams; all if they have fewer."""
+    """Return the first texts that together have `keys` distinct trigrams, or all if they have fewer."""
     first = first_seen(texts)
     return texts if len(first) < keys else texts[: first[keys - 1] // LENGTH + 1]
 
 
 def first_seen(texts: Texts) -> NDArray[np.int64]:
-    """The places of the tokens around which a trigram stands for the first time, ascending."""
+    """Return the positions, ascending, at which a trigram occurs for the first time."""
     return np.sort(np.unique(pack_keys(trigrams(texts))[:, 0], return_index=True)[1])
 
 
 def part_of(document: str, tenths_of_root: int = 6) -> int:
-    """Which part a document belongs to, decided by its text alone."""
+    """Return the part that a document belongs to, which depends on its text alone."""
     tenth = xxhash.xxh3_64_intdigest(document.encode()) % 10
     return 0 if tenth < tenths_of_root else tenth - tenths_of_root + 1
 
 
 def trigrams(texts: Texts) -> Ngrams:
-    """The window around every token, uint32 [tokens, 3]; 0 = no neighbour."""
+    """Return the window around every token, uint32 [tokens, 3]; 0 is no neighbour."""
     padded = np.pad(texts, ((0, 0), (1, 1))).astype(np.uint32)
     return np.stack([padded[:, :-2], padded[:, 1:-1], padded[:, 2:]], axis=2).reshape(-1, 3)
 
 
 def bigrams(texts: Texts) -> Ngrams:
-    """Every two neighbours, uint32 [pairs, 2]."""
+    """Return every pair of neighbours, uint32 [pairs, 2]."""
     return np.stack([texts[:, :-1], texts[:, 1:]], axis=2).reshape(-1, 2).astype(np.uint32)
 
 
 def distinct(ngrams: Ngrams, most: int | None = None) -> Ngrams:
-    """The (at most `most`) most frequent n-grams, each once, in the order in which a build stores them: by
-    falling power of two of their count, then by key, so that rows that are used together lie together."""
+    """Return the distinct n-grams, at most the `most` most frequent ones, in the order in which a build
+    stores them.
+
+    This is by falling power of two of their count, then by key, so that rows used together lie together.
+    """
     keys, counts = np.unique(pack_keys(ngrams)[:, 0], return_counts=True)
     order = np.lexsort((keys, -np.floor(np.log2(counts))))
     return unpack_keys(keys[order[:most], None], ngrams.shape[1])
 
 
 class Vectors:
-    """Random vectors for any number of n-grams, drawn once: int8 codes of them are as incompressible as real
-    ones."""
+    """Random vectors for any number of n-grams, drawn once.
+
+    Their int8 codes are as incompressible as real ones.
+    """
 
     def __init__(self, dim: int, seed: int = 11) -> None:
         rng = np.random.default_rng(seed)
@@ -141,7 +165,7 @@ class Vectors:
         self._pools = {k: rng.standard_normal((2 * POOL, roles(3, k), dim), np.float32) for k in (1, 2, 3)}
 
     def blocks(self, ngrams: Ngrams) -> Iterator[tuple[Ngrams, NDArray[np.float32]]]:
-        """The n-grams with their vectors, POOL at a time."""
+        """Yield the n-grams with their vectors, POOL at a time."""
         pool = self._pools[ngrams.shape[1]]
         for number, at in enumerate(range(0, len(ngrams), POOL)):
             some, start = ngrams[at : at + POOL], number * 97 % POOL

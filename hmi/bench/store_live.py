@@ -1,5 +1,4 @@
-"""Rows of `hmi bench store`: a reader beside a process that publishes continuously, against the same reader
-alone."""
+"""Rows of `hmi bench store`: a reader while another process publishes continuously, and alone."""
 
 from __future__ import annotations
 
@@ -22,14 +21,17 @@ from plot_store import Reader, Schema, Store
 
 DIM, VOCAB = 384, 64
 EVERY_S = 0.005
-GC_EVERY = 100  # publications
+GC_EVERY = 100
+"""Publications between two garbage collections."""
 REF = "live"
 START_S = 60.0
 
 
 def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
-    """Phases of both kinds in turn. A read asks which version is current, opens it if it is new, looks up one
-    text."""
+    """Yield the ratio of a read beside publications to a read alone, in alternating phases.
+
+    A read asks which version is current, opens it if it is new, and looks up one text.
+    """
     store = Store.open(folder, create=True)
     _publish(store, 1)
     context = multiprocessing.get_context("spawn")
@@ -64,7 +66,7 @@ def _rows(found: list[tuple[Phase, Phase]], watch: _Watch) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Phase:
-    """Medians of a read, in seconds."""
+    """The median seconds of a read in one phase, in CPU time and in wall time."""
 
     cpu: float
     wall: float
@@ -72,7 +74,7 @@ class Phase:
 
 @dataclass
 class _Watch:
-    """A reader that follows the ref and compares each answer with the one version that it can be of."""
+    """A reader that follows the ref and checks each answer against the version it must be of."""
 
     store: Store
     reads: int = 0
@@ -118,7 +120,10 @@ class _Watch:
 
 
 def publisher(path: str, publishing: Event, ended: Event) -> None:
-    """The child: while `publishing` is set, another version every EVERY_S, and a collection now and then."""
+    """Publish a version every EVERY_S while `publishing` is set; the main function of the child process.
+
+    It collects garbage after every GC_EVERY publications.
+    """
     with Store.open(Path(path)) as store:
         number = 1
         while not ended.is_set():
@@ -132,7 +137,7 @@ def publisher(path: str, publishing: Event, ended: Event) -> None:
 
 
 def _publish(store: Store, number: int) -> None:
-    """A version in which every number of every vector is `number`."""
+    """Publish a version in which every element of every vector is `number`."""
     ngrams = _ngrams()
     with store.writer(REF, schema=Schema(dim=DIM, vocab=VOCAB), build=f"live-{number}") as writer:
         writer.add(3, ngrams, np.full((len(ngrams), 3, DIM), number, np.float32))
@@ -148,14 +153,14 @@ def some_text() -> NDArray[np.int32]:
 
 
 def _sums(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """What a look-up gives where every vector is one: as many as there are windows over each token."""
+    """Return what a look-up gives if all vectors are one: the number of windows over each token."""
     sums = np.full((len(tokens), DIM), 3, np.float32)
     sums[[0, -1]] = 2
     return sums
 
 
 def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> None:
-    """Until the child has published once. Raises HmiError."""
+    """Wait until the child has published once. Raises HmiError."""
     publishing.set()
     until = time.monotonic() + START_S
     while store.version(REF).meta["number"] == 1:
@@ -173,4 +178,4 @@ def _while(publishing: Event, watch: _Watch, seconds: float) -> Phase:
         return watch.phase(seconds)
     finally:
         publishing.clear()
-        time.sleep(2 * EVERY_S)  # the last publication ends
+        time.sleep(2 * EVERY_S)  # wait for the last publication to end

@@ -1,5 +1,4 @@
-"""Rows of `hmi bench store`: the fused look-up, of a batch and of one text, against a plain gather of as many
-rows."""
+"""Rows of `hmi bench store`: the fused look-up of a batch and of one text, against a plain gather."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ GATHER = "a prefetching gather of one trigram row a token"
 
 
 def measure(chain: Chain, runs: int) -> Iterator[Row]:
-    """The look-up rows of one chain; every row read has been read and checked once before."""
+    """Yield the look-up rows of one chain. Every row has been read and checked once before it is timed."""
     t, suffix = chain.tables, f"d{chain.dim}"
     hits, natural = t.batches, t.natural_batches
     rows = chain.rows()
@@ -33,7 +32,7 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
     ]
     for name, reader, batches, goal, stretch in cases:
         work = look_up(reader, batches)
-        for i in range(len(batches)):  # checks rows that were not looked up yet
+        for i in range(len(batches)):  # checks rows that have not been looked up yet
             work(i)
         value = paired_ratio(rotating(work, len(batches)), rotating(plain, count, count // 2), runs)
         peer = f"{GATHER}; {served(reader, batches)}"
@@ -67,11 +66,11 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
 
 
 def check(chain: Chain, rows: FlatRows) -> None:
-    """Both sides of the comparison must speak of the same rows. Raises AssertionError."""
+    """Check that both sides of the comparison read the same rows. Raises AssertionError."""
     numbers, tokens = chain.tables.rows_of[0], chain.tables.batches[0]
     wanted = summed(rows.plain(numbers), chain.dim)
     for reader in (chain.shallow, chain.deep):
-        # A branch may have the trigram, too: then its vector counts.
+        # If a branch stores the trigram as well, the branch's vector is used.
         given, found = reader.lookup(tokens, np.arange(TEXTS_AT_ONCE + 1, dtype=np.int64) * LENGTH)
         assert (found.order == 3).all()
         last = len(reader.chain) - 1
@@ -83,13 +82,12 @@ def check(chain: Chain, rows: FlatRows) -> None:
 
 
 def copying(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], object]:
-    """The limit: the vectors of a batch's rows copied together, their addresses known beforehand."""
+    """Return the limit to compare with: copying a batch's vectors together from known addresses."""
     addresses = rows.addresses(numbers.ravel()).reshape(numbers.shape)
     out = np.empty((BATCH, rows.vectors_bytes), np.uint8)
 
     def work(i: int) -> object:
-        # `rows` is named here because the addresses point into its mappings: it must live as long as this
-        # does.
+        # This keeps `rows` alive, since the addresses point into its mappings.
         assert rows.maps
         gather(addresses[i], out)
         return out
@@ -100,8 +98,11 @@ def copying(rows: FlatRows, numbers: NDArray[np.int64]) -> Callable[[int], objec
 
 
 def first_use(chain: Chain, batches: NDArray[np.int32]) -> float:
-    """How much longer look-ups take that must check each row, over the same again: totals of up to 64
-    batches."""
+    """Return the time of look-ups that check each row for the first time, divided by that of the same
+    look-ups again.
+
+    The times are totals of up to 64 batches.
+    """
     some = batches[:64]
     work = look_up(chain.shallow, some)
 
@@ -113,7 +114,7 @@ def first_use(chain: Chain, batches: NDArray[np.int32]) -> float:
 
 
 def served(reader: Reader, batches: NDArray[np.int32]) -> str:
-    """Which order served the tokens, in percent."""
+    """Return which order answered the tokens, in percent, as text."""
     tokens = batches[: min(len(batches), 8)].reshape(-1)
     counts = reader.lookup(tokens, np.arange(0, tokens.size + 1, LENGTH, dtype=np.int64))[1].counts()
     shares = ", ".join(f"{100 * n / tokens.size:.0f}% {name}" for name, n in counts.items() if n)
@@ -121,7 +122,10 @@ def served(reader: Reader, batches: NDArray[np.int32]) -> str:
 
 
 def one_text(reader: Reader, batches: NDArray[np.int32], runs: int) -> float:
-    """Median microseconds of `Reader.lookup` for one text of LENGTH tokens; sixteen texts are one sample."""
+    """Return the median microseconds of `Reader.lookup` for a text of LENGTH tokens.
+
+    A sample is sixteen texts.
+    """
     texts = batches.reshape(len(batches), TEXTS_AT_ONCE, LENGTH)
     offsets = np.array([0, LENGTH], np.int64)
     out = np.empty((LENGTH, reader.version.schema.dim), np.float32)
@@ -134,7 +138,7 @@ def one_text(reader: Reader, batches: NDArray[np.int32], runs: int) -> float:
 
 
 def _median(work: Callable[[int], object], count: int, runs: int) -> float:
-    """Median CPU seconds over rotating batches."""
+    """Return the median CPU seconds of `work` over rotating batches."""
     turn = rotating(work, count)
     turn()
     return statistics.median(seconds(turn) for _ in range(runs))

@@ -20,12 +20,14 @@ from hmi.bench.store_data import LENGTH, VOCAB, trigrams
 from hmi.errors import Unavailable
 from plot_store import Schema
 
-CHUNK = 1 << 13  # rows given to a peer at once
-WARM = 24  # batches read before a mode is timed
+CHUNK = 1 << 13
+"""Rows given to a peer in one call."""
+WARM = 24
+"""Batches read before a mode is timed."""
 
 
 def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
-    """Each peer in turn, its files gone before the next is built."""
+    """Measure each peer in turn, deleting its files before the next is built."""
     suffix = f"d{chain.dim}"
     ours = build_rows(folder / "ours", chain.tables.root, Schema(dim=chain.dim, vocab=VOCAB))
     took, size = ours.seconds, ours.bytes
@@ -50,8 +52,7 @@ def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
 
 
 def fill(peer: Peer, chain: Chain) -> float:
-    """Put every trigram row of the root into the peer, sorted by key; the wall seconds that the peer itself
-    took."""
+    """Put every trigram row of the root into the peer, sorted by key. Returns the peer's own wall seconds."""
     keys = pack_keys(chain.tables.root)[:, 0]
     order, rows = np.argsort(keys), chain.rows()
     spent = 0.0
@@ -63,14 +64,13 @@ def fill(peer: Peer, chain: Chain) -> float:
 
 
 def batch_of(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Batch:
-    """Keys as bytes that sort like the numbers, and as Python integers."""
+    """Return keys as bytes that sort like the numbers, and as Python integers."""
     raw = keys.astype(">u8").tobytes()
     return [raw[i : i + 8] for i in range(0, len(raw), 8)], keys.tolist()
 
 
 def _compared(peer: Peer, chain: Chain, runs: int) -> Iterator[Row]:
-    """The peer's fastest mode against the fused look-up: for the rows alone, and for what a look-up
-    returns."""
+    """Compare the peer's fastest mode with the fused look-up: for the rows alone, and for a look-up's sum."""
     suffix, t = f"d{chain.dim}", chain.tables
     batches = [batch_of(pack_keys(trigrams(tokens.reshape(-1, LENGTH)))[:, 0]) for tokens in t.batches]
     name, read = fastest(peer, batches)
@@ -94,7 +94,7 @@ def _compared(peer: Peer, chain: Chain, runs: int) -> Iterator[Row]:
 
 
 def fastest(peer: Peer, batches: list[Batch]) -> tuple[str, Gather]:
-    """The quickest of a peer's modes, by the median of some batches after others have warmed its caches."""
+    """Return a peer's fastest mode, by the median of some batches after others have warmed its caches."""
     modes = peer.modes()
     some = batches[: 2 * WARM]
     medians: dict[str, float] = {}
@@ -107,7 +107,7 @@ def fastest(peer: Peer, batches: list[Batch]) -> tuple[str, Gather]:
 
 
 def _check(read: Gather, batch: Batch, chain: Chain) -> None:
-    """The peer must return what it was given. Raises AssertionError."""
+    """Check that the peer returns the rows that it was given. Raises AssertionError."""
     wanted = chain.rows().plain(chain.tables.rows_of[0])
     np.testing.assert_array_equal(read(batch), wanted)
 

@@ -1,5 +1,4 @@
-"""Rows of `hmi bench store`: what a publication costs beside one fsync, and how often it waits for the
-disk."""
+"""Rows of `hmi bench store`: the time of a publication beside that of an fsync, and its number of syncs."""
 
 from __future__ import annotations
 
@@ -18,14 +17,15 @@ from hmi.bench.store_data import VOCAB, Vectors
 from plot_store import Schema, Store
 from plot_store.catalogue.catalogue import Catalogue
 
-ROWS = 256  # n-grams in a small update
+ROWS = 256
+"""N-grams of a small update."""
 DIM = 384
 
 
 class Counter:
-    """Waits for the disk: fsync and fdatasync by this process's Python, and LMDB's commits, each as one.
+    """Counts syncs: this process's fsync and fdatasync calls, and each LMDB commit as one.
 
-    A commit is one fdatasync, and then a synchronous write of the 120 bytes that make it count.
+    A commit is one fdatasync, followed by a synchronous write of the 120 bytes that make it valid.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Counter:
 
 @contextmanager
 def syncs() -> Iterator[Counter]:
-    """Counts while it is entered; for one thread that publishes, nothing else running."""
+    """Count syncs while the context is open. Only one thread may publish then."""
     counter = Counter()
     kept = os.fsync, os.fdatasync, Catalogue.write
     os.fsync, os.fdatasync = counter.counting(os.fsync), counter.counting(os.fdatasync)
@@ -53,7 +53,10 @@ def syncs() -> Iterator[Counter]:
 
 
 def measure(folder: Path, runs: int) -> Iterator[Row]:
-    """Publishing a small update, sealed beforehand and not, each beside an fsync of 4 KiB; wall time."""
+    """Time the publication of a small update, sealed beforehand and not, beside an fsync of 4 KiB.
+
+    Times are wall times.
+    """
     folder.mkdir(parents=True)
     ours: dict[bool, list[float]] = {True: [], False: []}
     waits: dict[bool, int] = {True: 0, False: 0}
@@ -83,7 +86,7 @@ def measure(folder: Path, runs: int) -> Iterator[Row]:
 
 
 def _publish_once(store: Store, vectors: Vectors, number: int, seal: bool) -> tuple[float, int]:
-    """(wall seconds of `publish` alone, how often it waited for the disk)."""
+    """Return (wall seconds of `publish` alone, its number of syncs)."""
     ngrams = np.random.default_rng((number, seal)).integers(1, VOCAB, (ROWS, 3)).astype(np.uint32)
     schema = Schema(dim=DIM, vocab=VOCAB)
     with store.writer("small", schema=schema, build=f"publish-{number}-{seal}") as writer:

@@ -31,13 +31,14 @@ COMMANDS = {
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hmi.__version__, prog_name="hmi")
 def cli() -> None:
-    """A language model of its own for each of thousands of tenants, served from one machine."""
+    """Serve thousands of small text models, one or more for each tenant, from one machine."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 an error, 2 wrong usage, 3 an update was held back, 130 interrupted.
+    """Run a command and exit.
 
-    Never a traceback for these.
+    Exit codes: 0 done, 1 an error, 2 wrong usage, 3 an update was held back, 130 interrupted. None of these
+    prints a traceback.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say(f"error: {error.message}", "red")
         sys.exit(1)
     except BrokenPipeError:
-        # The reader of a pipe has seen enough; keep the interpreter from complaining at exit.
+        # The reader closed the pipe. Without stdout the interpreter does not fail to flush it at exit.
         sys.stdout = None
         sys.exit(0)
     except Exception as error:
@@ -61,13 +62,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _explained(error: Exception) -> int:
-    """Tell an error of the stores or the disk as one line; anything else is our bug and keeps its
-    traceback."""
+    """Print an error of the stores or the disk on one line and return the exit code.
+
+    Any other error is our own bug and is raised again with its traceback.
+    """
     from hmi.api.errors import known
 
-    told = known(error)
-    if told is not None:
-        _say(f"error: {told.message}", "red")
+    explained = known(error)
+    if explained is not None:
+        _say(f"error: {explained.message}", "red")
     elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"error: {where}{error.strerror}: check the path and who may use it", "red")

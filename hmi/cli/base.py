@@ -1,4 +1,4 @@
-"""What the commands have in common: options accepted anywhere, and loading each group when it is used."""
+"""Base classes of the commands: the common options, and groups that load a command when it is named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def _set_url(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """--url as it is given; HMI_URL only where no --data is."""
+    """Use --url if it is given, and HMI_URL only if --data is not."""
     session = context.ensure_object(Session)
     if value is None:
         return
@@ -43,10 +43,11 @@ def _set_data(context: click.Context, _parameter: click.Parameter, value: Any) -
 
 
 def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
-    """--data, --url and --key, which may stand before or after the command's name.
+    """Options --data, --url and --key, accepted before and after a command's name.
 
-    Their inner names are apart, since commands have arguments named so. What is `hidden` is taken, so that
-    the command can say why it is of no use there, and its help does not offer it.
+    Their parameter names begin with `common_`, since some commands have an argument `data` or `key`. Options
+    in `hidden` are left out of the help but still accepted, so that a command can explain why it refuses
+    them.
     """
     options = [
         click.Option(
@@ -62,7 +63,7 @@ def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
             callback=_set_url,
             envvar="HMI_URL",
             metavar="URL",
-            help="Talk to a running server instead (environment: HMI_URL, where no --data is given).",
+            help="Talk to a running server instead (environment: HMI_URL, ignored if --data is given).",
         ),
         click.Option(
             ["--key", "common_key"],
@@ -79,7 +80,7 @@ def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
 
 
 class Command(click.Command):
-    """A command that takes the common options, too."""
+    """A command that also accepts the common options."""
 
     hidden_options: tuple[str, ...] = ()
 
@@ -89,19 +90,19 @@ class Command(click.Command):
 
 
 class FolderCommand(Command):
-    """One that works on a data folder or this machine, and on no server."""
+    """A command that works on a data folder or measures this machine, never on a server."""
 
     hidden_options = ("--url", "--key")
 
 
 class ServerCommand(Command):
-    """One that works on a server only."""
+    """A command that works on a running server only."""
 
     hidden_options = ("--data",)
 
 
 class FileCommand(Command):
-    """One that reads the files that it is given, and nothing else."""
+    """A command that reads only the files in its arguments."""
 
     hidden_options = ("--data", "--url", "--key")
 
@@ -111,7 +112,10 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """Imports `hmi.cli.<module>` for a subcommand only when it is named, so that `hmi --help` is quick."""
+    """A group that imports `hmi.cli.<module>` only when its subcommand is used, so that the CLI starts fast.
+
+    `lazy` maps a subcommand to its module and attribute.
+    """
 
     def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -129,9 +133,9 @@ class LazyGroup(Group):
 
 
 def pass_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command its Session as first argument."""
+    """Pass the Session to the command as its first argument."""
     return click.make_pass_decorator(Session, ensure=True)(function)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-"""For what lists or shows."""
+"""The option of commands that list or show something."""

@@ -1,4 +1,4 @@
-"""A progress bar and a summary for the batch scripts."""
+"""The script that onboards tenants; a progress bar and a summary for all batch scripts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Run = Callable[[Callable[[Outcome], None]], list[Outcome]]
 
 
 def run_with_bar(total: int, run: Run) -> int:
-    """Run a batch, show the outcomes, return the exit code: 1 if any failed, 130 for Ctrl-C.
+    """Run a batch of `total` entries and show each outcome.
 
-    Without a terminal there is no bar, and each entry that ends is a line.
+    Without a terminal there is no bar; each entry that ends prints a line. Returns the exit code: 0, 1 if an
+    entry failed, 130 for Ctrl-C.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -36,18 +37,18 @@ def run_with_bar(total: int, run: Run) -> int:
 
             outcomes = run(show)
     except KeyboardInterrupt:
-        notes.print("interrupted: the same command goes on where it stopped")
+        notes.print("interrupted: run the same command again to continue")
         return 130
     return summary(outcomes)
 
 
 def _line(outcome: Outcome) -> str:
-    told = [outcome.reason, *(f"{name} {value}" for name, value in outcome.figures.items())]
-    return f"{outcome.id} {outcome.state} in {outcome.seconds:.0f} s: {'; '.join(t for t in told if t)}"
+    parts = [outcome.reason, *(f"{name} {value}" for name, value in outcome.figures.items())]
+    return f"{outcome.id} {outcome.state} in {outcome.seconds:.0f} s: {'; '.join(p for p in parts if p)}"
 
 
 def summary(outcomes: Iterable[Outcome]) -> int:
-    """Print a line for each outcome; 1 if any failed."""
+    """Print a table of outcomes and their number. Returns the exit code: 1 if any failed, else 0."""
     outcomes = list(outcomes)
     headings = dict.fromkeys(name for outcome in outcomes for name in outcome.figures)
     rows = [
@@ -69,11 +70,31 @@ def summary(outcomes: Iterable[Outcome]) -> int:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("plan", type=click.Path(exists=True, path_type=Path))
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, envvar="HMI_URL")
+@click.option(
+    "--url",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    envvar="HMI_URL",
+    help="The server (environment: HMI_URL).",
+)
 @click.option("--key", envvar="HMI_KEY", help="An administrator's key (environment: HMI_KEY).")
-@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.state.json.")
-@click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.keys.json.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Models in progress at a time.",
+)
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that records what is done.  [default: PLAN.state.json]",
+)
+@click.option(
+    "--keys",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for the tenants' keys.  [default: PLAN.keys.json]",
+)
 @click.pass_context
 def onboard(
     context: click.Context,
@@ -86,10 +107,12 @@ def onboard(
 ) -> None:
     """Create tenants, keys and models on a running server.
 
-    PLAN is a folder with a subfolder for each tenant (model.json, train.jsonl and maybe dev.jsonl and
-    unlabelled.jsonl), or a .csv, .json or .jsonl table with the columns tenant, model, domain, task, data and
-    maybe dev, unlabelled and options. Tenants' keys go to a file that only you can read. Run it again to go
-    on where it stopped.
+    PLAN is a folder or a table. A folder has a subfolder for each tenant with model.json, train.jsonl and
+    optionally dev.jsonl and unlabelled.jsonl. A table (.csv, .json or .jsonl) has the columns tenant, model,
+    domain, task, data and optionally dev, unlabelled and options.
+
+    The tenants' keys are written to a file that only you can read. Run the script again to continue an
+    interrupted run or to retry failed entries.
     """
     base = plan.resolve()
     kept = State(

@@ -35,7 +35,7 @@ COLUMNS = {
 
 @click.group(cls=Group)
 def bench() -> None:
-    """Measurements: medians of paired, interleaved runs; of quality, means over seeds."""
+    """Measure speed (medians of paired, interleaved runs) and quality (means over seeds)."""
 
 
 bench.add_command(quality)
@@ -47,12 +47,12 @@ bench.add_command(tenants)
     "--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio."
 )
 @click.option(
-    "--peers", is_flag=True, help="Beside ONNX Runtime, OpenVINO and CTranslate2, those that are installed."
+    "--peers", is_flag=True, help="Also measure ONNX Runtime, OpenVINO and CTranslate2, if installed."
 )
 @as_json
 @pass_session
 def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
-    """What replacing the lower layers buys, on the default root and one thread."""
+    """Speed-up from looking the lower layers up, on the default root with one thread."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import path as measured
     from hmi.bench import path_peers
@@ -62,10 +62,14 @@ def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
 
 
 @bench.command(cls=FolderCommand)
-@click.option("--keys", type=click.IntRange(5_000, 10**8), help="Trigrams of the root.  [default: 1000000]")
-@click.option("--large", is_flag=True, help="10,000,000 trigrams.")
 @click.option(
-    "--quick", is_flag=True, help="20,000 trigrams and few runs: whether it works, not how fast it is."
+    "--keys", type=click.IntRange(5_000, 10**8), help="Trigrams in the root's PLOT.  [default: 1000000]"
+)
+@click.option("--large", is_flag=True, help="Same as --keys 10000000.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="20,000 trigrams and few runs: shows that the benchmark works, not how fast the store is.",
 )
 @click.option(
     "--dim", "dims", multiple=True, type=click.IntRange(16, 4096), help="Hidden size.  [default: 384, 768]"
@@ -73,9 +77,12 @@ def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
 @click.option(
     "--runs", type=click.IntRange(3, 10_000), help="Pairs for each ratio of look-ups.  [default: 101]"
 )
-@click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic.")
+@click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic text.")
 @click.option(
-    "--only", multiple=True, metavar="SECTION", help="lookup, peers, cold, index, bulk, publish or live."
+    "--only",
+    multiple=True,
+    metavar="SECTION",
+    help="lookup, peers, cold, index, bulk, publish or live. Repeatable.  [default: all]",
 )
 @as_json
 @pass_session
@@ -90,8 +97,10 @@ def store(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """The PLOT store beside this machine's limits, LMDB, RocksDB and numpy; --data names a folder on the
-    disk."""
+    """Compare the PLOT store with this machine's limits, LMDB, RocksDB and numpy.
+
+    --data names a folder on the disk to measure.
+    """
     session.not_remote(MEASURED_HERE)
     from dataclasses import replace
 
@@ -114,12 +123,18 @@ def store(
 @click.option(
     "--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read."
 )
+@click.option("--root", help="A root of the data folder.  [default: the one that this benchmark imports]")
 @click.option(
-    "--root", help="A root of the data folder (default: the only one made here, or the default source)."
+    "--alpha",
+    "alphas",
+    multiple=True,
+    type=click.FloatRange(1, 100),
+    help="Percent of n-gram occurrences to cover. Repeatable.  [default: 50, 100]",
 )
-@click.option("--alpha", "alphas", multiple=True, type=click.FloatRange(1, 100), help="[default: 50, 100]")
-@click.option("--minutes", type=click.FloatRange(min=0.5), help="As many documents as are expected to fit.")
-@click.option("--limit-documents", type=click.IntRange(min=2), help="At most so many documents.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.5), help="Use as many documents as should take this long."
+)
+@click.option("--limit-documents", type=click.IntRange(min=2), help="Use at most this many documents.")
 @as_json
 @pass_session
 def plot(
@@ -131,7 +146,7 @@ def plot(
     limit_documents: int | None,
     as_json: bool,
 ) -> None:
-    """PLOTs of a real corpus, built by the real jobs; hits and times on documents left out."""
+    """Build PLOTs of a real corpus with the real jobs; measure hits and times on held-out documents."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import plot_corpus as measured
 
@@ -143,17 +158,25 @@ def plot(
 
 @bench.command(cls=FolderCommand)
 @click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
-@click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: cs.txt.gz.")
+@click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: a folder with cs.txt.gz.")
 @click.option(
-    "--megabytes", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of text in the PLOT."
+    "--megabytes",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Megabytes of text for the PLOT.",
 )
 @click.option(
-    "--rows", default=1_000, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant."
+    "--rows",
+    default=1_000,
+    show_default=True,
+    type=click.IntRange(20, 2_000),
+    help="Training rows of each tenant.",
 )
 @as_json
 @pass_session
 def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
-    """CPU time and peak memory of each step: root import, PLOT build, tenants with and without a teacher."""
+    """CPU time and peak memory of a root import, a PLOT build, and tenants with and without a teacher."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import steps as measured
 
@@ -164,19 +187,34 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
 
 @bench.command(cls=FolderCommand)
 @click.option(
-    "--only", multiple=True, metavar="FLOOD", help="short, long, many, exact, spaces, …  [default: all]"
+    "--only",
+    multiple=True,
+    metavar="FLOOD",
+    help="short, long, many, exact, spaces, … Repeatable.  [default: all]",
 )
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(1), help="Of each look.")
 @click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Looks alone and under each."
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Duration of each measurement.",
 )
-@click.option("--beside", type=FOLDER, help="Another checkout of this project, measured in the same run.")
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Measurements alone and under each flood.",
+)
+@click.option(
+    "--beside", type=FOLDER, help="A second checkout of this project, measured in turn with this one."
+)
 @as_json
 @pass_session
 def floods(
     session: Session, only: tuple[str, ...], seconds: float, rounds: int, beside: Path | None, as_json: bool
 ) -> None:
-    """A quiet tenant's latency while another tenant, or a stranger, floods the server."""
+    """Latency of a quiet tenant while another tenant, or a client without a key, floods the server."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench.floods import run as measured
 
@@ -186,7 +224,10 @@ def floods(
 
 @contextmanager
 def _bar(steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar of so many steps; on anything but a terminal a line for each. Call it as each step begins."""
+    """Yield a function to call as each of `steps` steps begins.
+
+    Without a terminal it prints a line each time.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task("", total=steps)
@@ -204,7 +245,7 @@ def _bar(steps: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _shown(bench: str, as_json: bool) -> Iterator[list[Row]]:
-    """Collects rows and shows them at the end, also those that were there before an error or Ctrl-C."""
+    """Yield a list for the rows, and show them at the end, even after an error or Ctrl-C."""
     from hmi.bench.report import result
 
     rows: list[Row] = []

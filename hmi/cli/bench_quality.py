@@ -1,4 +1,4 @@
-"""`hmi bench quality`: tenants' models beside a model of their own, on labelled sets."""
+"""`hmi bench quality` and `tenants`: tenants' models beside dedicated copies, on labelled sets."""
 
 from __future__ import annotations
 
@@ -29,32 +29,38 @@ OUT = click.Path(file_okay=False, path_type=Path)
 
 
 def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say what the knowledge of tenants is made of."""
+    """Add the options that select root, PLOTs, sets and tasks."""
     for option in (
         click.option(
             "--pretrain",
             default=0,
             show_default=True,
             type=click.IntRange(0),
-            help="Steps on a domain's text first.",
+            help="Steps of further pretraining on a domain's text.",
         ),
-        click.option("--root", help="A root of the data folder  [default: the default source's, made here]"),
-        click.option("--no-domain", is_flag=True, help="Every task stands on the general PLOT alone."),
+        click.option("--root", help="A root of the data folder.  [default: the default source is imported]"),
+        click.option("--no-domain", is_flag=True, help="Use the general PLOT alone for every task."),
         click.option(
-            "--alpha", type=click.FloatRange(0, 100), help="Of the domains' PLOTs, in place of --budget."
+            "--alpha",
+            type=click.FloatRange(0, 100),
+            help="Coverage of the domains' PLOTs, instead of --budget.",
         ),
         click.option(
-            "--budget", default=500, show_default=True, type=click.IntRange(1), help="MB of a domain's PLOT."
+            "--budget",
+            default=500,
+            show_default=True,
+            type=click.IntRange(1),
+            help="Megabytes of a domain's PLOT.",
         ),
         click.option(
             "--general",
             default=1_000,
             show_default=True,
             type=click.IntRange(1),
-            help="MB of the general one.",
+            help="Megabytes of the general PLOT.",
         ),
-        click.option("--task", "tasks", multiple=True, help="[default: all]"),
-        click.option("--out", type=OUT, required=True, help="Runs, tables and plots."),
+        click.option("--task", "tasks", multiple=True, help="A task to run. Repeatable.  [default: all]"),
+        click.option("--out", type=OUT, required=True, help="Folder for runs, tables and plots."),
         click.option(
             "--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."
         ),
@@ -68,25 +74,39 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("quality", cls=FolderCommand)
 @of_a_setting
-@click.option("--arm", "arms", multiple=True, help="Columns: dedicated, hbert, …  [default: all]")
 @click.option(
-    "--module", "modules", multiple=True, metavar="KIND[@SITES][:RANK]", help="[default: the service's]"
-)
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100))
-@click.option(
-    "--rows", default=2_000, show_default=True, type=click.IntRange(20), help="Training rows at most."
+    "--arm", "arms", multiple=True, help="A column to run: dedicated, hbert, … Repeatable.  [default: all]"
 )
 @click.option(
-    "--lr", "lrs", multiple=True, type=click.FloatRange(0, 0.1, min_open=True), help="[default: by column]"
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="KIND[@SITES][:RANK]",
+    help="Module of HMI's column. Repeatable.  [default: HMI's]",
+)
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds.")
+@click.option(
+    "--rows",
+    default=2_000,
+    show_default=True,
+    type=click.IntRange(20),
+    help="At most this many training rows.",
+)
+@click.option(
+    "--lr",
+    "lrs",
+    multiple=True,
+    type=click.FloatRange(0, 0.1, min_open=True),
+    help="A learning rate to try. Repeatable.  [default: by column]",
 )
 @click.option(
     "--texts",
     default=12_000,
     show_default=True,
     type=click.IntRange(1, 20_000),
-    help="Unlabelled ones at most.",
+    help="At most this many unlabelled texts.",
 )
-@click.option("--dev", is_flag=True, help="Show dev scores and leave test alone: for choosing.")
+@click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices.")
 @as_json
 @pass_session
 def quality(
@@ -100,10 +120,10 @@ def quality(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Shared, adapter only, PLOT only, HMI's model and a dedicated one on every task, with seeds.
+    """Compare a shared encoder, an adapter only, a PLOT only, HMI's model and a dedicated copy on every task.
 
-    Each run is kept as it ends, so that the same command goes on where it was stopped. --data names the
-    folder of the root and the PLOTs, which are made by the first run.
+    Each run is stored when it ends, so the same command continues an interrupted benchmark. --data names the
+    folder of the root and the PLOTs, which the first run creates.
     """
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import run as measured
@@ -121,10 +141,10 @@ def quality(
         Budget(seeds, not dev),
         rows,
         chosen["lrs"],
-        _setting(session, chosen).says,
+        _setting(session, chosen).key,
         chosen["texts"],
     )
-    arms = measured.chosen_arms(plan)  # what is misspelt is said before hours have passed
+    arms = measured.chosen_arms(plan)  # refuse a misspelt name now, not after hours
     with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
         try:
             for spec, result in measured.run(plan, models, _steps()):
@@ -137,11 +157,19 @@ def quality(
 
 @click.command("tenants", cls=FolderCommand)
 @of_a_setting
-@click.option("--arm", default="hbert", show_default=True, help="One column of `hmi bench quality`.")
-@click.option("--lr", default=2e-3, show_default=True, type=click.FloatRange(0, 0.1, min_open=True))
-@click.option("--tenants", default=500, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--arm", default="hbert", show_default=True, help="A column of `hmi bench quality`.")
 @click.option(
-    "--rows", default=200, show_default=True, type=click.IntRange(20, 2_000), help="Of each tenant."
+    "--lr",
+    default=2e-3,
+    show_default=True,
+    type=click.FloatRange(0, 0.1, min_open=True),
+    help="Learning rate.",
+)
+@click.option(
+    "--tenants", default=500, show_default=True, type=click.IntRange(1, 100_000), help="Number of tenants."
+)
+@click.option(
+    "--rows", default=200, show_default=True, type=click.IntRange(20, 2_000), help="Rows of each tenant."
 )
 @as_json
 @pass_session
@@ -156,9 +184,9 @@ def tenants(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Many tenants with few rows each, trained in one go: scores by number of tenants, and what each costs.
+    """Train many tenants with few rows each: mean score by number of tenants, and each tenant's CPU time.
 
-    Run it once for each column with the same --out; what is there already is not done again.
+    Run it once for each column with the same --out. Finished tenants are not trained again.
     """
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import run as measured
@@ -167,7 +195,7 @@ def tenants(
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
     (column,) = measured.chosen_arms(
-        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).says)
+        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).key)
     )
     with _models(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)
@@ -193,7 +221,7 @@ def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
 
 @contextmanager
 def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
-    """The root and the PLOTs, made where they are not there yet."""
+    """Open the root and the PLOTs. Those that are missing are created first."""
     from hmi.bench.quality import setting as made
     from hmi.bench.quality.tasks import named
 
@@ -206,8 +234,11 @@ def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iter
 
 
 def _module(text: str) -> ModuleSpec:
-    """Without a rank the largest one within the default size, so that kinds are compared at equal
-    parameters."""
+    """Parse KIND[@SITES][:RANK]. Raises InvalidInput.
+
+    The default rank is the largest that fits the default size, so that kinds are compared at about equal
+    numbers of parameters.
+    """
     named, colon, rank = text.partition(":")
     kind, _, sites = named.partition("@")
     given: dict[str, Any] = {"kind": kind, **({"sites": sites} if sites else {})}
@@ -229,7 +260,7 @@ def _line(spec: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _steps() -> Callable[[str, int, int], None]:
-    """What is trained now: a line that is written over on a terminal, one a minute elsewhere."""
+    """Return a function that shows the current step: one line on a terminal, else a line each minute."""
     terminal, shown = sys.stderr.isatty(), [0.0]
 
     def report(what: str, step: int, total: int) -> None:

@@ -10,8 +10,10 @@ SIDE, EDGE = 320, 50
 
 
 def reliability_svg(title: str, calibration: Mapping[str, Any]) -> str:
-    """`calibration` as in a version's metrics. A dot's area is its share of the answers; the diagonal is
-    perfect."""
+    """Return the plot of a version's metrics["calibration"].
+
+    A dot's area grows with its share of the answers. On the diagonal the probabilities are exact.
+    """
     bins = calibration["bins"]
     total = sum(b["rows"] for b in bins)
     size = SIDE + 2 * EDGE
@@ -45,7 +47,7 @@ def reliability_svg(title: str, calibration: Mapping[str, Any]) -> str:
 
 
 def _grid(at: float) -> str:
-    """A tick of both axes with its lines."""
+    """Return a grid line and a label for each axis at the probability `at`."""
     x, y = _x(at), _y(at)
     return (
         f'<path d="M{x} {_y(0)}V{_y(1)}M{_x(0)} {y}H{_x(1)}" stroke="#ddd"/>'

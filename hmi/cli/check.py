@@ -1,4 +1,4 @@
-"""`hmi check`, and the same look at files before a command sends them."""
+"""`hmi check`, and the same check of files before a command sends them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ SHOWN = 20
 @click.option(
     "--task",
     type=click.Choice([t for t in get_args(Task) if t != "embedding"]),
-    help="Check it as rows of this task (default: as its columns tell).",
+    help="Check FILE as rows of this task (default: inferred from its columns).",
 )
-@click.option("--corpus", is_flag=True, help="Check it as a domain's corpus.")
-@click.option("--skip-bad-rows", "skip", type=Whole(0), default=0, help="As 'hmi model create' has it.")
+@click.option("--corpus", is_flag=True, help="Check FILE as a domain's corpus.")
+@click.option(
+    "--skip-bad-rows",
+    "skip",
+    type=Whole(0),
+    default=0,
+    help="Accept up to this many bad rows, as 'hmi model create' does.",
+)
 @as_json
 def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) -> None:
-    """What FILE is read as, its rows and labels, and what is wrong with it, by line. Exit code 1: no job
-    takes it.
+    """Show the format, rows and labels of FILE, and each error with its line.
 
-    Of a large file only the beginning is read (4 MiB, 40,000 rows); a job reads all.
+    Only the beginning of a large file is read (4 MiB, 40,000 rows); a job reads all of it. Exit code 1: a job
+    would refuse the file.
     """
     if corpus and task is not None:
         raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
@@ -45,9 +51,8 @@ def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) 
         raise click.exceptions.Exit(1)
 
 
-def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
-    """Say what each file is read as. Raises InvalidData for one that a job would refuse, before anything is
-    sent."""
+def show_formats(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
+    """Print the format of each file. Raises InvalidData for a file that a job would refuse."""
     skip = options.get("skip_bad_rows", 0)
     for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
         _note(f"{name}: {rows.read}")
@@ -59,13 +64,13 @@ def look_at(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) ->
             _note(f"{name}: {note}")
 
 
-def look_at_corpus(corpus: Path) -> None:
-    """The same for a corpus."""
+def show_corpus_format(corpus: Path) -> None:
+    """Print the format of a corpus. Raises InvalidData if a job would refuse it."""
     _note(f"corpus: {checked_corpus(corpus)}")
 
 
 def skipping(options: dict[str, Any], skip: int | None) -> dict[str, Any]:
-    """A job's options with --skip-bad-rows."""
+    """Return a job's options with --skip-bad-rows added."""
     return options if skip is None else {**options, "skip_bad_rows": skip}
 
 

@@ -1,4 +1,4 @@
-"""A small client of the native calls, on urllib alone."""
+"""A small client of the native HTTP API, built on urllib."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRIED = (429, 503)
 
 
 class RemoteError(HmiError):
-    """What the server answered; `remote_kind` is the kind it gave."""
+    """An error that the server answered. `remote_kind` is the error's kind."""
 
     def __init__(self, message: str, *, remote_kind: str, status: int, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -31,26 +31,26 @@ class RemoteError(HmiError):
         self.retry_after = retry_after
 
 
-class _Heard(http.client.HTTPConnection):
-    """Hears the answer of a server that refuses an upload before it has read it all, and closes."""
+class _EarlyAnswerHttp(http.client.HTTPConnection):
+    """A connection that still reads the answer if the server refuses an upload early and closes."""
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             super().request(*args, **kwargs)
 
 
-class _HeardSecurely(_Heard, http.client.HTTPSConnection):
+class _EarlyAnswerHttps(_EarlyAnswerHttp, http.client.HTTPSConnection):
     pass
 
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Heard, req)
+        return self.do_open(_EarlyAnswerHttp, req)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_HeardSecurely, req)
+        return self.do_open(_EarlyAnswerHttps, req)
 
 
 _OPENER = urllib.request.build_opener(_Http, _Https)
@@ -58,7 +58,10 @@ _OPENER = urllib.request.build_opener(_Http, _Https)
 
 @dataclass(frozen=True)
 class Client:
-    """Calls a server. `patience_s`: how long to go on trying while it is away, busy or restarting."""
+    """A client of one server.
+
+    `patience_s` is how long a call is retried while the server is unreachable, busy or restarting.
+    """
 
     url: str
     key: str | None = None
@@ -68,7 +71,7 @@ class Client:
     def __post_init__(self) -> None:
         _check_address(self.url)
         if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
-            raise InvalidInput("--key holds characters that no key has: copy it again")
+            raise InvalidInput("--key holds characters that cannot be in a key: copy it again")
 
     def request(
         self,
@@ -79,9 +82,9 @@ class Client:
         query: Mapping[str, str] | None = None,
         once: str | None = None,
     ) -> Any:
-        """The JSON answer. `once` is an Idempotency-Key, without which a POST is not tried again.
+        """Return the decoded JSON answer. `once` is an Idempotency-Key; a POST without one is not retried.
 
-        Raises RemoteError with the server's message, Unavailable where no server answers.
+        Raises RemoteError with the server's message, Unavailable if no server answers.
         """
         give_up = time.monotonic() + self.patience_s
         safe = method in ("GET", "DELETE") or once is not None
@@ -134,7 +137,7 @@ class Client:
 
 
 def _check_address(url: str) -> None:
-    """Raises InvalidInput unless `url` is an http address, which alone is meant: urllib opens files, too."""
+    """Raises InvalidInput unless `url` is an http or https address; urllib would open files as well."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -149,8 +152,8 @@ def _check_address(url: str) -> None:
 def _remote(error: urllib.error.HTTPError) -> RemoteError:
     retry_after = error.headers.get("Retry-After", "0")
     try:
-        told = json.load(error)["error"]
-        message, kind = str(told["message"]), str(told["kind"])
+        answer = json.load(error)["error"]
+        message, kind = str(answer["message"]), str(answer["kind"])
     except (ValueError, KeyError, TypeError):
         message, kind = f"the server answered {error.code} {error.reason}", "unknown"
     seconds = float(retry_after) if retry_after.isdigit() else 0.0
@@ -169,7 +172,7 @@ def _attach(request: urllib.request.Request, spec: Any, files: Mapping[str, Path
         raise InvalidInput(f"{error.filename} cannot be read: {error.strerror}", field="data") from error
     request.data = _stream(first, heads, last)
     request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
-    request.add_header("Content-Length", str(size))  # after the data: setting those takes it away
+    request.add_header("Content-Length", str(size))  # setting the data removes this header, so it comes after
 
 
 def _head(boundary: str, name: str, kind: str = "application/octet-stream") -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.check import look_at_corpus
+from hmi.cli.check import show_corpus_format
 from hmi.cli.options import (
     FILE,
     PERCENT,
@@ -41,19 +42,54 @@ def domain() -> None:
     """Domains: branches of a root's version tree, each with a PLOT of its own."""
 
 
+def _build_options(alpha: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The arguments and options of a command that builds a PLOT. `alpha` is the text of --alpha's default."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in (
+            pass_session,
+            job_options,
+            settings_option(),
+            click.option(
+                "--pretrain", is_flag=True, help="Pretrain the lower layers further on the corpus first."
+            ),
+            budget_option,
+            click.option(
+                "--alpha", type=PERCENT, help=f"Percent of n-gram occurrences to cover (default: {alpha})."
+            ),
+            click.argument("corpus", type=FILE),
+            click.argument("name", metavar="ROOT/BRANCH"),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
 @domain.command()
-@click.argument("name", metavar="ROOT/BRANCH")
-@click.argument("corpus", type=FILE)
-@click.option("--alpha", type=PERCENT, help="Percent of occurrences to cover (default: 50).")
-@budget_option
-@click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
-@settings_option()
-@job_options
-@pass_session
-def create(
+@_build_options(alpha="50")
+def create(session: Session, name: str, corpus: Path, **given: Any) -> None:
+    """Create a domain from CORPUS, and build its PLOT.
+
+    CORPUS is text with one document a line, or JSON objects with a `text`; it may be compressed with gzip or
+    zstd.
+    """
+    _build(session, "/manage/domains", {"domain": name}, corpus, **given)
+
+
+@domain.command()
+@_build_options(alpha="as before")
+def update(session: Session, name: str, corpus: Path, **given: Any) -> None:
+    """Build a domain's next version from the text in CORPUS. Models keep their version."""
+    _build(session, f"{_path(name)}/update", {}, corpus, **given)
+
+
+def _build(
     session: Session,
-    name: str,
+    path: str,
+    body: dict[str, Any],
     corpus: Path,
+    *,
     alpha: float | None,
     budget: int | None,
     pretrain: bool,
@@ -61,42 +97,11 @@ def create(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Create a branch from CORPUS (text, one document a line, or JSON with a `text`; gzip and zstd are
-    read)."""
     session.may_start_jobs()
-    look_at_corpus(corpus)
-    body = {"domain": name, "pretrain": pretrain, **extent(alpha, budget, options)}
+    show_corpus_format(corpus)
+    body = {**body, "pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
-        job = calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
-        finish(session, calls, job, detach=detach, as_json=as_json)
-
-
-@domain.command()
-@click.argument("name", metavar="ROOT/BRANCH")
-@click.argument("corpus", type=FILE)
-@click.option("--alpha", type=PERCENT, help="Percent of occurrences to cover (default: as before).")
-@budget_option
-@click.option("--pretrain", is_flag=True, help="Continue pretraining the lower layers on the corpus first.")
-@settings_option()
-@job_options
-@pass_session
-def update(
-    session: Session,
-    name: str,
-    corpus: Path,
-    alpha: float | None,
-    budget: int | None,
-    pretrain: bool,
-    options: dict[str, Any],
-    detach: bool,
-    as_json: bool,
-) -> None:
-    """Build a new version from more text. Models keep the version they were fine-tuned on."""
-    session.may_start_jobs()
-    look_at_corpus(corpus)
-    body = {"pretrain": pretrain, **extent(alpha, budget, options)}
-    with session.calls() as calls:
-        job = calls.request("POST", f"{_path(name)}/update", body, {"corpus": corpus})["job"]
+        job = calls.request("POST", path, body, {"corpus": corpus})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
@@ -106,17 +111,18 @@ def update(
     "--record-misses",
     type=click.Choice(["on", "off"]),
     required=True,
-    help="Keep which n-grams of users' texts the PLOT lacks, for 'hmi domain grow'; off deletes them.",
+    help="on: record which n-grams of users' texts the PLOT lacks, for 'hmi domain grow'. off: stop and "
+    "delete the record.",
 )
 @as_json
 @pass_session
 def set_(session: Session, name: str, record_misses: str, as_json: bool) -> None:
-    """Change how a domain is run."""
+    """Change a domain's settings."""
     with session.calls() as calls:
         found = calls.request("PATCH", _path(name), {"record_misses": record_misses == "on"})
     print_done(
         found,
-        f"{name}: misses are recorded" if found["record_misses"] else f"{name}: no misses are kept",
+        f"{name}: misses are recorded" if found["record_misses"] else f"{name}: misses are not recorded",
         as_json,
     )
 
@@ -128,13 +134,15 @@ def set_(session: Session, name: str, record_misses: str, as_json: bool) -> None
     type=Whole(1),
     default=5,
     show_default=True,
-    help="How often an n-gram must have been missed.",
+    help="Add n-grams that were missed at least this often.",
 )
 @job_options
 @pass_session
 def grow(session: Session, name: str, min_count: int, detach: bool, as_json: bool) -> None:
-    """Build a new version with what users' texts missed most. Models keep the version they were fine-tuned
-    on."""
+    """Build a domain's next version, with the n-grams that users' texts missed most added.
+
+    Models keep their version.
+    """
     session.may_start_jobs()
     with session.calls() as calls:
         job = calls.request("POST", f"{_path(name)}/grow", {"min_count": min_count})["job"]
@@ -145,7 +153,7 @@ def grow(session: Session, name: str, min_count: int, detach: bool, as_json: boo
 @as_json
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List the version trees."""
+    """List the domains."""
     with session.calls() as calls:
         domains = calls.request("GET", "/manage/domains")["domains"]
     if as_json:

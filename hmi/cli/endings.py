@@ -1,4 +1,4 @@
-"""A finished job's result: figures for tables, lines for people, and the next command to run."""
+"""The end of a job in words: its figures, its lines on the terminal, and the next command to run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Figures = dict[str, str]
 
 
 def figures(view: Mapping[str, Any]) -> Figures:
-    """Of a succeeded job, by the heading of a table; what a server of another version does not tell is left
-    out."""
+    """Return a succeeded job's figures by table heading.
+
+    A figure that the server does not send, because it is of another version, is left out.
+    """
     result = view["result"] or {}
     if view["kind"] == "fine_tune":
         return _of_model(result)
@@ -25,15 +27,15 @@ def figures(view: Mapping[str, Any]) -> Figures:
 
 
 def lines(view: Mapping[str, Any]) -> list[str]:
-    """How a succeeded job ended."""
+    """Return the lines that describe how a succeeded job ended."""
     result = view["result"] or {}
     target = f"{view['target']}, version {result['version']}" if "version" in result else str(view["target"])
-    told = [f"done: {view['kind']} {target} (job {view['job']})"]
+    shown = [f"done: {view['kind']} {target} (job {view['job']})"]
     found = figures(view)
-    told += [f"  {name}: {value}" for name, value in found.items()]
-    told += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
+    shown += [f"  {name}: {value}" for name, value in found.items()]
+    shown += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
     after = _next(view["kind"], str(view["target"]))
-    return [*told, f"next: {after}"] if after else told
+    return [*shown, f"next: {after}"] if after else shown
 
 
 def _of_model(result: Mapping[str, Any]) -> Figures:
@@ -54,20 +56,24 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
 
 
 def compared(live: Mapping[str, Any], name: str | None) -> str:
-    """The new and the live version's score on the same rows, which may be fewer than those held out."""
+    """Describe the new and the live version's scores on the same rows, which may be fewer than those held
+    out.
+
+    `name` is the metric, for servers that do not send it.
+    """
     seen = (
         f", {live['seen_rows']} of which version {live['version']} was trained on"
         if live["seen_rows"]
         else ""
     )
-    told = (
+    scores = (
         f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version "
         f"{live['version']}, "
         f"live before it), on the same {live['rows']} held-out rows{seen}"
     )
-    if not live.get("near_chance"):  # a server of an earlier version does not tell
-        return told
-    return f"{told}; both are near chance ({live['chance']:.4g}, by one answer for every row)"
+    if not live.get("near_chance"):  # a server of an earlier version does not send it
+        return scores
+    return f"{scores}; both are near chance ({live['chance']:.4g}, by one answer for every row)"
 
 
 def _epochs(metrics: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`hmi infer`: ask a model, in process or on a server."""
+"""`hmi infer`: asks a model, in this process or on a server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from hmi.errors import HmiError
 @click.command("infer", cls=Command)
 @click.argument("model", metavar="TENANT.MODEL")
 @click.argument("texts", nargs=-1, metavar="TEXT…")
-@click.option("--pair", multiple=True, help="The second text of a pair; once for each TEXT.")
+@click.option("--pair", multiple=True, help="The second text of a pair. Give it once for each TEXT.")
 @click.option("--tokens", is_flag=True, help="Split each TEXT at spaces, for a tagging model.")
 @click.option("--exact", is_flag=True, help="Compute the lower layers in full, without the PLOT.")
-@click.option("--scores", is_flag=True, help="The score of every label.")
-@click.option("--provenance", is_flag=True, help="What the PLOT answered (with --json).")
+@click.option("--scores", is_flag=True, help="Show the score of every label.")
+@click.option(
+    "--provenance",
+    is_flag=True,
+    help="Include the origin of the answer: PLOT hits and versions (with --json).",
+)
 @as_json
 @pass_session
 def infer(
@@ -34,7 +38,7 @@ def infer(
     provenance: bool,
     as_json: bool,
 ) -> None:
-    """Ask TENANT.MODEL about each TEXT; without any, about each line of standard input."""
+    """Ask TENANT.MODEL about each TEXT, or about each line of standard input if no TEXT is given."""
     lines = texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
     if pair and len(pair) != len(lines):
         raise click.UsageError("give --pair once for each TEXT")
@@ -60,7 +64,7 @@ def _asked(session: Session, path: str, body: Any) -> Any:
 
 
 def _hint(message: str, *, pair: bool, tokens: bool) -> str:
-    """The option that gives what the model asks for, or the one to leave out."""
+    """Return a hint to add to an error: the option that gives what the model needs, or the one to remove."""
     wanted = message.partition(" model: give ")[2]
     if wanted.startswith("tokens"):
         return "" if tokens else "; --tokens splits each TEXT at spaces"
@@ -87,7 +91,7 @@ def _show(lines: tuple[str, ...], answer: dict[str, Any]) -> None:
 
 
 def _said(output: dict[str, Any]) -> str:
-    """An answer in a word or a line, whatever its task."""
+    """Return an answer of any task as one line."""
     if output["tags"] is not None:
         return " ".join(output["tags"])
     if output["labels"] is not None:

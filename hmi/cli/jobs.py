@@ -9,23 +9,27 @@ import click
 from hmi.cli.base import FolderCommand, Group, ServerCommand, as_json, pass_session
 from hmi.cli.options import Whole
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
-from hmi.cli.progress import run_job, tell
+from hmi.cli.progress import run_job, show_end
 from hmi.cli.session import Session, segment
 from hmi.core import ENDED
 from hmi.errors import Conflict, InvalidInput
 
 LONGEST_REASON = 160
-"""Characters of a reason in the list; 'hmi job show' has the whole."""
+"""Characters of a reason that the list shows; 'hmi job show' prints the whole reason."""
 
 
 @click.group(cls=Group)
 def job() -> None:
-    """Jobs: long operations, which survive restarts."""
+    """Jobs: long operations that survive restarts."""
 
 
 @job.command("list")
-@click.option("--state", type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]))
-@click.option("--limit", type=Whole(1, 1000), default=50, show_default=True)
+@click.option(
+    "--state",
+    type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]),
+    help="Only jobs in this state.",
+)
+@click.option("--limit", type=Whole(1, 1000), default=50, show_default=True, help="Show at most this many.")
 @as_json
 @pass_session
 def list_(session: Session, state: str | None, limit: int, as_json: bool) -> None:
@@ -80,11 +84,13 @@ def cancel(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def watch(session: Session, name: str, as_json: bool) -> None:
-    """Follow a job of a running server (--url) until it ends. Exit code 3: an update that was held back."""
+    """Follow a job of a running server (--url) until it ends. Exit code 3: an update was held back."""
     if not session.remote:
-        raise InvalidInput("watching is for a running server: add --url, or use 'hmi job resume'")
+        raise InvalidInput(
+            "'hmi job watch' follows a running server's job: add --url, or use 'hmi job resume'"
+        )
     with session.calls() as calls:
-        tell(run_job(session, calls, name), as_json)
+        show_end(run_job(session, calls, name), as_json)
 
 
 @job.command(cls=FolderCommand)
@@ -92,8 +98,7 @@ def watch(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def resume(session: Session, name: str, as_json: bool) -> None:
-    """Go on with a job that was interrupted, from its last checkpoint. Exit code 3: an update that was held
-    back."""
+    """Continue an interrupted job from its last checkpoint. Exit code 3: an update was held back."""
     session.not_remote("a server resumes its jobs by itself: leave --url out, or use 'hmi job watch'")
     session.may_start_jobs()
     with session.local() as local:
@@ -101,8 +106,8 @@ def resume(session: Session, name: str, as_json: bool) -> None:
         state = local.request("GET", f"/manage/jobs/{segment(name)}")["state"]
         if state != "queued":
             has = "has" if state in ("succeeded", "failed") else "is"
-            raise Conflict(f"job {name} {has} {state}: only a queued or interrupted one can go on")
-        tell(run_job(session, local, name), as_json)
+            raise Conflict(f"job {name} {has} {state}: only a queued or interrupted job can be resumed")
+        show_end(run_job(session, local, name), as_json)
 
 
 def _progress(view: dict[str, Any]) -> str:
@@ -113,9 +118,9 @@ def _progress(view: dict[str, Any]) -> str:
 
 
 def _reason(view: dict[str, Any]) -> str:
-    """Why a job failed, or why what it made was held back, in one line."""
-    told = (view["error"] or {}).get("message") or (view["result"] or {}).get("reason") or ""
-    line = " ".join(told.split())
+    """Return why a job failed, or why its result was held back, on one line."""
+    reason = (view["error"] or {}).get("message") or (view["result"] or {}).get("reason") or ""
+    line = " ".join(reason.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""`hmi model`: create, update, list, show, roll back, delete."""
+"""`hmi model`: create, update, list, show, roll back, publish, delete, exchange modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
-from hmi.cli.check import look_at, skipping
+from hmi.cli.check import show_formats, skipping
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -27,14 +27,13 @@ PUBLISH = click.option(
     type=click.Choice(get_args(Publish)),
     default="if-better",
     show_default=True,
-    help="Whether the new version answers. if-better: where it is not worse than the live one on the "
-    "same held-out "
-    "rows, a tie included. always: whatever it scores. never: not before 'hmi model publish'.",
+    help="When the new version answers. if-better: if it is not worse than the live one on the same "
+    "held-out rows. always: whatever its score. never: only after 'hmi model publish'.",
 )
 UNLABELLED = click.option(
     "--unlabelled",
     type=FILE,
-    help="Texts without answers, for a teacher to label: better, and slower to train.",
+    help="Texts without answers, which a teacher labels. Often better, slower to train.",
 )
 
 SKIP = click.option(
@@ -42,13 +41,13 @@ SKIP = click.option(
     "skip",
     type=Whole(0),
     metavar="N",
-    help="Leave up to N bad rows of a file out, and say which; more fail.",
+    help="Leave out up to N bad rows of each file and list them; with more the job fails.",
 )
 
 
 @click.group(cls=Group)
 def model() -> None:
-    """Models: each a tenant's own, named TENANT.MODEL."""
+    """Models: each belongs to a tenant and is named TENANT.MODEL."""
 
 
 model.add_command(report)
@@ -57,8 +56,10 @@ model.add_command(report)
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("data", type=FILE, required=False)
-@click.option("--domain", required=True, help="The domain it builds on, root/branch.")
-@click.option("--task", type=TASKS, default="classification", show_default=True)
+@click.option("--domain", required=True, help="The model's domain, ROOT/BRANCH.")
+@click.option(
+    "--task", type=TASKS, default="classification", show_default=True, help="What the model is made for."
+)
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @UNLABELLED
 @SKIP
@@ -78,14 +79,17 @@ def create(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Fine-tune a new model on the rows of DATA (JSON or CSV). A model of the task embedding takes none."""
+    """Create a model and train it on the rows of DATA (JSON, CSV or CoNLL).
+
+    For the task embedding, leave DATA out.
+    """
     if data is None and task != "embedding":
         raise InvalidInput(
-            f"data is missing: a {task} model learns from rows, so name their file", field="data"
+            f"data is missing: a {task} model is trained on rows, so name their file", field="data"
         )
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
-    look_at(task, files, options)
+    show_formats(task, files, options)
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/models", body, files)["job"]
@@ -114,26 +118,27 @@ def update(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Fine-tune a new version on the rows of DATA. It answers once it is there, unless it is worse than the
-    live one.
+    """Train a model's next version on the rows of DATA.
 
-    Exit code 3: the new version is made, and held back: it is worse, or reads inputs of another form. With
-    --publish never, which asks for that, it is 0.
+    It answers from then on, unless it is worse than the live version.
+
+    Exit code 3: the new version was held back, because it is worse or takes inputs of another form. With
+    --publish never, which asks for this, the exit code is 0.
     """
     session.may_start_jobs()
     options, files = skipping(options, skip), _files(data, dev, unlabelled)
     with session.calls() as calls:
         path = f"/manage/models/{segment(name)}"
-        look_at(calls.request("GET", path)["task"], files, options)
+        show_formats(calls.request("GET", path)["task"], files, options)
         body = {"options": options, "publish": publish}
         job = calls.request("POST", f"{path}/update", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
 @model.command("list")
-@click.option("--tenant", help="Only this tenant's.")
-@click.option("--domain", help="Only those on this domain.")
-@click.option("--task", type=TASKS, help="Only those for this task.")
+@click.option("--tenant", help="Only models of this tenant.")
+@click.option("--domain", help="Only models on this domain.")
+@click.option("--task", type=TASKS, help="Only models for this task.")
 @as_json
 @pass_session
 def list_(session: Session, tenant: str | None, domain: str | None, task: str | None, as_json: bool) -> None:
@@ -213,7 +218,7 @@ def rollback(session: Session, name: str, version: int, as_json: bool) -> None:
 @as_json
 @pass_session
 def publish(session: Session, name: str, version: int, as_json: bool) -> None:
-    """Let VERSION answer, such as one that was held back."""
+    """Let VERSION answer, for example one that was held back."""
     _let_answer(session, name, version, as_json)
 
 
@@ -243,15 +248,17 @@ def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def export_module(session: Session, name: str, folder: Path, as_json: bool) -> None:
-    """Write the module to FOLDER in the format of the `adapters` library, with its head where it has a twin
-    there."""
+    """Write the module to FOLDER in the format of the `adapters` library.
+
+    The head is written too, if the library has one of the same form.
+    """
     with session.calls() as calls:
         made = calls.request("GET", f"/manage/models/{segment(name)}/module")
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in made["files"].items():
         write_bytes(folder / Path(file).name, base64.b64decode(data))
-    told = f"{folder} holds version {made['version']} of {name} for {made['format']}"
-    print_done({**made, "folder": str(folder), "files": sorted(made["files"])}, told, as_json)
+    done = f"{folder} holds version {made['version']} of {name} for {made['format']}"
+    print_done({**made, "folder": str(folder), "files": sorted(made["files"])}, done, as_json)
     for reason in made["left_out"]:
         notes.print(f"left out: {reason}")
 
@@ -259,12 +266,12 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
 @model.command("import-module")
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--domain", required=True, help="The domain it builds on, root/branch.")
+@click.option("--domain", required=True, help="The model's domain, ROOT/BRANCH.")
 @click.option(
-    "--rows", "data", type=FILE, help="Rows to train on from there; needed where FOLDER has no head."
+    "--rows", "data", type=FILE, help="Rows to train the module on further; required if FOLDER has no head."
 )
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
-@click.option("--task", type=TASKS, default="classification", show_default=True, help="Of the rows.")
+@click.option("--task", type=TASKS, default="classification", show_default=True, help="The task of the rows.")
 @SKIP
 @settings_option()
 @job_options
@@ -282,11 +289,11 @@ def import_module(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Make a model from the adapter in FOLDER, as `adapters` saved it with use_safetensors=True."""
+    """Create a model from an adapter that `adapters` saved in FOLDER with use_safetensors=True."""
     session.may_start_jobs()
     files = _adapter_files(folder)
     options, rows = skipping(options, skip), _files(data, dev, None)
-    look_at(task, rows, options)
+    show_formats(task, rows, options)
     files |= rows
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
@@ -300,12 +307,11 @@ ADAPTER_FILES = {
     "head_config": ("head_config.json", None),
     "head": ("model_head.safetensors", "pytorch_model_head.bin"),
 }
-"""Parts of an import by their files, each with the pickle that `adapters` writes in its stead unless told
-otherwise."""
+"""By part of an import: its file, and the pickle that `adapters` writes by default instead, or None."""
 
 
 def _adapter_files(folder: Path) -> dict[str, Path]:
-    """The files of an adapter; raises InvalidInput naming one that is missing or a pickle."""
+    """Return an adapter's files by part. Raises InvalidInput if one is missing or a pickle."""
     found = {part: folder / file for part, (file, _) in ADAPTER_FILES.items() if (folder / file).is_file()}
     for part, (file, pickle) in ADAPTER_FILES.items():
         if part not in found and pickle is not None and (folder / pickle).exists():

@@ -1,5 +1,4 @@
-"""Onboarding many tenants over HTTP: reads a plan, runs what is unfinished in parallel, records what is
-done."""
+"""Onboarding of many tenants over HTTP: runs a plan in parallel and records its outcomes."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ POLL_S = 0.5
 
 
 class Interrupted(HmiError):
-    """Ctrl-C: nothing is known of how the job will end."""
+    """Raised after Ctrl-C, when the end of a job is unknown."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model to make."""
+    """A model to create."""
 
     tenant: str
     model: str
@@ -55,11 +54,14 @@ class Outcome:
     job: str = ""
     seconds: float = 0.0
     figures: dict[str, str] = field(default_factory=dict)
-    """What was made, by heading."""
+    """Figures of the job's result, by table heading."""
 
 
 class State:
-    """What is done, in a JSON file that is replaced at each change; tenants' keys in one of mode 0600."""
+    """The record of a batch: a JSON file of outcomes, and one of mode 0600 with the tenants' keys.
+
+    Thread-safe. Each change replaces the file.
+    """
 
     def __init__(self, path: Path, keys: Path | None = None) -> None:
         self._path, self._keys_path = path, keys
@@ -90,8 +92,10 @@ class State:
 
 @dataclass(frozen=True)
 class Onboarding:
-    """Brings a plan's tenants, keys and models onto a server. `client` bears an administrator's key or
-    none."""
+    """Creates a plan's tenants, keys and models on a server.
+
+    `client` has an administrator's key, or none if the server needs none.
+    """
 
     client: Client
     state: State
@@ -99,10 +103,9 @@ class Onboarding:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, plan: Iterable[Entry], on_outcome: Callable[[Outcome], None]) -> list[Outcome]:
-        """Do what is left; returns an outcome for each entry, in the plan's order. Failed ones are tried
-        anew.
+        """Run the entries that have not succeeded yet. Returns an outcome for each, in the plan's order.
 
-        Raises only for Ctrl-C: whatever goes wrong with one entry is its outcome.
+        Raises only for Ctrl-C: an error of one entry is its outcome.
         """
         entries = list(plan)
         locks = {entry.tenant: threading.Lock() for entry in entries}
@@ -120,7 +123,7 @@ class Onboarding:
         return [found[entry.id] for entry in entries]
 
     def one(self, entry: Entry, lock: threading.Lock) -> Outcome:
-        """Onboard one entry unless it is done."""
+        """Onboard one entry unless it has succeeded before. `lock` is its tenant's."""
         kept = self.state.of(entry.id)
         if kept is not None and kept.state == "succeeded":
             return kept
@@ -175,7 +178,10 @@ class Onboarding:
 
 
 def follow(request: Callable[..., Any], name: str, job: str, stop: threading.Event) -> Outcome:
-    """Wait for a job's end. Raises Interrupted once `stop` is set, and what `request` raises."""
+    """Wait until a job ends and return its outcome.
+
+    Raises Interrupted once `stop` is set, and what `request` raises.
+    """
     while True:
         view = request("GET", f"/manage/jobs/{job}")
         if view["state"] == "succeeded":
@@ -183,11 +189,11 @@ def follow(request: Callable[..., Any], name: str, job: str, stop: threading.Eve
         if view["state"] in ENDED:
             return Outcome(name, "failed", (view["error"] or {}).get("message") or view["state"], job)
         if stop.wait(POLL_S):
-            raise Interrupted(f"job {job} goes on without us")
+            raise Interrupted(f"job {job} continues on its own")
 
 
 def check_plan(entries: list[Entry]) -> list[Entry]:
-    """Raises InvalidInput naming the first entry that cannot be meant."""
+    """Return the entries. Raises InvalidInput, naming the first entry that is invalid."""
     seen: set[str] = set()
     for entry in entries:
         check_name(entry.tenant, "tenant")
@@ -214,7 +220,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InvalidInput(f"{path} is not what this script wrote ({error}): move it away") from error
+        raise InvalidInput(f"{path} was not written by this script ({error}): move it away") from error
 
 
 def _write(path: Path, value: dict[str, Any], mode: int) -> None:

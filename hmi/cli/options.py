@@ -20,13 +20,13 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--detach and --json, for commands that start a job."""
+    """Add --detach and --json, for commands that start a job."""
     detach = click.option("--detach", is_flag=True, help="Start the job and print its id, without waiting.")
     return detach(click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")(function))
 
 
 def settings_option(name: str = "--option") -> Wrap:
-    """Repeatable NAME=VALUE, nested by dots (module.rank=8); values are JSON where they parse as JSON."""
+    """Add a repeatable option NAME=VALUE. Dots in NAME nest; a VALUE that is not JSON is a string."""
     return click.option(
         name,
         "options",
@@ -38,7 +38,7 @@ def settings_option(name: str = "--option") -> Wrap:
 
 
 def nested(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """("module.rank=8",) → {"module": {"rank": 8}}; raises click.BadParameter."""
+    """Parse ("module.rank=8",) to {"module": {"rank": 8}}. Raises click.BadParameter."""
     result: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -58,7 +58,7 @@ def nested(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 class Number(click.FloatRange):
-    """Numbers from `least` to `most`; "nan", which is on neither side of a bound, is none of them."""
+    """A number from `least` to `most`. Refuses "nan", which passes click's own comparison."""
 
     name = "number"
 
@@ -68,12 +68,12 @@ class Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         if math.isnan(found):
-            self.fail(f"{value!r} is no number: give one from {self.min:g} to {self.max:g}", param, ctx)
+            self.fail(f"{value!r} is not a number: give one from {self.min:g} to {self.max:g}", param, ctx)
         return found
 
 
 class Whole(click.IntRange):
-    """Whole numbers, called so in messages."""
+    """An integer, which messages call a whole number."""
 
     name = "whole number"
 
@@ -82,7 +82,7 @@ PERCENT = Number(0, 100)
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument there
-    """A size of at least one byte."""
+    """A size in bytes, at least 1, such as 50M."""
 
     name = "size"
 
@@ -90,28 +90,28 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argu
         try:
             return value if isinstance(value, int) else parse_bytes(value, least=1)
         except ValueError:
-            self.fail(f"{value!r} is no size: give {FORMS}", param, ctx)
+            self.fail(f"{value!r} is not a size: give {FORMS}", param, ctx)
 
 
 budget_option = click.option(
     "--budget",
     type=Bytes(),
     metavar="SIZE",
-    help="Store the most frequent n-grams that fit, instead of --alpha: bytes, or 50M (K, M, G in 1024s).",
+    help="Instead of --alpha: store the most frequent n-grams that fit in SIZE, in bytes or as 50M.",
 )
 
 
 def extent(alpha: float | None, budget: int | None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The fields of a body that say how much a build stores; what is None is left out."""
+    """Return the fields of a request body that limit how much a build stores. What is None is left out."""
     given = dict(options or {}) if budget is None else {**(options or {}), "budget_bytes": budget}
     return {"options": given} if alpha is None else {"alpha": alpha, "options": given}
 
 
 def confirm(what: str, yes: bool, look: Callable[[], Any]) -> None:
-    """Ask before deleting, unless --yes. `look` raises NotFound where there is nothing to delete: nobody is
-    asked then.
+    """Ask before deleting, unless `yes`.
 
-    Raises click.UsageError where nobody can be asked, Exit for a no.
+    `look` runs before the question and raises NotFound if there is nothing to delete. Raises click.UsageError
+    without a terminal to ask at, Exit if the answer is no.
     """
     if yes:
         return
@@ -130,14 +130,14 @@ def confirm(what: str, yes: bool, look: Callable[[], Any]) -> None:
         raise click.exceptions.Exit(1)
 
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Delete without asking.")
 
 
 def check_target(file: Path) -> None:
-    """Raises InvalidInput unless `file` is, or may become, a plain file in a folder that is there."""
+    """Raises InvalidInput unless `file` is a plain file, or a new one in a folder that exists."""
     if not file.parent.is_dir():
         raise InvalidInput(
-            f"there is no folder {file.parent}: make it first, or name another file", field="file"
+            f"there is no folder {file.parent}: create it first, or name another file", field="file"
         )
     if file.exists() and not file.is_file():
         raise InvalidInput(f"{file} is not a plain file, and would be replaced: name another", field="file")

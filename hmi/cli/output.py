@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 notes = Console(stderr=True, highlight=False)
-"""Where everything goes that is not the answer itself."""
+"""The console on stderr, for all output that is not the answer itself."""
 PLAIN_WIDTH = 80
+"""Columns of an output that is not a terminal, for `fits`."""
 
 
 def print_json(value: Any) -> None:
@@ -20,12 +21,15 @@ def print_json(value: Any) -> None:
 
 
 def print_done(value: Any, text: str, as_json: bool) -> None:
-    """What a command has done: a line for people, or the value."""
+    """Report what a command did: `value` as JSON on stdout, or `text` on stderr."""
     print_json(value) if as_json else notes.print(text, markup=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
-    """Rows as a table; `columns` are headings by field. Piped, the width is not cut."""
+    """Print rows as a table, or `empty` if there are none.
+
+    `columns` are headings by field. Without a terminal the table may be 200 columns wide.
+    """
     if not rows:
         notes.print(empty)
         return
@@ -33,7 +37,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
 
 
 def fits(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
-    """Whether a table is as wide as the terminal at most; where there is none, as 80 columns."""
+    """Return whether a table fits the terminal, or 80 columns without one."""
     width = sum(
         max(len(head), *(len(_cell(row.get(field))) for row in rows)) + 2 for field, head in columns.items()
     )
@@ -42,7 +46,7 @@ def fits(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
-    """The table itself, for what redraws it."""
+    """Return rows as a rich table, for output that is redrawn."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns.values():
         table.add_column(heading, overflow="fold")
@@ -52,7 +56,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> T
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """One thing: a line for each field."""
+    """Print a line for each field."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -62,7 +66,7 @@ def print_fields(fields: Mapping[str, Any]) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes with a binary unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

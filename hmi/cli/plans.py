@@ -1,4 +1,4 @@
-"""Reading the batch scripts' input: folders, and CSV, JSON or JSONL tables."""
+"""The input of the batch scripts: folders, and CSV, JSON or JSONL tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hmi.errors import InvalidInput
 
 
 def read_onboarding(path: Path) -> list[Entry]:
-    """A folder with a subfolder for each tenant, or a table.
+    """Read a plan: a folder with a subfolder for each tenant, or a table.
 
-    A subfolder holds `model.json` ({"model", "domain", "task", "options"?}) and `train.jsonl`, `dev.jsonl`
-    and `unlabelled.jsonl` where there are any; its name is the tenant's. A table has the columns tenant,
-    model, domain, task, data and maybe dev, unlabelled and options; paths are relative to the table. Raises
+    A subfolder's name is the tenant's. It holds `model.json` ({"model", "domain", "task", "options"?}),
+    `train.jsonl`, and optionally `dev.jsonl` and `unlabelled.jsonl`. A table has the columns tenant, model,
+    domain, task, data, and optionally dev, unlabelled and options; its paths are relative to it. Raises
     InvalidInput.
     """
     if path.is_dir():
@@ -27,7 +27,10 @@ def read_onboarding(path: Path) -> list[Entry]:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .csv, .json (a list of objects) or .jsonl file; raises InvalidInput."""
+    """Return the rows of a .csv, .json (a list of objects) or .jsonl file, without their empty fields.
+
+    Raises InvalidInput.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".csv":
@@ -48,7 +51,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def needed(row: dict[str, Any], name: str, where: str) -> str:
-    """A field that a row must have; raises InvalidInput."""
+    """Return a required field of a row. Raises InvalidInput if it is missing or no string."""
     value = row.get(name)
     if not isinstance(value, str):
         raise InvalidInput(f"{where} has no {name!r}: add it", field=name)
@@ -57,11 +60,11 @@ def needed(row: dict[str, Any], name: str, where: str) -> str:
 
 def _from_folder(folder: Path) -> Entry:
     try:
-        told = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(f"{folder / 'model.json'} is not JSON: {error}") from error
     more = {part: f"{part}.jsonl" for part in ("dev", "unlabelled") if (folder / f"{part}.jsonl").is_file()}
-    row = {"tenant": folder.name, "data": "train.jsonl", **more, **told}
+    row = {"tenant": folder.name, "data": "train.jsonl", **more, **settings}
     return _from_row(row, folder, str(folder / "model.json"))
 
 

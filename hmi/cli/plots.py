@@ -1,4 +1,4 @@
-"""Building many domains: over HTTP, or on a data folder with one child process for each job."""
+"""The script that builds the PLOTs of many domains, on a server or on a data folder."""
 
 from __future__ import annotations
 
@@ -35,22 +35,24 @@ class Plot:
 
     domain: DomainId
     corpus: Path
-    alpha: float | None  # None where there is a budget of bytes
+    alpha: float | None
+    """Percent of n-gram occurrences to cover; None if `budget` is given."""
     pretrain: bool
     budget: int | None = None
+    """Bytes."""
 
 
 class Builds:
-    """Builds plots, parents before their branches, at most `parallel` at once."""
+    """Builds domains, each after its parent, at most `parallel` at a time."""
 
     def __init__(self, calls: Calls, state: State, parallel: int) -> None:
         self._calls, self._state, self._parallel = calls, state, parallel
         self._stop = threading.Event()
-        # Jobs run side by side; the calls about them are short and go one by one.
+        # Jobs run in parallel; the short calls about them are made one at a time.
         self._one_call = threading.Lock()
 
     def run(self, plots: list[Plot], on_outcome: Callable[[Outcome], None]) -> list[Outcome]:
-        """An outcome for each plot. A branch whose parent failed fails, too."""
+        """Build all. Returns an outcome for each, in order; a branch of a parent that failed fails too."""
         found: dict[DomainId, Outcome] = {}
         for depth in sorted({len(p.domain.parts) for p in plots}):
             level = [p for p in plots if len(p.domain.parts) == depth]
@@ -68,7 +70,7 @@ class Builds:
         return [found[p.domain] for p in plots]
 
     def one(self, plot: Plot) -> Outcome:
-        """Build one plot unless it is there."""
+        """Build one domain unless it exists."""
         name = str(plot.domain)
         kept = self._state.of(name)
         if kept is not None and kept.state == "succeeded":
@@ -98,7 +100,7 @@ class Builds:
             return self._calls.request(method, path, **given)
 
     def _under_way(self, name: str) -> str | None:
-        """The job that an interrupted run left."""
+        """Return the unfinished job for a domain that an interrupted run left, or None."""
         for state in ("running", "queued"):
             query = {"kind": "build_plot", "state": state, "limit": "1000"}
             for job in self._request("GET", "/manage/jobs", query=query)["jobs"]:
@@ -109,14 +111,16 @@ class Builds:
     def _submit(self, body: dict[str, object], corpus: Path, before: str) -> str:
         given: dict[str, Any] = {"body": body, "files": {"corpus": corpus}}
         if isinstance(self._calls, Client):
-            told = json.dumps([body, before, corpus.stat().st_size])
-            given["once"] = hashlib.sha256(told.encode()).hexdigest()
+            asked = json.dumps([body, before, corpus.stat().st_size])
+            given["once"] = hashlib.sha256(asked.encode()).hexdigest()
         return str(self._request("POST", "/manage/domains", **given)["job"])
 
 
 def read_plots(path: Path, alpha: float) -> list[Plot]:
-    """A table with the columns domain, corpus and maybe alpha or budget, and pretrain; raises
-    InvalidInput."""
+    """Read a table with the columns domain, corpus, and optionally pretrain and either alpha or budget.
+
+    `alpha` is the default. Raises InvalidInput.
+    """
     plots = []
     for number, row in enumerate(rows(path), 1):
         where = f"{path.name} row {number}"
@@ -134,7 +138,7 @@ def read_plots(path: Path, alpha: float) -> list[Plot]:
 
 
 def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | None, int | None]:
-    """A row's alpha and budget, one of them None; `alpha` where it says neither."""
+    """Return a row's alpha and budget, one of which is None. A row with neither has the default `alpha`."""
     if row.get("budget") is not None:
         if row.get("alpha") is not None:
             raise InvalidInput(f"{where} has an alpha and a budget: give one of them", field="budget")
@@ -152,12 +156,24 @@ def _extent(row: Mapping[str, Any], alpha: float, where: str) -> tuple[float | N
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Work on this data folder …")
-@click.option("--url", envvar="HMI_URL", help="… or on a running server.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Work on this data folder, or")
+@click.option("--url", envvar="HMI_URL", help="work on a running server (environment: HMI_URL).")
 @click.option("--key", envvar="HMI_KEY", help="An administrator's key (environment: HMI_KEY).")
-@click.option("--alpha", type=click.FloatRange(0, 100), default=50, show_default=True)
-@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Default: PLAN.state.json.")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 100),
+    default=50,
+    show_default=True,
+    help="Percent of n-gram occurrences to cover, for rows without alpha or budget.",
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Builds at a time."
+)
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that records what is done.  [default: PLAN.state.json]",
+)
 @click.pass_context
 def build_plots(
     context: click.Context,
@@ -171,8 +187,9 @@ def build_plots(
 ) -> None:
     """Build the PLOTs of many domains.
 
-    PLAN is a .csv, .json or .jsonl table with the columns domain, corpus and maybe alpha or budget (bytes,
-    such as 50M), and pretrain; paths are relative to it. Run it again to go on where it stopped.
+    PLAN is a table (.csv, .json or .jsonl) with the columns domain, corpus, and optionally pretrain and
+    either alpha or budget (a size, such as 50M). Paths are relative to the table. Run the script again to
+    continue an interrupted run or to retry failed builds.
     """
     if data is not None and url is not None:
         raise click.UsageError("give either --data or --url")
@@ -192,8 +209,10 @@ def build_plots(
 
 @contextmanager
 def _jobs_running(session: Session, calls: Calls) -> Iterator[None]:
-    """On a data folder this process runs the jobs (they go back to the queue at the end); a server runs its
-    own."""
+    """Run jobs in child processes of this one while the context is open, unless a server runs them.
+
+    Unfinished jobs go back to the queue at the end.
+    """
     if session.remote:
         yield
         return

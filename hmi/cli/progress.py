@@ -1,4 +1,4 @@
-"""Running or following a job, with a progress bar."""
+"""Running a job here or following it on a server, with a progress bar."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from hmi.api.local import LocalCalls
 
 POLL_S = 0.3
+"""Seconds between two requests for the state of a server's job."""
 HELD_BACK = 3
-"""Exit code where an update is not the version that answers, and nobody asked for that."""
+"""The exit code if an update was held back, unless --publish never was given."""
 
 
 class JobBar:
-    """One bar; on anything but a terminal a line for each phase."""
+    """A job's progress bar. Without a terminal it prints a line for each phase instead."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -49,7 +50,7 @@ class JobBar:
 
 
 class _Figures(ProgressColumn):
-    """Rate, ETA and loss, where known."""
+    """A column with the rate, the time left and the loss, as far as they are known."""
 
     def render(self, task: Task) -> Text:
         fields = task.fields
@@ -77,9 +78,10 @@ def job_bar() -> Iterator[JobBar]:
 
 
 def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool) -> None:
-    """Run (on a data folder) or follow (on a server) a job to its end and tell how it ended.
+    """Run a job (on a data folder) or follow it (on a server) until it ends, and show how it ended.
 
-    Raises HmiError for a job that failed, click.Abort for Ctrl-C, Exit where what it made was held back.
+    With `detach`, only print the job's id. Raises HmiError if the job failed, click.Abort for Ctrl-C, Exit if
+    its result was held back.
     """
     if detach:
         if as_json:
@@ -88,16 +90,19 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
             click.echo(job)
         if not session.remote:
             notes.print(
-                f"job {job} waits, and nothing runs it yet: 'hmi job resume {job}' does, or 'hmi serve' "
-                "on this folder",
+                f"job {job} is queued, and nothing runs it yet: start it with 'hmi job resume {job}', or "
+                "with 'hmi serve' on this folder",
                 soft_wrap=True,
             )
         return
-    tell(run_job(session, calls, job), as_json)
+    show_end(run_job(session, calls, job), as_json)
 
 
 def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
-    """The job's final view. Ctrl-C cancels a job that runs here, and lets one that a server runs go on."""
+    """Run or follow a job, and return its final view.
+
+    Ctrl-C cancels a job that runs here; a job that a server runs continues. Raises click.Abort for both.
+    """
     with job_bar() as bar:
         try:
             if session.remote:
@@ -105,35 +110,34 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
             cast("LocalCalls", calls).run(job, bar.show)
         except KeyboardInterrupt:
             notes.print(
-                f"job {job} goes on: 'hmi job watch {job}' follows it, 'hmi job cancel {job}' stops it"
+                f"job {job} continues: 'hmi job watch {job}' follows it, 'hmi job cancel {job}' stops it"
             )
             raise click.Abort from None
     view = _view(calls, job)
     if view["state"] == "cancelled":
-        notes.print(f"job {job} is cancelled")
+        notes.print(f"job {job} was cancelled")
         raise click.Abort
     return view
 
 
-def tell(view: dict[str, Any], as_json: bool) -> None:
-    """Show how a job ended; raises HmiError where it did not succeed, Exit where what it made was held
-    back."""
+def show_end(view: dict[str, Any], as_json: bool) -> None:
+    """Show how a job ended. Raises HmiError if it did not succeed, Exit if its result was held back."""
     if view["state"] == "succeeded":
         if as_json:
             print_json(view)
         else:
             click.echo("\n".join(endings.lines(view)))
-        _tell_held_back(view)
+        _show_held_back(view)
         return
     error = view["error"] or {}
     reason = error.get("message") or f"it is {view['state']}"
     raise HmiError(f"job {view['job']} {view['state']}: {reason}")
 
 
-def _tell_held_back(view: dict[str, Any]) -> None:
-    """Say so where an update is not the version that answers."""
+def _show_held_back(view: dict[str, Any]) -> None:
+    """If an update was held back, say so, and raise Exit unless that was asked for."""
     result = view["result"] or {}
-    if result.get("published", True):  # a server of an earlier version publishes always
+    if result.get("published", True):  # a server of an earlier version always publishes
         return
     cure = f"'hmi model publish {view['target']} {result['version']}' lets it answer"
     notes.print(

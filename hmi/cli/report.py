@@ -1,4 +1,4 @@
-"""`hmi model report`: the held-out report of a model's version, for reading and as a plot."""
+"""`hmi model report`: the held-out report of a model's version, as text, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from hmi.model.files import write_bytes
 from hmi.training.headline import headline_name
 
 MOST_SHOWN = 20
+"""Kinds of mistakes that the report lists, if the confusion matrix does not fit."""
 
 
 @click.command("report", cls=Command)
 @click.argument("name", metavar="TENANT.MODEL")
-@click.option("--version", type=Whole(1), help="Default: the one that answers.")
+@click.option("--version", type=Whole(1), help="The version to report (default: the live one).")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write the reliability plot here, as SVG."
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the reliability plot to this file, as SVG.",
 )
 @as_json
 @pass_session
 def report(session: Session, name: str, version: int | None, plot: Path | None, as_json: bool) -> None:
-    """How the model did on held-out rows: scores of each label, what is taken for what, and calibration."""
+    """Show a model's scores on held-out rows: each label's scores, the confusion and the calibration."""
     with session.calls() as calls:
         found = calls.request("GET", f"/manage/models/{segment(name)}")
     wanted = found["current"] if version is None else version
@@ -44,7 +47,7 @@ def report(session: Session, name: str, version: int | None, plot: Path | None, 
 
 
 def brief(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The single figures among the metrics, for tables that have a line for each version."""
+    """Return the metrics that are single values, for tables with a line for each version."""
     return {name: value for name, value in metrics.items() if not isinstance(value, Mapping | list | tuple)}
 
 
@@ -72,12 +75,12 @@ def _show(metrics: Mapping[str, Any]) -> None:
 
 
 def _show_confusion(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Each label against each where that fits in a line, else what was mistaken, the most frequent first."""
+    """Print the confusion matrix, or, if it is too wide, the most frequent mistakes."""
     table = [
         {"gold": name, **{str(i): n for i, n in enumerate(row)}}
         for name, row in zip(names, rows, strict=True)
     ]
-    columns = {"gold": "IS \\ TAKEN FOR", **{str(i): name for i, name in enumerate(names)}}
+    columns = {"gold": "LABEL \\ ANSWER", **{str(i): name for i, name in enumerate(names)}}
     if fits(table, columns):
         print_table(table, columns, "")
         return
@@ -85,14 +88,14 @@ def _show_confusion(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None
         (n, is_, got) for is_, row in zip(names, rows, strict=True) for got, n in zip(names, row, strict=True)
     )
     wrong = sorted(((n, is_, got) for n, is_, got in cells if n and is_ != got), key=lambda cell: -cell[0])
-    told = [{"gold": is_, "got": got, "rows": n} for n, is_, got in wrong[:MOST_SHOWN]]
-    print_table(told, {"gold": "IS", "got": "TAKEN FOR", "rows": "ROWS"}, "no row was taken for another")
+    shown = [{"gold": is_, "got": got, "rows": n} for n, is_, got in wrong[:MOST_SHOWN]]
+    print_table(shown, {"gold": "LABEL", "got": "ANSWER", "rows": "ROWS"}, "every answer was right")
     if len(wrong) > MOST_SHOWN:
-        notes.print(f"and {len(wrong) - MOST_SHOWN} rarer mistakes: --json has all")
+        notes.print(f"and {len(wrong) - MOST_SHOWN} rarer mistakes: --json lists all")
 
 
 def _write_plot(path: Path, title: str, metrics: Mapping[str, Any]) -> None:
     if "calibration" not in metrics:
         raise InvalidInput("this version has no calibration: its task gives no probabilities", field="plot")
     write_bytes(path, reliability_svg(title, metrics["calibration"]).encode())
-    notes.print(f"the plot is in {path}")
+    notes.print(f"wrote the plot to {path}")

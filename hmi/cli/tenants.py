@@ -12,11 +12,10 @@ from hmi.cli.output import notes, print_done, print_json, print_table
 from hmi.cli.session import Calls, Session, segment
 from hmi.errors import NotFound
 
-ONCE = "the key is shown this once: keep it"
+ONCE = "the key is shown only once: store it now"
 ADMINISTRATORS = (
-    "administrators' keys are made, listed and revoked on the data folder itself, since whoever may use "
-    "it owns it: "
-    "leave --url out and give --data"
+    "administrators' keys are created, listed and revoked on the data folder itself: leave --url out and "
+    "give --data"
 )
 
 
@@ -47,7 +46,7 @@ def list_(session: Session, as_json: bool) -> None:
         print_json(tenants)
     else:
         columns = {"tenant": "TENANT", "created": "CREATED"}
-        print_table(tenants, columns, "no tenants yet: 'hmi tenant create NAME' makes one")
+        print_table(tenants, columns, "no tenants yet: 'hmi tenant create NAME' creates one")
 
 
 @tenant.command()
@@ -73,15 +72,21 @@ def key() -> None:
 @click.option(
     "--admin",
     is_flag=True,
-    help="A key that reaches everything, made on a data folder only; from then on every request needs one.",
+    help="Create an administrator's key, on a data folder only. From then on every request needs a key.",
 )
-@click.option("--scope", "scopes", multiple=True, type=click.Choice(["infer", "manage"]), help="Repeatable.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(["infer", "manage"]),
+    help="What the key may do. Repeatable.  [default: both]",
+)
 @as_json
 @pass_session
 def create_key(
     session: Session, tenant: str | None, admin: bool, scopes: tuple[Any, ...], as_json: bool
 ) -> None:
-    """Issue a key to TENANT, or with --admin to an administrator, and print it."""
+    """Create a key for TENANT, or with --admin for an administrator, and print it."""
     if admin == (tenant is not None):
         raise click.UsageError("give either a tenant's name or --admin")
     if tenant is None:
@@ -100,7 +105,7 @@ def create_key(
 @as_json
 @pass_session
 def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
-    """List the keys of TENANT, or without one those of administrators (on a data folder only)."""
+    """List the keys of TENANT, or without TENANT the administrators' keys (on a data folder only)."""
     if tenant is None:
         session.not_remote(ADMINISTRATORS)
         with session.local() as local:
@@ -114,7 +119,7 @@ def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
         print_json(keys)
     else:
         columns = {"key_id": "KEY ID", "tenant": "TENANT", "scopes": "SCOPES", "created": "CREATED"}
-        print_table(keys, columns, "no keys: 'hmi key create' issues one")
+        print_table(keys, columns, "no keys: 'hmi key create' creates one")
 
 
 @key.command()
@@ -123,9 +128,9 @@ def list_keys(session: Session, tenant: str | None, as_json: bool) -> None:
 @as_json
 @pass_session
 def revoke(session: Session, key_id: str, tenant: str | None, as_json: bool) -> None:
-    """Revoke a key by its id (see 'hmi key list'); over --url name its TENANT, too."""
+    """Revoke the key KEY_ID (see 'hmi key list'). With --url, TENANT is required."""
     if tenant is None:
-        session.not_remote(f"{ADMINISTRATORS}, or name the TENANT whose key it is")
+        session.not_remote(f"{ADMINISTRATORS}, or add the TENANT that the key belongs to")
         with session.local() as local:
             local.services.manager.revoke_key(key_id)
     else:
@@ -135,7 +140,7 @@ def revoke(session: Session, key_id: str, tenant: str | None, as_json: bool) -> 
 
 
 def _look(calls: Calls, name: str) -> None:
-    """Raises NotFound."""
+    """Raises NotFound unless the tenant exists."""
     if all(tenant["tenant"] != name for tenant in calls.request("GET", "/manage/tenants")["tenants"]):
         raise NotFound(f"there is no tenant {name!r}: see 'hmi tenant list'")
 

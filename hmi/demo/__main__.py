@@ -1,4 +1,4 @@
-"""Command line of the demo: `python -m hmi.demo`, which `make demo` runs."""
+"""The command line of the demo: `python -m hmi.demo`, which `make demo` runs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,35 @@ _LOG_WIDTH = 150
     default=Path("hmi-data"),
     envvar="HMI_DATA",
     show_default=True,
-    help="Folder for everything the server keeps.",
+    help="The server's data folder.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Your own text in the layout of docs/development.md, instead of text wheels.",
+    help="A folder with your own text in the layout of docs/development.md, instead of text wheels.",
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port of the server; 8080 or a free one if left out."
-)
-@click.option("--key", envvar="HMI_KEY", help="Administrator's key, where the data folder has one.")
-@click.option("--ci", is_flag=True, help="End when all is measured; fail unless every tenant answered.")
-@click.option(
-    "--baseline", is_flag=True, help="Also fine-tune dedicated copies for three tasks, and compare."
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Port of the server (default: 8080, or a free port if it is taken).",
 )
 @click.option(
-    "--rows", type=click.IntRange(50, 5000), default=Amounts.train, show_default=True, help="Training rows."
+    "--key",
+    envvar="HMI_KEY",
+    help="An administrator's key, if the data folder has one (environment: HMI_KEY).",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of rows.")
+@click.option("--ci", is_flag=True, help="Exit after the table; fail unless every tenant answered.")
+@click.option(
+    "--baseline", is_flag=True, help="Also fine-tune dedicated copies for three tasks and compare the scores."
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(50, 5000),
+    default=Amounts.train,
+    show_default=True,
+    help="Training rows of each tenant.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the choice of rows.")
 def main(
     data: Path,
     text: Path | None,
@@ -50,7 +60,7 @@ def main(
     rows: int,
     seed: int,
 ) -> None:
-    """Real text, a dozen tenants over HTTP, and a table of what came of it."""
+    """Train models for thirteen tenants on real text, send their test rows, and print their scores."""
     amounts = Amounts(train=rows, seed=seed)
     options = DemoOptions(data.resolve(), text and text.resolve(), amounts, port, key, ci, baseline)
     console = Console()
@@ -63,7 +73,7 @@ def main(
         console.print(error.message, highlight=False, markup=False)
         raise SystemExit(1) from error
     except KeyboardInterrupt as error:
-        console.print("stopped; a second run goes on from here")
+        console.print("stopped; a second run continues from here")
         raise SystemExit(130) from error
 
 

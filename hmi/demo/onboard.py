@@ -1,4 +1,4 @@
-"""Creates root, branches, tenants and models through the HTTP API, and reuses those of an earlier run."""
+"""Creates root, branches, tenants and models through the HTTP API, or reuses those of an earlier run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from hmi.model.source import DEFAULT_PACKAGE
 
 ROOT_NAME = "minilm"
 ALPHA = 50.0
-"""Percent of the corpus' trigrams stored: what is missed is filled from bigrams at next to no loss."""
+"""Percent of the corpus's trigram occurrences that a PLOT covers.
+
+Bigrams fill in for the rest at little loss.
+"""
 
 
 class Keys:
-    """The tenants' keys in a file that only its owner can read; a key is shown by the server once."""
+    """The tenants' keys, in a file that only its owner can read, since the server shows a key only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +46,7 @@ class Keys:
 
 
 def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
-    """The default root and, from the general text, its own PLOT."""
+    """Import the default root, with its own PLOT built from the general text."""
     if any(root["root"] == ROOT_NAME for root in client.get("/manage/roots")["roots"]):
         steps.say(f"{ROOT_NAME} is there already")
         return
@@ -58,7 +61,7 @@ def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
 
 
 def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
-    """A branch of the root for each corpus, all at once."""
+    """Create a branch of the root for each corpus, all at the same time."""
     have = {view["domain"] for view in client.get("/manage/domains")["domains"]}
     jobs: dict[str, str] = {}
     for name, corpus in text.branches.items():
@@ -75,7 +78,10 @@ def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
 
 
 def create_tenants(client: DemoClient, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
-    """Tenants with their keys, then a model for each; a model that fails is reported and left out."""
+    """Create the tenants and their keys, then a model for each.
+
+    A model that fails is reported and left out.
+    """
     jobs: dict[str, str] = {}
     have = {view["model"] for view in client.get("/manage/models?limit=1000")["models"]}
     for tenant in tenants:
@@ -99,7 +105,7 @@ def create_tenants(client: DemoClient, tenants: Iterable[TenantFolder], keys: Ke
 
 
 def domain_name(name: str) -> str:
-    """`root` → the root itself, else a branch of it."""
+    """Return the root's name for `root`, else the name of a branch of it."""
     return ROOT_NAME if name == ROOT else f"{ROOT_NAME}/{name}"
 
 
@@ -109,7 +115,7 @@ def _ensure_key(client: DemoClient, tenant: str, keys: Keys) -> None:
     try:
         keys.add(tenant, client.post("/manage/tenants", {"tenant": tenant})["key"])
     except Conflict:
-        # It was created, but the run ended before its key was kept: keys are shown once, so ask for another.
+        # An earlier run created the tenant but ended before it stored the key, so create another key.
         keys.add(tenant, client.post(f"/manage/tenants/{tenant}/keys", {})["key"])
 
 
@@ -122,7 +128,7 @@ def _create_model(client: DemoClient, tenant: TenantFolder) -> str:
 
 
 def _started(client: DemoClient, target: str) -> str | None:
-    """A job of an earlier run that still makes `target`."""
+    """Return the unfinished job of an earlier run that creates `target`, or None."""
     for state in ("running", "queued"):
         for view in client.get(f"/manage/jobs?state={state}&limit=1000")["jobs"]:
             if view["target"] == target:

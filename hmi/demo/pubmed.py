@@ -1,4 +1,4 @@
-"""Articles out of a MEDLINE/PubMed XML file, one at a time, without holding the file."""
+"""Reads the articles of a MEDLINE/PubMed XML file one at a time, without holding the file in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hmi.demo.clean import squeeze
 
 @dataclass(frozen=True)
 class Article:
-    """An English article with an abstract. Section labels are NLM's categories, None where unstructured."""
+    """An English article with an abstract. Section labels are NLM's categories, None if unstructured."""
 
     pmid: str
     title: str
@@ -28,7 +28,7 @@ class Article:
 
 
 def read_articles(file: IO[bytes]) -> Iterator[Article]:
-    """Yield the English articles that have an abstract, in file order; `file` is the gzip'd XML."""
+    """Yield the English articles that have an abstract, in file order. `file` is the gzip-compressed XML."""
     with gzip.open(file) as xml:
         events = ET.iterparse(cast(IO[bytes], xml), events=("start", "end"))
         _, root = next(events)

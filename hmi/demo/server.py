@@ -26,13 +26,13 @@ _PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[DemoClient]:
-    """`hmi serve` on `data`, stopped (SIGTERM: it drains, jobs are checkpointed) when the block is left."""
+    """Run `hmi serve` on `data` while the context is open, then stop it with SIGTERM."""
     port = port or _free_port()
     workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--host", HOST, "--port", str(port)]
     command += ["--job-workers", str(workers)]
     with log.open("ab") as sink:
-        # In a session of its own: Ctrl-C reaches the demo alone, which then stops the server in order.
+        # The server has a session of its own, so that Ctrl-C reaches only the demo, which stops the server.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    """The usual port where it is free, else any."""
+    """Return the usual port if it is free, else any free port."""
     for port in (USUAL_PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,9 +83,9 @@ def _free_port() -> int:
 
 def _last_words(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return " ".join(lines[-3:]) or "it said nothing"
+    return " ".join(lines[-3:]) or "it logged nothing"
 
 
 def _die_with_parent() -> None:
-    """A demo that is killed outright must not leave a server behind."""
+    """End this process when the demo dies, so that a killed demo leaves no server behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The demo's final table, the same as JSON, and a call to try."""
+"""The demo's final table, its JSON, and an example call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 160
 
 
 def print_table(steps: Steps, rows: Sequence[Measured]) -> None:
-    """One line a tenant. Hits are shares of tokens served by a trigram, by bigrams and by unigrams."""
+    """Print a line for each tenant. Hits are shares of tokens answered by trigrams, bigrams and unigrams."""
     table = Table(title="Every tenant's test set, sent as requests")
     for title in ("tenant.model", "domain", "task", "what it answers"):
         table.add_column(title, overflow="fold")
@@ -47,7 +47,7 @@ def print_table(steps: Steps, rows: Sequence[Measured]) -> None:
 
 
 def print_baseline(steps: Steps, rows: Sequence[Measured], dedicated: Sequence[Dedicated]) -> None:
-    """What the tenants' models reach of dedicated, fully fine-tuned copies of the source model."""
+    """Print the tenants' scores, and their ratios to those of dedicated copies of the source model."""
     table = Table(title="Against a dedicated copy, fully fine-tuned on the same rows with the same seed")
     for title in ("tenant.model", "score", "dedicated", "ratio", "learning rate", "epoch", "MB of the copy"):
         table.add_column(title, justify="left" if title == "tenant.model" else "right")
@@ -82,14 +82,12 @@ def save(path: Path, steps: Steps, rows: Sequence[Measured], dedicated: Sequence
 
 
 def print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path) -> None:
-    """The address, a curl line, and the real answer to it."""
+    """Print the address, a curl command and its real answer."""
     body = {"inputs": _short(inputs_of(read_rows(tenant.test)[0]))}
     answer: Mapping[str, Any] = client.post(f"/infer/{tenant.id}", body)
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
     steps.console.print(f"[bold]Serving on {client.address}[/bold]", highlight=False)
-    steps.say(
-        f"the tenants' keys are in {keys}; on this machine the server takes a call without a key too, such as"
-    )
+    steps.say(f"the tenants' keys are in {keys}; calls from this machine need no key, such as")
     steps.console.print(
         f"curl -s {client.address}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
         highlight=False,
@@ -100,7 +98,7 @@ def print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path
 
 
 def _short(row: dict[str, Any]) -> Any:
-    """An input that fits on a command line: a text is sent as such, cut at a word."""
+    """Return an input that fits on a command line; a text is cut at a word."""
     if set(row) == {"text"}:
         text = str(row["text"])
         return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS].rsplit(" ", 1)[0]

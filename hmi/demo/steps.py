@@ -1,4 +1,4 @@
-"""The demo's progress output: numbered steps with their times, and jobs with progress and ETA."""
+"""The demo's progress output: numbered steps with their times, and jobs with progress and time left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENDED = ("succeeded", "failed", "cancelled")
 
 @dataclass
 class Steps:
-    """Owns the console and the times of the steps, in order."""
+    """The console output of the steps, and their times in order."""
 
     console: Console
     total: int
@@ -60,7 +60,10 @@ class Steps:
 def follow(
     client: DemoClient, jobs: dict[str, str], steps: Steps, ended: Callable[[str, dict[str, Any]], None]
 ) -> None:
-    """Watch jobs (id → what it makes) until all have ended; `ended` gets each one's view as it does."""
+    """Follow jobs (by id, what each creates) until all have ended.
+
+    `ended` gets each final view as it comes.
+    """
     with steps.bar() as bar:
         rows = {job: bar.add_task(what, total=None) for job, what in jobs.items()}
         open_jobs = dict(jobs)
@@ -80,7 +83,7 @@ def follow(
 
 
 def succeeded(what: str, view: dict[str, Any]) -> dict[str, Any]:
-    """The result of a job that must have succeeded; raises Unavailable with the job's own reason."""
+    """Return the result of a job. Raises Unavailable with the job's reason if it did not succeed."""
     if view["state"] != "succeeded":
         reason = (view.get("error") or {}).get("message", view["state"])
         raise Unavailable(f"{what} could not be made: {reason}")

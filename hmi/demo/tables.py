@@ -11,7 +11,7 @@ _FIELD_LIMIT = 10_000_000
 
 
 def read_table(file: IO[bytes]) -> Iterator[dict[str, str]]:
-    """Yield rows as dicts, skipping rows whose number of fields does not match the head."""
+    """Yield rows as dicts. Rows with another number of fields than the header are skipped."""
     csv.field_size_limit(_FIELD_LIMIT)
     rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""), delimiter="\t")
     names = next(rows)

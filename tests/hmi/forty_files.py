@@ -429,15 +429,15 @@ def page() -> str:
 
 
 def _as(file: File) -> str:
-    return "a corpus" if file.corpus else file.use or "as it tells"
+    return "a corpus" if file.corpus else file.use or "none given"
 
 
-HEAD = """# Files as people have them
+HEAD = """# Files as users have them
 
-What `hmi check` says of each, which is what a job's call says, too, before there is a job. Made by \
-`python -m tests.hmi.forty_files`, and compared by `tests/hmi/test_forty_files.py`.
+What `hmi check` prints for each file. A call that starts a job makes the same check first. \
+`python -m tests.hmi.forty_files` generates this page, and `tests/hmi/test_forty_files.py` compares it.
 
-| file | how it came about | given for | what it gets |
+| file | origin | checked as | result |
 |---|---|---|---|"""
 
 if __name__ == "__main__":

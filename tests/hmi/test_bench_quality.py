@@ -171,7 +171,7 @@ def test_a_setting_names_its_plots_by_what_they_are_made_of(tmp_path: Path) -> N
         replace(setting, domain=pretrained).branch(biomedical) == "quality/general-b70/biomedical-a12-5-p30"
     )
     assert replace(setting, domain=None).branch(biomedical) == "quality/general-b70"
-    assert (setting.says, replace(setting, domain=None).says) == ("b70 a12-5", "b70")
+    assert (setting.key, replace(setting, domain=None).key) == ("b70 a12-5", "b70")
     assert replace(setting, root="mpnet").branch(captions) == "mpnet/general-b70"
 
 

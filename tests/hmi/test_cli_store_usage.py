@@ -140,9 +140,9 @@ def test_no_data_folder_is_not_an_empty_one(
 
 def test_an_export_needs_a_place(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--data", data)
-    assert "make it first" in told(capsys, "export", "tiny", tmp_path / "none" / "x", *where)
+    assert "create it first" in told(capsys, "export", "tiny", tmp_path / "none" / "x", *where)
     (tmp_path / "file").write_text("mine")
-    assert "make it first" in told(capsys, "export", "tiny", tmp_path / "file" / "x", *where)
+    assert "create it first" in told(capsys, "export", "tiny", tmp_path / "file" / "x", *where)
     assert "name another" in told(capsys, "export", "tiny", "", *where)
     os.mkfifo(tmp_path / "pipe")
     assert "name another" in told(capsys, "export", "tiny", tmp_path / "pipe", *where)

@@ -84,7 +84,7 @@ def test_a_report_shows_scores_and_draws(
 ) -> None:
     data, plot = ("--data", folder), tmp_path / "plot.svg"
     shown = hmi(capsys, "model", "report", "acme.m", "--plot", plot, *data)
-    for heading in ("accuracy", "PRECISION", "TAKEN FOR", "SHARE RIGHT", "expected calibration error"):
+    for heading in ("accuracy", "PRECISION", "ANSWER", "SHARE RIGHT", "expected calibration error"):
         assert heading in shown
     metrics = json.loads(hmi(capsys, "model", "report", "acme.m", "--json", *data))
     drawn = ElementTree.parse(plot).getroot()

@@ -250,7 +250,7 @@ def test_nothing_makes_a_data_folder_that_it_only_looks_into(
 def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["tenant", "create", "acme", "--data", str(tmp_path / "d")])
-    assert "making the data folder" in capsys.readouterr().err
+    assert "creating the data folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["tenant", "create", "zeta", "--data", str(tmp_path / "d")])
     assert "making" not in capsys.readouterr().err

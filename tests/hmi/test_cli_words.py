@@ -147,7 +147,7 @@ WRONG = {
     "job show ../x": "check the id",
     "model show a/b.c": "not a name",
     "tenant delete acme/keys/k1 --yes": "not a name",
-    "root export-locality tiny no/such/x": "make it first",
+    "root export-locality tiny no/such/x": "create it first",
     "domain rollback tiny v9": "take one from the history of tiny",
     "infer acme.m": "give a TEXT",
     "domain create tiny/a FILE --alpha x": "not a valid number",
@@ -211,7 +211,7 @@ def test_a_report_fits_in_80_columns(count: int, capsys: pytest.CaptureFixture[s
     )
     told = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in told.splitlines()) <= 80
-    assert "TAKEN FOR" in told
+    assert "ANSWER" in told
     assert click.unstyle(told) == told
 
 

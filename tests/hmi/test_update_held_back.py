@@ -15,7 +15,7 @@ import torch
 
 from hmi.cli import main
 from hmi.cli.endings import lines
-from hmi.cli.progress import tell
+from hmi.cli.progress import show_end
 from hmi.core import ModelId
 from hmi.errors import Damaged, InvalidInput
 from hmi.jobs import fine_tune
@@ -126,9 +126,9 @@ def test_holding_back_what_was_asked_to_be_is_no_failure(manager: Manager) -> No
     made = attempt(manager, job, fine_tune.run)
     assert made is not None
     view = {"job": "j", "state": "succeeded", "kind": "fine_tune", "target": "acme.m", "result": made}
-    tell(view, as_json=False)
+    show_end(view, as_json=False)
     with pytest.raises(click.exceptions.Exit) as ended:
-        tell({**view, "result": {**made, "publish": "if-better"}}, as_json=True)
+        show_end({**view, "result": {**made, "publish": "if-better"}}, as_json=True)
     assert ended.value.exit_code == 3
 
 

@@ -1,1 +1,1 @@
-"""`hmi bench floods`: how much one tenant, or a stranger, can slow another tenant's answers."""
+"""`hmi bench floods`: how much one tenant, or a client without a key, can slow another tenant's answers."""

@@ -1,8 +1,7 @@
-"""`python -m hmi.bench.floods.clients NAME PORT` with the key on standard input: runs one flood until it is
-killed.
+"""`python -m hmi.bench.floods.clients NAME PORT`: runs one flood until it is killed.
 
-It is a process of its own at the lowest priority, so that the cost of sending does not distort the
-measurement.
+The key is read from standard input. The flood has a process of its own at the lowest priority, so that the
+cost of sending does not distort the measurement.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import time
 from hmi.bench.floods.kinds import FLOODS, Flood, Request
 
 PAUSE_S = 0.05
-"""Between a connection that failed and the next: a client that is refused must not become a loop of
-connects."""
+"""Seconds between a failed connection and the next, so that a refused client does not loop."""
 PIECE = 1 << 16
 
 
@@ -32,7 +30,7 @@ def main() -> None:
     print("ready", flush=True)
     for _ in range(flood.clients):
         threading.Thread(target=_for_ever, args=(flood, request, port, key), daemon=True).start()
-    sys.stdin.read()  # until whoever started us closes it
+    sys.stdin.read()  # the parent process closes it
 
 
 def _for_ever(flood: Flood, request: Request, port: int, key: str) -> None:

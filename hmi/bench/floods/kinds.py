@@ -12,16 +12,17 @@ INFER = "/infer/flood.mood"
 TEXT_BYTES = 100_000
 """The server's default `max_text_bytes`."""
 BODY_BYTES = 30 << 20
+"""Bytes of a body far over the server's limit."""
 FULL_BYTES = 7 << 20
-"""Far over what the server takes, and over it as well: what it took once. MOST_BYTES is the most that it does
-take, nearly."""
+"""Bytes of a body over the limit, but under that of earlier releases."""
 MOST_BYTES = 39 * TEXT_BYTES
+"""Bytes of a body just under the limit."""
 SENTENCE = "The committee could not agree on what the second report had said about prices and wages."
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request that can be sent again and again; `body` is made once."""
+    """A request that can be sent repeatedly; its `body` is built once."""
 
     path: str
     body: bytes = b""
@@ -38,10 +39,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Flood:
-    """`clients` connections that send `make()` again as soon as it is answered.
+    """A kind of flood: `clients` connections that send `make()` again as soon as it is answered.
 
-    `unfinished`: each sends all but the body's last byte, and holds. `half_sent`: each sends half of a
-    header, and holds. `descriptors`: the limit of open files under which the server runs.
+    `unfinished`: each connection sends all but the body's last byte, and holds. `half_sent`: each sends half
+    of a header, and holds. `descriptors`: the limit of open files that the server runs with.
     """
 
     what: str
@@ -64,7 +65,7 @@ def short_texts(count: int) -> list[str]:
 
 
 def _long(text: str, size: int) -> list[str]:
-    """Texts of the most bytes allowed, `size` bytes together."""
+    """Return texts of the greatest allowed size, `size` bytes in all."""
     one = (text * (TEXT_BYTES // len(text.encode()) + 1)).encode()[: TEXT_BYTES - 4].decode(errors="ignore")
     return [one] * (size // TEXT_BYTES)
 

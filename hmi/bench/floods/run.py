@@ -1,5 +1,4 @@
-"""Runs each flood in turn: the quiet tenant is measured alone, then under the flood. Two checkouts
-alternate."""
+"""Runs each flood: the quiet tenant is measured alone, then under the flood. Two checkouts alternate."""
 
 from __future__ import annotations
 
@@ -23,13 +22,15 @@ HEALTHY_MS = 200.0
 GOAL_P50 = 2.0
 GOAL_MEMORY = 1.5
 SETTLE_S = 2.0
-"""From the flood's first request to the first look, and from its last to the next."""
+"""Seconds from the flood's start to the first measurement, and from its end to the next."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`seconds` alone and `seconds` under the flood, `rounds` times; `beside`: another checkout to measure as
-    well."""
+    """What to measure: `seconds` alone and `seconds` under each flood, `rounds` times.
+
+    `beside` is a second checkout to measure in turn with this one.
+    """
 
     only: tuple[str, ...] = ()
     seconds: float = 10.0
@@ -46,7 +47,7 @@ class Plan:
 
 
 def run(plan: Plan, report: Callable[[str], None]) -> list[Row]:
-    """Measure; `report` is told what is being done."""
+    """Measure. `report` gets a line as each step begins."""
     floods = plan.floods()
     with tempfile.TemporaryDirectory() as folder:
         report("two tenants with a model each")

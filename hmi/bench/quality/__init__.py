@@ -1,1 +1,1 @@
-"""Comparing tenants' models with dedicated copies, on labelled data that the user gives."""
+"""`hmi bench quality`: tenants' models beside dedicated copies, on labelled data that the user gives."""

@@ -1,5 +1,4 @@
-"""The arms, which are the columns of the tables: what each trains, on which features, with which learning
-rates."""
+"""The arms, which are the columns of the tables: what each trains, on which features, at which rates."""
 
 from __future__ import annotations
 
@@ -17,40 +16,46 @@ from hmi.training.backbones import Backbone, EncoderBackbone, FrozenBackbone, Mo
 from hmi.training.recipe import RECIPE, Recipe
 
 ArmInput = Literal["ids", "lower", "last", "plot"]
-"""Token ids; the source's own hidden states at the split, or after the last layer; PLOT rows."""
+"""What an arm's backbone reads.
+
+Token ids, the source's states at the split or after the last layer, or PLOT rows.
+"""
 
 
 VARIANTS = 3
-"""Changed copies of each row, for a teacher to label."""
+"""Changed copies of each row that a teacher labels."""
 MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One column. `backbone(models, seed)` makes what is trained; lrs ascend; `says`: its name in a table's
-    words."""
+    """A column of the tables.
+
+    `backbone(models, seed)` creates what is trained. `lrs` are ascending.
+    """
 
     name: str
-    says: str
     reads: ArmInput
     lrs: tuple[float, ...]
     backbone: Callable[[Encoders, int], Backbone]
     module: ModuleSpec | None = None
     served: bool = False
-    """Whether what the service adds by default is trained, too: lexical features, transitions, the head's
-    queries, averaged weights."""
+    """Whether to train what the service adds by default.
+
+    These are lexical features, transitions, the head's queries and averaged weights.
+    """
     unlabelled: bool = False
-    """Whether a teacher labels the task's unlabelled texts, to be learnt beside the rows."""
+    """Whether a teacher labels the task's unlabelled texts, which are then trained on too."""
     variants: int = 0
-    """How many changed copies of each row the teacher also labels."""
+    """Changed copies of each row that the teacher also labels."""
 
     def recipe(self, lr: float, seed: int) -> Recipe:
-        """How a run at this rate is trained."""
+        """Return the recipe of a run at this learning rate."""
         recipe = replace(RECIPE, seed=seed)
         return replace(recipe, module=self.module, lr=lr) if self.served else recipe.plain(lr)
 
     def lexical_for(self, kind: Task) -> int:
-        """Buckets of lexical features."""
+        """Return the number of buckets of lexical features, 0 for none."""
         return lexical_buckets(kind, self.recipe(self.lrs[0], 0).lexical)
 
 
@@ -65,64 +70,52 @@ def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], B
     return backbone
 
 
-SHARED = Arm(
-    "shared", "frozen encoder, a head", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone()
-)
-DEDICATED = Arm(
-    "dedicated",
-    "an encoder of its own",
-    "ids",
-    (3e-5, 6e-5, 1.2e-4, 2.4e-4),
-    lambda m, _: EncoderBackbone(m.source),
-)
+SHARED = Arm("shared", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
+"""A frozen encoder and a head."""
+DEDICATED = Arm("dedicated", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source))
+"""A copy of the source model with all weights fine-tuned."""
 PLOT_ONLY = Arm(
     "plot_only",
-    "upper layers of its own on the PLOT",
     "plot",
     (3e-5, 6e-5, 1.2e-4, 2.4e-4),
     lambda m, _: UpperBackbone(m.root.upper, m.root.info.shape.heads),
 )
+"""The upper layers with all weights fine-tuned, on the PLOT."""
 
 
 def adapter_only(module: ModuleSpec) -> Arm:
-    """A tenant module in the source's upper layers, above its true lower layers."""
+    """An arm with a tenant's module in the source's upper layers, above its true lower layers."""
     backbone = _module(module, of_source=True)
-    return Arm("adapter_only", "a module on the true lower layers", "lower", MODULE_LRS, backbone, module)
+    return Arm("adapter_only", "lower", MODULE_LRS, backbone, module)
 
 
 def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
-    """What HMI serves: a tenant module in the root's upper layers on the PLOT, and what goes with it."""
+    """An arm with a tenant's module in the root's upper layers on the PLOT.
+
+    `served` adds what the service adds by default.
+    """
     backbone = _module(module, of_source=False)
-    name, says = (
-        ("hbert", "what HMI serves") if served else ("hbert_plain", "a module on the PLOT, nothing else")
-    )
-    return Arm(name, says, "plot", MODULE_LRS, backbone, module, served=served)
+    return Arm("hbert" if served else "hbert_plain", "plot", MODULE_LRS, backbone, module, served=served)
 
 
 def hbert_plain(module: ModuleSpec) -> Arm:
+    """An arm with a tenant's module on the PLOT, and nothing else."""
     return hbert(module, served=False)
 
 
 def taught(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and unlabelled texts."""
-    return replace(hbert(module), name="taught", says="the same, taught on unlabelled text", unlabelled=True)
+    return replace(hbert(module), name="taught", unlabelled=True)
 
 
 def varied(module: ModuleSpec) -> Arm:
     """The served arm with a teacher and changed copies of the rows."""
-    return replace(
-        hbert(module), name="varied", says="the same, taught on changed copies of its rows", variants=VARIANTS
-    )
+    return replace(hbert(module), name="varied", variants=VARIANTS)
 
 
 def taught_varied(module: ModuleSpec) -> Arm:
     """The served arm with a teacher, unlabelled texts and changed copies."""
-    return replace(
-        taught(module),
-        name="taught_varied",
-        says="the same, taught on unlabelled text and changed copies",
-        variants=VARIANTS,
-    )
+    return replace(taught(module), name="taught_varied", variants=VARIANTS)
 
 
 MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
@@ -136,7 +129,9 @@ MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
 
 
 def columns(module: ModuleSpec) -> list[Arm]:
-    """In the order of the tables. module: of what HMI serves; on the true lower layers LoRA is best for
-    pairs, too."""
+    """Return the arms in the order of the tables.
+
+    `module` is that of the served arms. On the true lower layers LoRA is the best kind for pairs too.
+    """
     served = [hbert(module), varied(module), taught(module), taught_varied(module)]
     return [DEDICATED, *served, PLOT_ONLY, adapter_only(ModuleSpec()), SHARED, hbert_plain(module)]

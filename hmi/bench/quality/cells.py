@@ -1,5 +1,6 @@
-"""One cell of a table: one task and one arm. The first seed chooses the learning rate on dev; every seed is
-trained with that rate and scored on test once.
+"""A cell of a table: one task and one arm.
+
+The first seed chooses the learning rate on dev. Every seed is trained with that rate and scored on test once.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from hmi.training.splits import Split, judge, split_bags, task_targets
 from hmi.training.trainer import Trainer
 
 RECIPE_VERSION = 3
-"""Part of every run's key: a change of the recipe makes old runs another experiment's."""
+"""A part of every run's key. Raise it when the recipe changes, so that old runs are not reused."""
 
 Report = Callable[[str, int, int], None]
-"""(what is trained, step, of)."""
+"""Called with (what is trained, step, number of steps)."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A task, tokenised, with the features of one arm."""
+    """A tokenised task with the features that one arm reads."""
 
     task: QualityTask
     kind: TaskKind
@@ -47,8 +48,10 @@ class Problem:
 
 
 def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
-    """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors
-    there."""
+    """Tokenise a task's rows and compute their features.
+
+    Labels that only dev or test has cannot be predicted and count as errors there.
+    """
     golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
@@ -60,7 +63,10 @@ def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Pr
 
 @dataclass(frozen=True)
 class Budget:
-    """How many seeds, and whether test is scored: not while something is still being chosen."""
+    """How many seeds to run, and whether to score test.
+
+    Test is not scored while something is being chosen.
+    """
 
     seeds: int = 3
     test: bool = True
@@ -68,7 +74,7 @@ class Budget:
 
 @dataclass
 class Run:
-    """A run, with the tensors of the epoch that was best on dev."""
+    """A finished run, with the tensors of the epoch that was best on dev."""
 
     lr: float
     result: dict[str, Any]
@@ -86,8 +92,10 @@ def fill(
     kept: Runs,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Do the runs of this cell that were not done yet; yields each as it is kept. about: what names the cell
-    beside the task."""
+    """Do the unfinished runs of this cell, and yield each as it is stored.
+
+    `about` identifies the cell, besides its task.
+    """
     cell = {"task": task.name, **about}
     made: list[Problem] = []
 
@@ -121,10 +129,10 @@ def fill(
 
 
 def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | None:
-    """What to try next, given dev scores: first one in the middle, then the neighbours of the best one.
+    """Return the learning rate to try next, given dev scores by rate, or None when the search ends.
 
-    Of four rates three or four are tried, and the best one has been compared with both sides, where there are
-    both.
+    The middle rate comes first, then the neighbours of the best one. So of four rates three or four are
+    tried, and the best one has been compared with every neighbour that it has.
     """
     if not dev:
         return rates[(len(rates) - 1) // 2]
@@ -136,7 +144,7 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
 
 
 def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
-    """One run; the epoch that is best on dev is kept."""
+    """Train once and keep the epoch that is best on dev."""
     begun = time.process_time()
     plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
     trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
@@ -155,7 +163,7 @@ def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, rep
 
 
 def tested(p: Problem, run: Run) -> float:
-    """The test score of the epoch that was kept."""
+    """Return the test score of the epoch that was kept."""
     run.trainer.load(run.artefact)
     return headline(_evaluate(p, run.trainer, "test"))
 

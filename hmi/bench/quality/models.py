@@ -1,5 +1,4 @@
-"""The source model, the root made from it, and the features of the tasks' texts that the upper layers
-read."""
+"""The source model, the root made from it, and the features of texts that the upper layers read."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from plot_store import Reader
 AT_ONCE = 32
 
 Opened = Callable[[QualityTask], Reader]
-"""The PLOT of a task's domain."""
+"""Opens the PLOT of a task's domain."""
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """A root, the encoder it was made of, and the PLOTs by task."""
+    """A root, its source model, and the PLOTs by task."""
 
     source: Encoder
     root: Root
@@ -36,7 +35,7 @@ class Encoders:
         return self.source.layers[self.root.info.split :]
 
     def features(self, reads: str, task: QualityTask, texts: Sequence[Encoded]) -> list[Tensor]:
-        """What a backbone reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
+        """Return what a backbone reads of each text: ids int64 [T_i], or rows fp16 [T_i, dim]."""
         if reads == "ids":
             return [torch.tensor(text.ids) for text in texts]
         if reads in ("lower", "last"):

@@ -1,4 +1,4 @@
-"""The quality runs as SVG: bars by task, lines by number of tenants."""
+"""SVG plots of the quality runs: bars by task, lines by number of tenants."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from hmi.bench.quality.tables import OWN, Table
 
 ROW, BAR, LEFT, WIDE = 22, 14, 150, 520
 LEAST = 0.5
-"""Where the plot's axis begins: ratios below are drawn at its edge."""
+"""The ratio at which the axis begins. Smaller ratios are drawn at its edge."""
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f")
 
 
 def ratios_svg(found: Table) -> str:
-    """For each task a bar a column, as long as its share of a dedicated model's score; the line is a
-    dedicated one."""
+    """Return a plot with a bar for each task and column: its score divided by a dedicated copy's.
+
+    A dashed line marks the dedicated copy.
+    """
     arms = [arm for arm in found.arms if arm != OWN and found.mean_ratio(arm) is not None]
     tasks = [task for task in found.tasks if any(found.ratio(task, arm) is not None for arm in arms)]
     says = f'<text x="{LEFT}" y="14">share of a dedicated model\'s score (dashed: all of it)</text>'
@@ -40,7 +42,10 @@ def ratios_svg(found: Table) -> str:
 
 
 def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
-    """Scores in points of a hundred by number of tenants (a logarithmic axis), a line for each column."""
+    """Return a plot with a line for each column: scores (0 to 100) by number of tenants.
+
+    The axis of the number is logarithmic.
+    """
     numbers = sorted({n for line in lines.values() for n in line})
     values = [value for line in lines.values() for value in line.values()]
     low, high, tall = min(values) - 2, max(values) + 2, 260
@@ -74,7 +79,7 @@ def _svg(parts: list[str], height: float) -> str:
 
 
 def _names(arms: list[str]) -> tuple[str, int]:
-    """The columns with their colours, in rows; and where what comes below begins."""
+    """Return a legend of the columns, and the y coordinate below it."""
     parts, x, y = [], LEFT, 22
     for i, arm in enumerate(arms):
         wide = 26 + 7 * len(arm)
@@ -95,5 +100,5 @@ def _bar(y: float, ratio: float, colour: str) -> str:
 
 
 def _x(ratio: float) -> float:
-    """0.5 at the left edge, 1.1 at the right one."""
+    """Return the x coordinate of a ratio: 0.5 at the left edge, 1.1 at the right one."""
     return round(LEFT + WIDE * (min(ratio, 1.1) - LEAST) / 0.6, 1)

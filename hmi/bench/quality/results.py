@@ -1,4 +1,4 @@
-"""Writing the results of the runs: a table, JSON and a plot."""
+"""Writes the results of the runs: a table, JSON and plots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
 
 def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None:
-    """`quality.json`, `quality.md` and, once a dedicated model is among them, `quality.svg` in `folder`."""
+    """Write `quality.json`, `quality.md` and, if a dedicated copy was run, `quality.svg` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {**result(name, []), "plan": _plan(plan), "table": as_json(found)}
     write_bytes(folder / f"{name}.json", (json.dumps(whole, indent=1) + "\n").encode())
@@ -29,8 +29,10 @@ def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None
 
 
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
-    """`tenants.json` and `tenants.svg` from all columns' runs: scores by number of tenants, CPU seconds of
-    one."""
+    """Write `tenants.json` and `tenants.svg` from the runs of all columns.
+
+    They hold scores by number of tenants and CPU seconds of one tenant.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     columns = columns_of(Runs(runs).all())
     most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
@@ -53,7 +55,7 @@ def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
 
 
 def as_json(found: Table) -> dict[str, Any]:
-    """Scores and ratios by task and column."""
+    """Return scores and ratios by task and column."""
     return {
         "scores": {task: {arm: vars(s) for arm, s in cells.items()} for task, cells in found.scores.items()},
         "ratio": {t: {a: found.ratio(t, a) for a in found.arms} for t in found.tasks},

@@ -1,4 +1,4 @@
-"""Runs all cells of a table one after another, except those that an earlier run finished."""
+"""Runs all cells of a table, except those that an earlier run finished."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hmi.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `sets`: the folder of labelled sets; `runs`: where finished runs are kept; names: () for
-    all.
+    """What to run.
 
-    rows: training rows at most, and dev rows. lrs: instead of each arm's own. plot: what the PLOTs are, a
-    part of the runs' keys.
+    `sets` is the folder of labelled sets, `runs` the file of finished runs. Empty `tasks` or `arms` mean all.
+    `rows` is the greatest number of training rows, and of dev rows. `lrs` replace each arm's own rates.
+    `plot` describes the PLOTs and is a part of the runs' keys.
     """
 
     sets: Path
@@ -41,17 +41,17 @@ class Plan:
     tasks: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
     modules: tuple[ModuleSpec, ...] = ()
-    """() for the service's choice, which is by task."""
+    """The modules of the served arms. () takes the service's default, which depends on the task."""
     budget: Budget = field(default_factory=Budget)
     rows: int = TRAIN
     lrs: tuple[float, ...] = ()
     plot: str = ""
     texts: int = UNLABELLED
-    """Unlabelled ones at most, for the column that is taught."""
+    """The greatest number of unlabelled texts for an arm with a teacher."""
 
 
 def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec, Any]]:
-    """Fill the table cell by cell, yielding each run as it is kept. Raises HmiError."""
+    """Fill the table cell by cell, yielding each run as it is stored. Raises HmiError."""
     torch.set_num_threads(1)
     keep_freed_memory()
     kept = Runs(plan.runs)
@@ -79,8 +79,10 @@ def _problem(
 
 
 def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
-    """The columns asked for, on a task (None: on one text a row); those with a module once for each module.
-    Raises InvalidInput."""
+    """Return the requested arms for a task (None: a task with one text a row).
+
+    An arm with a module is returned once for each module. Raises InvalidInput.
+    """
     usual = default_module(paired=task is not None and task.kind == "pair")
     known = {arm.name: arm for arm in columns(usual)}
     for name in plan.arms:
@@ -96,8 +98,10 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
 
 
 def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
-    """What names a column's runs: the arm, the recipe, the source, and root, PLOT, module and rows where they
-    count."""
+    """Return what identifies a column's runs.
+
+    This is the arm, the recipe and the source, and what the arm uses of the root, the PLOT and the plan.
+    """
     found: RunSpec = {
         "arm": arm.name,
         "recipe": RECIPE_VERSION,
@@ -117,7 +121,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
 
 
 def scores(plan: Plan, root: Root) -> Table:
-    """What the plan's runs have shown so far."""
+    """Return the table of the plan's finished runs."""
     several = len(plan.modules) > 1
     cells = {}
     for task in named(plan.tasks):
@@ -135,5 +139,5 @@ def title(module: ModuleSpec) -> str:
 
 
 def _content(root: Root) -> str:
-    """The same for the same weights, whenever they were imported."""
+    """Return a hash of the root's weights, which is the same for every import of them."""
     return hashlib.sha256("".join(sorted(root.info.files.values())).encode()).hexdigest()[:12]

@@ -13,12 +13,13 @@ RunSpec = dict[str, Any]
 
 
 class Runs:
-    """A file of lines {"spec": …, "result": …}; of equal specs the last counts. One process writes it at a
-    time."""
+    """A file of lines {"spec": …, "result": …}.
+
+    Of equal specs the last one counts. Only one process may write it.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read what is there. A last line without its end was cut off by a crash, and is left out and
-        overwritten.
+        """Read the file. A last line without its end was cut off by a crash: it is ignored and overwritten.
 
         Raises Damaged.
         """
@@ -34,7 +35,7 @@ class Runs:
                 raise Damaged(f"line {number} of {path} is not a run ({error}): remove it") from error
 
     def get(self, spec: RunSpec) -> Any | None:
-        """The result of a run, None if it has not ended yet."""
+        """Return the result of a run, or None if it has not finished."""
         found = self._found.get(_key(spec))
         return None if found is None else found[1]
 
@@ -42,7 +43,7 @@ class Runs:
         return list(self._found.values())
 
     def put(self, spec: RunSpec, result: Any) -> None:
-        """Keep a result; it is on the disk when this returns."""
+        """Store a result. It is on the disk when this returns."""
         line = json.dumps({"spec": spec, "result": result}, separators=(",", ":")).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("r+b" if self._path.exists() else "wb") as file:

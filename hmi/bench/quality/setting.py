@@ -1,4 +1,4 @@
-"""The data folder of the quality runs: a root, and a domain for each corpus, made by the server's jobs."""
+"""The data folder of the quality runs: a root and a domain for each corpus, built by the server's jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plot_store import Reader
 ROOT = "quality"
 GENERAL = "general"
 CORPUS_OF = {"biomedical": "biomedical", "computer science": "cs", "science": "cs", "economics": "economics"}
-"""The corpus of a task's domain; of every other domain the general one."""
+"""The corpus of a task's domain. Domains that are not listed have the general corpus."""
 
 Say = Callable[[str], None]
 Show = Callable[[Progress], None]
@@ -42,7 +42,7 @@ class Amount:
         return f"{name}-p{self.pretrain}" if self.pretrain else name
 
     def body(self) -> dict[str, Any]:
-        """As a domain is asked for."""
+        """Return the fields of a request that builds a domain."""
         options = {"pretrain_steps": self.pretrain} if self.pretrain else {}
         if self.megabytes is None:
             return {"alpha": self.alpha, "pretrain": bool(self.pretrain), "options": options}
@@ -54,10 +54,10 @@ class Amount:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the knowledge comes from: a branch of general text, and on it one for each domain.
+    """Which PLOTs tasks use: a branch of general text, and on it a branch for each domain.
 
-    domain: None leaves every task on the general branch. root: one that is there already; None imports the
-    default source.
+    Without `domain` every task uses the general branch. `root` is an existing root; None imports the default
+    source.
     """
 
     data: Path
@@ -67,13 +67,15 @@ class Setting:
     root: str | None = None
 
     @property
-    def says(self) -> str:
-        """A part of the runs' keys."""
+    def key(self) -> str:
+        """Return the part of the runs' keys that identifies the PLOTs."""
         return f"{self.general}" if self.domain is None else f"{self.general} {self.domain}"
 
     def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:
-        """(corpus, branch, amount) of the general branch, and of the task's own where it has one. The name
-        says what a PLOT was built of, so that another setting gets another one."""
+        """Return (corpus, branch, amount) of the general branch and, if there is one, of the task's own.
+
+        A branch's name tells what it was built from, so that another setting builds another branch.
+        """
         corpus = CORPUS_OF.get(task.domain, GENERAL)
         general = f"{self.root or ROOT}/{GENERAL}-{self.general}"
         found = [(GENERAL, general, self.general)]
@@ -86,7 +88,7 @@ class Setting:
 
 
 def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) -> Path:
-    """Import the root and build the domains that are not there yet; the root's folder. Raises HmiError."""
+    """Import the root and build the domains that are missing. Returns the root's folder. Raises HmiError."""
     calls = LocalCalls(Settings.from_env(None, data=setting.data))
     try:
         folder = setting.data / "roots" / _ensured_root(calls, setting, say, show)
@@ -102,7 +104,7 @@ def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) ->
 
 @contextmanager
 def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
-    """The root in this folder, its source, and the PLOTs that `prepare` made."""
+    """Open the root in this folder, its source, and the PLOTs that `prepare` built."""
     root = load_root(folder)
     source = load_encoder(find_source(root.info.source["name"]).folder).eval().requires_grad_(False)
     with open_plots(setting.data / "plots") as store:
@@ -114,7 +116,7 @@ def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
 
 
 def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> str:
-    """`name/version` of the root."""
+    """Return `name/version` of the root, importing it if necessary."""
 
     def have() -> dict[str, str]:
         return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
@@ -142,8 +144,7 @@ def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: S
 
 
 def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:
-    """Run a queued job to its end, and what there is to see of it then. Raises HmiError where it did not
-    succeed."""
+    """Run a queued job to its end and return its view. Raises HmiError if it did not succeed."""
     calls.run(job, show)
     view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
     if view["state"] != "succeeded":

@@ -25,8 +25,11 @@ CORPUS = "cs.txt.gz"
 
 @dataclass(frozen=True)
 class Steps:
-    """sets, corpora: folders as of `hmi bench quality`. megabytes: of text that the PLOT is built from; rows:
-    of each tenant; tasks: one tenant each."""
+    """What to measure.
+
+    `sets` and `corpora` are folders as for `hmi bench quality`. `megabytes` of text make the PLOT. One tenant
+    with `rows` rows is trained for each of `tasks`.
+    """
 
     sets: Path
     corpora: Path
@@ -37,7 +40,7 @@ class Steps:
 
 
 def run(plan: Steps, say: Say, show: Show) -> Iterator[Figure]:
-    """Each step in a data folder of its own, with its CPU seconds and its peak memory. Raises HmiError."""
+    """Run the steps in a new data folder; yield their CPU seconds and peak memory. Raises HmiError."""
     if not (plan.corpora / CORPUS).is_file():
         raise InvalidInput(
             f"{plan.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora"
@@ -93,14 +96,14 @@ def _tenant(
 
 
 def _figures(name: str, view: dict[str, Any], size: float | None = None) -> Iterator[Figure]:
-    """CPU seconds, those for each MB of text or 1,000 rows, and peak memory."""
+    """Yield CPU seconds, CPU seconds for each MB of text or 1,000 rows, and peak memory."""
     seconds, peak = view["cost"]["cpu_ms"] / 1e3, view["cost"]["peak_bytes"]
     yield Figure(f"{name}_cpu", round(seconds, 1), "s", runs=1)
     if size is not None:
         yield Figure(
             f"{name}_cpu_each", round(seconds / size, 1), "s/MB" if "plot" in name else "s/1000 rows", runs=1
         )
-    why = None if peak is not None else "this system does not tell"
+    why = None if peak is not None else "this system does not measure it"
     yield Figure(f"{name}_peak", None if peak is None else round(peak / 1e6), "MB", runs=1, why=why)
 
 
@@ -114,7 +117,7 @@ def _as_row(row: Row, task: QualityTask) -> dict[str, Any]:
 
 
 def _first(lines: Iterable[bytes], wanted: float) -> Iterator[bytes]:
-    """Whole lines, in all at most this many bytes."""
+    """Yield whole lines of at most this many bytes together."""
     taken = 0
     for line in lines:
         if taken >= wanted:

@@ -1,5 +1,4 @@
-"""Building the main table from runs: mean and standard error over seeds, and the ratio to a dedicated
-copy."""
+"""Builds the main table from runs: mean and standard error over seeds, and the ratio to a dedicated copy."""
 
 from __future__ import annotations
 
@@ -13,38 +12,38 @@ from hmi.bench.quality.runs import RunSpec
 
 OWN = "dedicated"
 BEST = "best_on_dev"
-"""The column that has on each task what was best there on dev."""
+"""The column that shows for each task the arm that was best on dev."""
 Scored = Literal["dev", "test"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """Scores of one cell, in points of a hundred."""
+    """The scores of one cell, from 0 to 100."""
 
     mean: float
     error: float | None
-    """Standard error of the mean; None for one seed."""
+    """The standard error of the mean, or None for one seed."""
     seeds: int
     lr: float
     dev: float
-    """Of the first seed."""
+    """The first seed's score on dev."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """scores[task][arm]; the arms in the order they are shown."""
+    """scores[task][arm], and the arms in the order of display."""
 
     tasks: tuple[str, ...]
     arms: tuple[str, ...]
     scores: dict[str, dict[str, Score]]
 
     def ratio(self, task: str, arm: str) -> float | None:
-        """How much of a dedicated copy's score an arm reaches on a task; None where either is lacking."""
+        """Return an arm's score divided by a dedicated copy's, or None if either is missing."""
         found, own = self.scores[task].get(arm), self.scores[task].get(OWN)
         return None if found is None or own is None else found.mean / own.mean
 
     def mean_ratio(self, arm: str) -> float | None:
-        """The mean of `ratio` over the tasks that have both."""
+        """Return the mean of `ratio` over the tasks that have both scores."""
         ratios = [r for r in (self.ratio(task, arm) for task in self.tasks) if r is not None]
         return statistics.mean(ratios) if ratios else None
 
@@ -52,9 +51,12 @@ class Table:
 def table(
     runs: Sequence[tuple[RunSpec, Any]], cells: Mapping[str, Mapping[str, RunSpec]], of: Scored = "test"
 ) -> Table:
-    """The cells that have scores. cells: by task and column what is in the specs of its runs, beside task,
-    rate and seed; each task has the same columns. Only runs at the learning rate that was best on dev with
-    the first seed count, of the rates that have such scores."""
+    """Return the cells that have scores.
+
+    `cells` gives, by task and column, the fields of the runs' specs besides task, rate and seed. Each task
+    has the same columns. Only runs at one learning rate count: the one that was best on dev with the first
+    seed.
+    """
     scores: dict[str, dict[str, Score]] = {task: {} for task in cells}
     columns = tuple(next(iter(cells.values()), ()))
     for task in cells:
@@ -72,8 +74,11 @@ def table(
 
 
 def with_best(found: Table, among: Sequence[str]) -> Table:
-    """With one more column, `BEST`: of those of these columns that have scores on a task the one that was
-    best on dev, of equal ones the first. The table as it is where fewer than two of them have scores."""
+    """Return the table with the column `BEST`: of the columns in `among`, the one that was best on dev.
+
+    Of equal ones the first counts. With fewer than two columns that have scores, the table is returned
+    unchanged.
+    """
     there = [arm for arm in among if any(arm in cells for cells in found.scores.values())]
     if len(there) < 2:
         return found
@@ -86,18 +91,21 @@ def with_best(found: Table, among: Sequence[str]) -> Table:
 
 
 def best_rate(dev: Mapping[float, float]) -> float:
-    """The learning rate with the best dev score; of equal ones the lowest."""
+    """Return the learning rate with the best dev score, the lowest of equal ones."""
     return min(dev, key=lambda rate: (-dev[rate], rate))
 
 
 def _fits(spec: RunSpec, wanted: RunSpec) -> bool:
-    """Whether a run is of a column: everything that names it, and nothing else beside rate and seed."""
+    """Return whether a run belongs to a column.
+
+    Its spec then has the column's fields and nothing else besides rate and seed.
+    """
     free = {"lr", "seed", "test"}
     return {k: v for k, v in spec.items() if k not in free} == wanted
 
 
 def markdown(found: Table) -> str:
-    """A table with a row for each task, the mean ratios below."""
+    """Return a table with a row for each task, and the mean ratios in the last row."""
     lines = ["| task | " + " | ".join(found.arms) + " |", "|---" * (len(found.arms) + 1) + "|"]
     for task in found.tasks:
         lines.append(f"| {task} | " + " | ".join(_cell(found, task, arm) for arm in found.arms) + " |")

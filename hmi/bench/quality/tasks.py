@@ -1,5 +1,4 @@
-"""The tasks: which labelled sets, how many rows of each, and how they are split. Test rows are only ever
-scored."""
+"""The tasks: their labelled sets, the number of their rows, and the split. Test rows are only scored."""
 
 from __future__ import annotations
 
@@ -21,8 +20,11 @@ SPLIT_SEED = 20_26
 
 @dataclass(frozen=True)
 class QualityTask:
-    """One labelled set. `length`: tokens that every model reads of a text; `beside`: sets whose training
-    texts are its unlabelled ones, where its own rows are all labelled ones."""
+    """A labelled set.
+
+    `length` is the number of tokens that every model reads of a text. `beside` names sets whose texts also
+    serve as this set's unlabelled texts.
+    """
 
     name: str
     kind: Task
@@ -53,7 +55,7 @@ TASKS = (
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The rows of one task, capped and in a fixed order."""
+    """The rows of one task, capped, in a fixed order."""
 
     train: list[Row]
     dev: list[Row]
@@ -61,7 +63,7 @@ class TaskRows:
 
 
 def named(names: Sequence[str]) -> list[QualityTask]:
-    """The tasks of these names, all for none. Raises InvalidInput."""
+    """Return the tasks of these names, or all if there are none. Raises InvalidInput."""
     known = {task.name: task for task in TASKS}
     for name in names:
         if name not in known:
@@ -70,9 +72,9 @@ def named(names: Sequence[str]) -> list[QualityTask]:
 
 
 def load(task: QualityTask, sets: Path) -> TaskRows:
-    """Read `sets/<name>/{train,dev,test}.jsonl.gz`. Where there is no dev, a tenth of train becomes it.
+    """Read `sets/<name>/{train,dev,test}.jsonl.gz`. Without a dev file a tenth of train becomes dev.
 
-    Raises InvalidInput where the set is not there, InvalidData where its rows are not of the task.
+    Raises InvalidInput if the set is missing, InvalidData if its rows do not fit the task.
     """
     folder = sets / task.name
     if not (folder / "train.jsonl.gz").is_file():
@@ -95,8 +97,7 @@ def _shuffled(path: Path, task: QualityTask) -> list[Row]:
 
 
 def unlabelled(task: QualityTask, sets: Path, most: int) -> list[Row]:
-    """Texts like those of the task: its training rows beyond TRAIN, then those of the sets beside it; no
-    answers.
+    """Return at most `most` unlabelled texts: training rows beyond TRAIN, then rows of the sets in `beside`.
 
     Raises as `load`.
     """

@@ -1,5 +1,4 @@
-"""A teacher's labels for a task's unlabelled texts or for changed copies of its rows, made as the service's
-training job makes them."""
+"""A teacher's labels for unlabelled texts or changed copies of rows, made as by the service's job."""
 
 from __future__ import annotations
 
@@ -29,13 +28,15 @@ def with_texts(
     kept: Path,
     report: PhaseReport,
 ) -> TaskRows:
-    """The rows with taught texts among the training rows: the unlabelled ones and the variants of the recipe.
-    One teacher a task, of seed 0; what it said is kept in the folder `kept`."""
+    """Return the rows with taught texts among the training rows: unlabelled texts and the recipe's variants.
+
+    A task has one teacher, of seed 0. The folder `kept` stores its labels.
+    """
     lesson = _lesson(task, rows, unlabelled, models)
     texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
-    told = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
-    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{told}.json"
+    digest = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
+    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{digest}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)

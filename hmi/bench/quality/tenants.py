@@ -1,8 +1,8 @@
-"""Many tenants, each with few rows of its own, trained one after another over features that are computed once
-(HMI section 7.1 and figure 14).
+"""Many tenants with few rows each, trained one after another on features that are computed once.
 
-Tenant i has a random subset of the rows of task number (i modulo the number of tasks). A fifth of the subset
-chooses the epoch. All tenants of a task are scored on the same test rows.
+This is section 7.1 and figure 14 of the HMI paper. Tenant i has a random subset of the rows of task number i
+modulo the number of tasks. A fifth of the subset chooses the epoch. All tenants of a task are scored on the
+same test rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEST = 300
 
 @dataclass(frozen=True)
 class TenantsPlan:
-    """tenants: how many; rows: of each; names of tasks: () for all but pairs."""
+    """What to run: `tenants` tenants with `rows` rows each. Empty `tasks` mean all but those of pairs."""
 
     sets: Path
     runs: Path
@@ -44,14 +44,13 @@ class TenantsPlan:
 def run(
     plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
-    """Train what was not trained yet, task by task; yields each run as it is kept. about: what names the
-    column.
+    """Train the tenants that are not finished, task by task, and yield each run as it is stored.
 
-    Raises HmiError.
+    `about` identifies the column. Raises HmiError.
     """
     if arm.unlabelled or arm.variants:
         raise InvalidInput("this table has no arm with a teacher: use hbert", field="arm")
-    # One column has one module, and pairs have another.
+    # A column has one module, but pairs have another by default.
     tasks = [task for task in named(plan.tasks) if task.kind != "pair"]
     if plan.tasks and len(tasks) < len(plan.tasks):
         raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
@@ -73,8 +72,10 @@ def run(
 
 
 def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]:
-    """The results by tenant of each setting, by the arm's name; where one arm has several settings, by all of
-    it."""
+    """Return the results by tenant of each column.
+
+    A column is named by its arm or, if an arm was run with several settings, by the whole setting.
+    """
     settings: dict[str, dict[int, Any]] = {}
     arms: dict[str, str] = {}
     for spec, result in runs:
@@ -87,8 +88,10 @@ def columns_of(runs: Sequence[tuple[RunSpec, Any]]) -> dict[str, dict[int, Any]]
 
 
 def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, float]:
-    """The mean test score, in points of a hundred, of the first n tenants, for each n that all of them have
-    run."""
+    """Return the mean test score (0 to 100) of the first n tenants, for each n in `numbers`.
+
+    An n is left out if not all of its tenants are finished.
+    """
     return {
         n: statistics.mean(100 * results[i]["test"] for i in range(n))
         for n in numbers
@@ -102,7 +105,7 @@ def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Encoders) -> 
 
 
 def _subset(whole: Problem, tenant: int, rows: int) -> Problem:
-    """The tenant's rows of a task, parted into train and dev."""
+    """Return the tenant's rows of a task, split into train and dev."""
     split, examples = whole.splits["train"], whole.examples["train"]
     chosen = random.Random(tenant).sample(range(len(examples)), min(rows, len(examples)))
     held = max(1, int(HELD_OUT.small_share * len(chosen)))

@@ -1,4 +1,4 @@
-"""`hmi store`: shows what is on the disk, checks it, and keeps it small."""
+"""`hmi store`: inspects, checks and cleans up what is on the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hmi.cli.store.figures import diff, top
 
 @click.group(cls=Group)
 def store() -> None:
-    """The stores of the data folder."""
+    """Inspect, check and clean up what the data folder stores."""
 
 
 for _command in (info, verify, scrub, gc, compact, export, import_, diff, top):

@@ -1,4 +1,4 @@
-"""`hmi store export` and `import`: one file with a domain's PLOT and all its ancestors."""
+"""`hmi store export` and `import`: a file with a domain's PLOT and all that it builds on."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 @as_json
 @pass_session
 def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
-    """Write a domain's PLOT to one file, which is replaced if it is there.
+    """Write a domain's PLOT, and the PLOTs that it builds on, to the file ARCHIVE.
 
-    The PLOTs that it builds on, up to the root's, go into the file, too, and so do lower layers that were
-    pretrained. The root itself does not: import it where the file is imported.
+    The file also holds lower layers that were pretrained further. It does not hold the root's model: import
+    that first where you import the file. An existing file is replaced.
     """
     check_target(archive)
     with opened(session) as local:
@@ -48,7 +48,7 @@ def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
         "domain": domain,
         "archive": str(archive),
         "bytes": archive.stat().st_size,
-        **_told(own, ancestors),
+        **_contents(own, ancestors),
     }
     text = f"{domain} is in {archive} ({size(found['bytes'])}, packed): {_listed(own, ancestors)}"
     print_done(found, text, as_json)
@@ -56,11 +56,11 @@ def export(session: Session, domain: str, archive: Path, as_json: bool) -> None:
 
 @click.command("import", cls=FolderCommand)
 @click.argument("archive", type=FILE)
-@click.option("--as", "name", help="Another name for the domain.")
+@click.option("--as", "name", help="Import the domain under this name, ROOT/BRANCH.")
 @as_json
 @pass_session
 def import_(session: Session, archive: Path, name: str | None, as_json: bool) -> None:
-    """Take over an exported PLOT, and those that it builds on where they are not here yet."""
+    """Import an exported PLOT, and the PLOTs that it builds on unless they are here already."""
     with opened(session) as local, plot_errors():
         manager = local.services.manager
         name = None if name is None else str(DomainId.parse(name))
@@ -69,17 +69,19 @@ def import_(session: Session, archive: Path, name: str | None, as_json: bool) ->
             version, lacking = manager.import_domain(archive, name, show)
         _, *ancestors = manager.plots.archived(archive)
     text = f"{version.ref} is at version {version.id}: {_listed(version, ancestors)}"
-    print_done({"domain": version.ref, "version": version.id, **_told(version, ancestors)}, text, as_json)
+    print_done({"domain": version.ref, "version": version.id, **_contents(version, ancestors)}, text, as_json)
     if lacking:
         notes.print(
-            f"the lower layers of {', '.join(lacking)} did not come along: an earlier release exported it. "
-            "Look-ups answer; exact answers, updates and growth need an export by this release"
+            f"the file lacks the lower layers of {', '.join(lacking)}, since an earlier release exported it. "
+            "Models answer; exact answers, updates and growth need an export by this release"
         )
 
 
-def _told(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
-    """What a file carries, for scripts. `own_bytes`: of the domain's own entries; `builds_on`: the nearest
-    first."""
+def _contents(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> dict[str, Any]:
+    """Return what a file holds, for JSON.
+
+    `own_bytes` counts the domain's own entries; `builds_on` lists the nearest ancestor first.
+    """
     return {
         "own_bytes": own.bytes,
         "builds_on": [{"domain": each.ref, "version": each.id, "bytes": each.bytes} for each in ancestors],
@@ -95,7 +97,7 @@ def _listed(own: VersionInfo, ancestors: Sequence[VersionInfo]) -> str:
 
 @contextmanager
 def _hinted() -> Iterator[None]:
-    """Says which option gives the other name that the store asks for."""
+    """Add the option that gives another name to the store's error."""
     try:
         yield
     except plot_store.Conflict as error:
@@ -103,9 +105,9 @@ def _hinted() -> Iterator[None]:
 
 
 def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
-    """Raise Conflict unless every version of the archive stands on a root of this data folder.
+    """Raise Conflict unless each version of the archive was computed with a root of this data folder.
 
-    A PLOT's rows mean something to the upper layers of the very import that computed them, and to no others.
+    A PLOT's rows fit only the upper layers of the import that computed them.
     """
     roots = {root.name: root.version for root in manager.registry.roots()}
     for at, version in enumerate(manager.plots.archived(archive)):
@@ -113,9 +115,7 @@ def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
         made_on = PlotMeta.of(version).root_version or None
         if made_on is None or roots.get(root) != made_on:
             raise Conflict(
-                f"{version.ref} in {archive} was computed with version {made_on} of its root, which is "
-                "not what this "
-                f"data folder has as root {root!r} ({roots.get(root, 'none')}): import it into the data "
-                "folder that "
+                f"{version.ref} in {archive} was computed with version {made_on} of its root, but this data "
+                f"folder has {roots.get(root, 'none')} as root {root!r}: import it into the data folder that "
                 "it was exported from or a copy of that, or create the domain here from its corpus"
             )

@@ -1,6 +1,6 @@
-"""The arguments of the store commands: the data folder, domains and versions by name, files, numbers.
+"""The arguments of the store commands: the data folder, and domains and versions by name.
 
-The store's own errors name a Python call as the cure; the checks here name a command.
+The store's own errors name a Python call as the cure. The errors raised here name a command.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _VERSION: Final = re.compile(r"v[0-9a-f]{32}")
 
 @contextmanager
 def opened(session: Session) -> Iterator[LocalCalls]:
-    """The data folder. Raises InvalidInput, and what opening it raises."""
+    """Open the data folder. Raises InvalidInput, and what opening it raises."""
     with session.local() as local:
         yield local
 
 
 def domain_of(manager: Manager, text: str) -> str:
-    """The ref of a domain written with dots or slashes. Raises InvalidInput, NotFound."""
+    """Return a domain's ref; `text` may have dots or slashes. Raises InvalidInput, NotFound."""
     domain = str(DomainId.parse(text))
     with plot_errors():
         found = domain in manager.plots.refs()
     if not found:
-        raise NotFound(
-            f"there is no domain {domain!r}: 'hmi domain list' shows which there are", field="domain"
-        )
+        raise NotFound(f"there is no domain {domain!r}: 'hmi domain list' lists the domains", field="domain")
     return domain
 
 
 def version_of(manager: Manager, text: str) -> str:
-    """A domain, ROOT/BRANCH@TAG or a version's id as the store takes it; a tag may hold dots of its own.
+    """Check a domain, ROOT/BRANCH@TAG or a version's id, and return it in the store's form.
+
+    A tag may contain dots.
 
     Raises InvalidInput, NotFound (also for a version that was collected).
     """
@@ -57,9 +57,7 @@ def version_of(manager: Manager, text: str) -> str:
         tags = manager.plots.tags(domain)
     if f"{domain}@{tag}" not in tags:
         known = ", ".join(tags) or "none"
-        raise NotFound(
-            f"{domain} has no tag {tag!r} (its tags: {known}): 'hmi store info' shows those of every domain"
-        )
+        raise NotFound(f"{domain} has no tag {tag!r} (its tags: {known}): 'hmi store info' lists all tags")
     return f"{domain}@{tag}"
 
 
@@ -71,5 +69,5 @@ def _known_id(manager: Manager, version: str) -> str:
             raise
         except plot_store.NotFound:
             raise NotFound(
-                f"there is no version {version}: 'hmi domain show ROOT/BRANCH' lists a domain's"
+                f"there is no version {version}: 'hmi domain show ROOT/BRANCH' lists a domain's versions"
             ) from None

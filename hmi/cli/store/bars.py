@@ -1,4 +1,4 @@
-"""Progress in bytes, with rate and time left."""
+"""A progress bar in bytes, with rate and time left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hmi.cli.output import notes
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields show(bytes done, bytes in all). Only a terminal gets a bar."""
+    """Yield a function show(bytes done, bytes in all). Without a terminal it shows nothing."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

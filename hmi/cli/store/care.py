@@ -10,7 +10,7 @@ import click
 from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.options import Bytes, Number, Whole
 from hmi.cli.output import notes, print_fields, print_json, print_table, size
-from hmi.cli.progress import run_job, tell
+from hmi.cli.progress import run_job, show_end
 from hmi.cli.session import Session
 from hmi.cli.store.arguments import domain_of, opened
 from hmi.cli.store.bars import byte_bar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @as_json
 @pass_session
 def info(session: Session, as_json: bool) -> None:
-    """Counts and bytes by tier; on a data folder also the tags and pins of its PLOTs."""
+    """Show counts and bytes by kind; on a data folder also the tags, pins and leases of its PLOTs."""
     with session.calls() as calls:
         found = calls.request("GET", "/manage/stats")
         if not session.remote:
@@ -55,13 +55,12 @@ def _marks(manager: Manager) -> dict[str, Any]:
 @as_json
 @pass_session
 def verify(session: Session, as_json: bool) -> None:
-    """Read every byte of roots, PLOTs and adapters and compare checksums; exit code 1 where something is
-    wrong."""
+    """Check every byte of roots, PLOTs and modules by checksums. Exit code 1: something is damaged."""
     with opened(session) as local:
         manager = local.services.manager
         report = _scrubbed(session, None, None)
         problems = [*_problems(report), *manager.verify(), *manager.verify_files()]
-    _tell(report, problems, as_json, "and all roots, lower layers and adapters are sound")
+    _show_report(report, problems, as_json, "and all roots, lower layers and adapters are sound")
 
 
 @click.command(cls=FolderCommand)
@@ -70,19 +69,20 @@ def verify(session: Session, as_json: bool) -> None:
     "--rate",
     type=Bytes(),
     metavar="SIZE",
-    help="Read at most so much a second, so that others can work: bytes, or 50M (K, M, G in 1024s).",
+    help="Read at most SIZE a second, in bytes or as 50M, to leave disk time to others.",
 )
 @as_json
 @pass_session
 def scrub(session: Session, domain: str | None, rate: int | None, as_json: bool) -> None:
-    """Read every byte of the PLOTs (of one domain and what it builds on), in a process that may die of it.
+    """Check every byte of all PLOTs, or of one domain's and those that it builds on.
 
-    Safe while a server runs. Exit code 1 where something is damaged.
+    A child process reads the files, so damage can kill only that. Safe while a server runs. Exit code 1:
+    something is damaged.
     """
     with opened(session) as local:
         ref = None if domain is None else domain_of(local.services.manager, domain)
         report = _scrubbed(session, ref, rate)
-    _tell(report, _problems(report), as_json, "are sound")
+    _show_report(report, _problems(report), as_json, "are sound")
 
 
 def _scrubbed(session: Session, ref: str | None, rate: int | None) -> VerifyReport:
@@ -98,8 +98,8 @@ def _problems(report: VerifyReport) -> list[str]:
     return [f"{damage.segment or 'the catalogue'}: {damage.what}" for damage in report.damages]
 
 
-def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
-    """Show a report; raises Damaged where there are problems."""
+def _show_report(report: VerifyReport, problems: list[str], as_json: bool, good: str) -> None:
+    """Show a report. Raises Damaged if there are problems."""
     if as_json:
         print_json(
             {
@@ -113,25 +113,25 @@ def _tell(report: VerifyReport, problems: list[str], as_json: bool, good: str) -
         notes.print("\n".join(problems), markup=False)
     if problems:
         raise Damaged(
-            f"{len(problems)} parts are damaged or missing: restore them from a copy, or make them again"
+            f"{len(problems)} parts are damaged or missing: restore them from a copy, or create them again"
         )
     notes.print(f"{report.versions} PLOT versions in {report.segments} segments {good}")
 
 
 @click.command(cls=FolderCommand)
-@click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(
     "--keep-versions",
     type=Whole(min=1),
-    help="Of each domain, the newest so many (default: HMI_PLOT_KEEP_VERSIONS, as the server does hourly).",
+    help="Keep this many of each domain's newest versions (default: HMI_PLOT_KEEP_VERSIONS).",
 )
-@click.option("--keep-days", type=Number(0, 36_500), help="And those published in the last so many days.")
+@click.option("--keep-days", type=Number(0, 36_500), help="Also keep versions younger than this many days.")
 @as_json
 @pass_session
 def gc(
     session: Session, dry_run: bool, keep_versions: int | None, keep_days: float | None, as_json: bool
 ) -> None:
-    """Remove what no domain and no model needs; tags, pins, models and running jobs keep their versions."""
+    """Remove what nothing needs. Tags, pins, models and running jobs keep their versions."""
     freed: dict[str, int] = {}
     with opened(session) as local:
         manager = local.services.manager
@@ -154,22 +154,22 @@ def gc(
         }
     )
     kept = [{"version": version, "why": why} for version, why in report.kept.items()]
-    print_table(kept, {"version": "KEPT", "why": "WHY"}, "no version is left")
+    print_table(kept, {"version": "KEPT", "why": "WHY"}, "no version is kept")
     if dry_run:
-        notes.print("nothing was removed: leave --dry-run out to do it")
+        notes.print("nothing was removed: leave --dry-run out to remove it")
     else:
         notes.print("freed: " + ", ".join(f"{kind} {size(count)}" for kind, count in freed.items()))
 
 
 @click.command(cls=FolderCommand)
 @click.argument("domain", metavar="[ROOT/BRANCH]", required=False)
-@click.option("--all", "every", is_flag=True, help="Every domain that has more small segments than allowed.")
+@click.option("--all", "every", is_flag=True, help="Every domain with more small segments than allowed.")
 @as_json
 @pass_session
 def compact(session: Session, domain: str | None, every: bool, as_json: bool) -> None:
-    """Merge the small segments that updates have left; models stay on the version that they were made on.
+    """Merge the small segments that updates left. Models stay on their PLOT version.
 
-    May run beside a server, which then does the work.
+    While a server runs on the folder, the server does the work.
     """
     if every == (domain is not None):
         raise click.UsageError("give either a domain or --all")
@@ -192,12 +192,12 @@ def compact(session: Session, domain: str | None, every: bool, as_json: bool) ->
 
 
 def _compacted(session: Session, local: LocalCalls, domain: str) -> dict[str, Any]:
-    """The result of one domain's job; another job on it is a note, not the end of the others."""
+    """Compact one domain and return its result. A domain with another job is skipped with a note."""
     try:
         job = local.services.manager.maintenance.compact(domain)
     except Conflict as error:
         return {"domain": domain, "compacted": False, "reason": error.message}
     view = run_job(session, local, job.job)
     if view["state"] != "succeeded":
-        tell(view, as_json=False)
+        show_end(view, as_json=False)
     return dict(view["result"])

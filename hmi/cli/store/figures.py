@@ -45,7 +45,7 @@ Row = dict[str, Any]
 @as_json
 @pass_session
 def diff(session: Session, old: str, new: str, as_json: bool) -> None:
-    """Compare two versions of PLOTs by their n-grams: domains, version ids, or ROOT/BRANCH@TAG."""
+    """Compare the n-grams of two PLOT versions. OLD and NEW are domains, version ids or ROOT/BRANCH@TAG."""
     with opened(session) as local, plot_errors():
         manager = local.services.manager
         report = manager.plots.diff(version_of(manager, old), version_of(manager, new))
@@ -70,15 +70,14 @@ def diff(session: Session, old: str, new: str, as_json: bool) -> None:
     flag_value=2.0,
     type=Number(0.1, 86_400),
     metavar="[SECONDS]",
-    help="Refresh until Ctrl-C; with --json a line each time.",
+    help="Refresh every SECONDS (default 2) until Ctrl-C. With --json, print a line each time.",
 )
 @as_json
 @pass_session
 def top(session: Session, watch: float | None, as_json: bool) -> None:
-    """What each domain's PLOT does and weighs: look-ups by what answered, bytes, segments, depth of the
-    chain.
+    """Show each domain's PLOT: look-ups and what answered them, bytes, segments, length of the chain.
 
-    Look-ups are the running server's since its start; without one, there is only what the disk tells.
+    Look-ups are counted by the running server since its start. Without one they are unknown.
     """
     with _sampler(session) as sample:
         if watch is None:
@@ -114,7 +113,7 @@ def _refresh(sample: Callable[[], tuple[list[Row], str]], seconds: float, as_jso
 
 
 def _rate(count: int | None, before: int | None, seconds: float) -> float | None:
-    """Look-ups a second since the last sample; None without one, or where the server began anew."""
+    """Return look-ups a second since the last sample, None if there is none or the server restarted."""
     if count is None or before is None or count < before or seconds <= 0:
         return None
     return (count - before) / seconds
@@ -122,7 +121,7 @@ def _rate(count: int | None, before: int | None, seconds: float) -> float | None
 
 @contextmanager
 def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
-    """Yields a function that gives the rows of now, and where they come from."""
+    """Yield a function that returns the current rows and where they come from."""
     if session.url is not None:
         client = Client(session.url, session.key)
         yield lambda: (
@@ -139,11 +138,13 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
             disk = [asdict(row) for row in local.services.manager.maintenance.on_disk()]
             server = live_server(data)
             if server is None or not server.url:
-                return _joined(disk, None), f"no server works on {data}: this is what the disk tells"
+                return _joined(disk, None), f"no server runs on {data}: the figures are from the disk alone"
             try:
                 found = _lookups(Client(server.url, session.key))
             except HmiError as error:
-                return _joined(disk, None), f"this is what the disk tells; {server.url}: {error.message}"
+                return _joined(
+                    disk, None
+                ), f"the figures are from the disk alone; {server.url}: {error.message}"
             return _joined(disk, found), f"look-ups of the server at {server.url}"
 
         yield sample
@@ -163,8 +164,7 @@ def _remote_disk(client: Client) -> list[Row]:
 
 
 def _joined(disk: list[Row], lookups: dict[str, dict[str, int]] | None) -> list[Row]:
-    """A row for each domain: how many tokens were looked up (None: unknown), the share of each order, and its
-    bytes."""
+    """Return a row for each domain: tokens looked up (None: unknown), the share of each order, and bytes."""
     rows = []
     for row in disk:
         counts = None if lookups is None else lookups.get(row["domain"], {})
