@@ -18,11 +18,17 @@ def view(rows: layout.Bytes, *, checked: bool = False) -> ops.RowsView:
 
 
 def index_run(
-    parts: Sequence[layout.Bytes], order: int, dtype: int, *, depth: int = 0, vocab: int | None = None
+    parts: Sequence[layout.Bytes],
+    order: int,
+    dtype: int,
+    *,
+    depth: int = 0,
+    vocab: int | None = None,
+    salt: int | None = None,
 ) -> ops.IndexRun:
-    """An index over rows segments, oldest first; direct when a vocabulary is given."""
+    """An index over segments of rows, oldest first; a direct index when `vocab` is given."""
     keys = [layout.row_keys(part, order) for part in parts]
-    salt = 0x9D39247E33776D41 + 2 * depth
+    salt = 0x9D39247E33776D41 + 2 * depth if salt is None else salt
     slots, shift, _ = ops.build_index(keys, salt) if vocab is None else ops.build_direct(keys, vocab)
     return ops.IndexRun(order, depth, dtype, slots, shift, vocab is not None, tuple(map(view, parts)), salt)
 
@@ -38,24 +44,41 @@ def random_rows(
     return ops.encode(ngrams, vectors, dtype, n), meaning
 
 
+def split_run(
+    rng: np.random.Generator, rows: layout.Bytes, order: int, dtype: int, *, depth: int = 0, vocab: int
+) -> ops.IndexRun:
+    """An index over `rows` in up to three segments, with a random salt; of order 1, half are direct."""
+    parts = [part for part in np.array_split(rows, int(rng.integers(1, 4))) if len(part)]
+    direct = vocab if order == 1 and rng.integers(2) else None
+    salt = int(rng.integers(1 << 63)) * 2 + 1
+    return index_run(parts, order, dtype, depth=depth, vocab=direct, salt=salt)
+
+
+def random_runs(
+    rng: np.random.Generator, dtypes: Sequence[int], dim: int, vocab: int, n: int = 3
+) -> tuple[Chain, list[ops.IndexRun]]:
+    """Versions, nearest first, one for each storage type, with up to two indexes of each order."""
+    chain: Chain = []
+    runs: list[ops.IndexRun] = []
+    for depth, dtype in enumerate(dtypes):
+        entries: dict[tuple[int, ...], np.ndarray] = {}
+        made: list[ops.IndexRun] = []  # this version's, oldest first
+        for order in range(1, n + 1):
+            for _ in range(int(rng.integers(0, 3))):
+                rows, meaning = random_rows(rng, n, order, dtype, dim, vocab)
+                made.append(split_run(rng, rows, order, dtype, depth=depth, vocab=vocab))
+                entries.update(meaning)
+        chain.append(entries)
+        runs += reversed(made)
+    return chain, runs
+
+
 def random_chain(
     rng: np.random.Generator, dtypes: Sequence[int], dim: int, vocab: int, n: int = 3, steps: Steps = None
 ) -> tuple[Chain, ops.LevelTable]:
-    """Versions nearest first, each of its own storage type, with up to two indexes of each order."""
-    chain: Chain = []
-    runs = []
-    for depth, dtype in enumerate(dtypes):
-        entries: dict[tuple[int, ...], np.ndarray] = {}
-        for order in range(1, n + 1):
-            for _ in range(int(rng.integers(0, 3))):  # indexes of one version, oldest first
-                rows, meaning = random_rows(rng, n, order, dtype, dim, vocab)
-                parts = [part for part in np.array_split(rows, int(rng.integers(1, 4))) if len(part)]
-                direct = vocab if order == 1 and rng.integers(2) else None
-                runs.append(index_run(parts, order, dtype, depth=depth, vocab=direct))
-                entries.update(meaning)
-        chain.append(entries)
-    newest_first = [run for depth in range(len(dtypes)) for run in reversed(runs) if run.depth == depth]
-    return chain, ops.level_table(newest_first, n, dim, steps)
+    """The versions of `random_runs`, as dictionaries for the reference and as a table for the kernels."""
+    chain, runs = random_runs(rng, dtypes, dim, vocab, n)
+    return chain, ops.level_table(runs, n, dim, steps)
 
 
 def ragged(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
