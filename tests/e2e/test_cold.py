@@ -15,6 +15,7 @@ from hmi.engine import InferRequest
 from hmi.engine.bundles import Bundles
 from hmi.errors import Damaged, Unavailable
 from tests.e2e.conftest import Home
+from tests.waiting import until
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -46,12 +47,6 @@ def gate(owner: object, name: str, wanted: Callable[..., bool], patch: pytest.Mo
         yield held
     finally:
         held.opened.set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("part", ["domain", "module", "lower"])

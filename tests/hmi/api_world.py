@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ class World:
             if view["state"] in ENDED:
                 return dict(view)
             await asyncio.sleep(0.05)
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server at `url` answers that it is ready."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @asynccontextmanager

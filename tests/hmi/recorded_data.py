@@ -28,17 +28,8 @@ LEARNT = {"epochs": 2, "batch": 4, "lr": 3e-3}
 """Enough for answers that are not all the same."""
 TASKS = ("classification", "pair", "multilabel", "regression", "regression-pair", "tagging", "embedding")
 FORMS = {"pair": "pair", "regression-pair": "pair", "tagging": "tokens"}
-KINDS = (
-    "parallel",
-    "sequential",
-    "houlsby",
-    "ln",
-    "lora+ln",
-    "parallel+ln",
-    "sequential+ln",
-    "houlsby+ln",
-    "lora+parallel",
-)
+KINDS = "parallel sequential houlsby ln lora+ln parallel+ln sequential+ln houlsby+ln lora+parallel"
+"""Kinds of modules of all tenants but the first."""
 TENANTS: tuple[tuple[str, str, Json], ...] = (
     ("acme", "minilm/papers", {}),
     ("bolt", "minilm/papers", {"max_length": 48, "long_texts": "windows", "lexical": True}),

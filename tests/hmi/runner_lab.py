@@ -13,6 +13,7 @@ from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.tenants import new_key
 from hmi.stores.layout import open_layout
 from hmi.stores.registry import Registry
+from tests.waiting import wait_until
 
 BODIES = "tests.hmi.runner_bodies:BODIES"
 
@@ -64,13 +65,16 @@ class Lab:
 
 
 def gone(pid: int, limit_s: float = 5) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+    """Whether a process ends within `limit_s`; one that nobody has waited for yet (a zombie) has ended."""
+
+    def ended() -> bool:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except FileNotFoundError:
             return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+
+    try:
+        wait_until(ended, limit_s)
+    except TimeoutError:
+        return False
+    return True

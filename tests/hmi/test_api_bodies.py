@@ -25,6 +25,7 @@ from hmi.errors import QuotaExceeded, TooLarge, Unavailable
 from tests.hmi.api_world import World, running
 from tests.hmi.flood_lab import MIB, bomb, head, objects, post
 from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 SOUND = json.dumps({"inputs": ["a text"] * 50}).encode()
@@ -236,8 +237,8 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
         unfinished = [
             await opened(world, post("/infer/acme.m", keys[0], b"{", declared=MIB)) for _ in range(2)
         ]
-        while world.services.bodies.shares.used < 4 * MIB:
-            await asyncio.sleep(0.01)
+        shares = world.services.bodies.shares
+        await until(lambda: shares.used >= 4 * MIB)
         status, body, answer = await world.call(
             "POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]
         )
@@ -249,8 +250,7 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
         assert (await world.call("POST", "/infer/zeta.m", data=large, headers=JSON, key=keys[1]))[0] == 413
         for _, writer in unfinished:
             writer.transport.abort()
-        while world.services.bodies.shares.used:
-            await asyncio.sleep(0.01)
+        await until(lambda: not shares.used)
         assert (await world.call("POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]))[0] == 413
         assert world.services.places.used == 0
 

@@ -30,6 +30,7 @@ from hmi.api.shares import Shares
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
 from tests.hmi.flood_lab import head, post
+from tests.waiting import until
 
 HEALTH = head("/healthz", None, method="GET")
 
@@ -87,9 +88,8 @@ async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> N
                     post(path, None, b"{}") if method == "POST" else head(path, None, method=method)
                 )
         assert (await ask(port))[0] == 200, "and whoever came before has been let in"
-        async with asyncio.timeout(20):  # a stop would wait for what is left, until its end
-            while door._count() or services.in_flight.count:
-                await asyncio.sleep(0.01)
+        # What is left would hold up a stop until the stop's limit.
+        await until(lambda: not door._count() and not services.in_flight.count, 20)
 
 
 async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
@@ -117,8 +117,7 @@ class Held:
         raise DeadlineExceeded("answered in the end")
 
     async def has(self, count: int) -> None:
-        while self.working < count:
-            await asyncio.sleep(0.01)
+        await until(lambda: self.working >= count)
 
 
 async def test_answered_connections_give_way_and_those_at_work_do_not(tmp_path: Path) -> None:
@@ -158,8 +157,7 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
         writer.close()
         engine.go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*at_work)] == [504] * 2
-        while door._count():
-            await asyncio.sleep(0.01)
+        await until(lambda: not door._count())
         assert not door._by_address
         assert (await ask(port, head("/manage/tenants", None, method="GET")))[0] == 200
 
@@ -316,10 +314,8 @@ async def test_who_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(1):
                     await loop.sock_sendall(deaf, head("/openapi.json", None, method="GET") * 20)
-            async with asyncio.timeout(60):
-                while door._count():
-                    await asyncio.sleep(0.05)
-            assert door._count() == 0, "its connection is closed, though it still reads nothing"
+            # The connection is closed, though the client still reads nothing.
+            await until(lambda: not door._count())
 
 
 def test_the_limit_follows_the_files() -> None:
@@ -345,9 +341,8 @@ async def test_a_real_server_out_of_descriptors(tmp_path: Path) -> None:
         )
     try:
         note = tmp_path / "data" / "server.json"
-        while not note.exists():
-            assert server.poll() is None, log.read_text()
-            await asyncio.sleep(0.05)
+        await until(lambda: note.exists() or server.poll() is not None)
+        assert server.poll() is None, log.read_text()
         port = int(json.loads(note.read_text())["url"].rpartition(":")[2])
         while True:
             with contextlib.suppress(OSError):

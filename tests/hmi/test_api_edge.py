@@ -41,6 +41,8 @@ async def many_errors(world: World) -> None:
 
     text = {"Content-Type": "text/plain"}
     js = {"Content-Type": "application/json"}
+    blank = inputs([{"tokens": ["a", " "]}])
+    root = {"root": "r", "source": "/none"}
     cases: list[tuple[str, str, dict[str, Any], int, str, str | None]] = [
         ("GET", "/nowhere", {}, 404, "not_found", None),
         ("DELETE", "/infer", {}, 405, "method_not_allowed", None),
@@ -48,14 +50,7 @@ async def many_errors(world: World) -> None:
         ("POST", "/infer/acme.m", {"data": b"{}", "headers": text}, 415, "unsupported_media_type", None),
         ("POST", "/infer/acme.m", inputs(["a", {"text": ""}]), 422, "invalid_input", "inputs[1].text"),
         ("POST", "/infer/acme.m", inputs(["a", " "]), 422, "invalid_input", "inputs[1]"),
-        (
-            "POST",
-            "/infer/acme.m",
-            inputs([{"tokens": ["a", " "]}]),
-            422,
-            "invalid_input",
-            "inputs[0].tokens[1]",
-        ),
+        ("POST", "/infer/acme.m", blank, 422, "invalid_input", "inputs[0].tokens[1]"),
         ("POST", "/infer/acme.m", inputs(["a"] * 5), 413, "too_large", "inputs"),
         ("POST", "/infer/acme.m", inputs(["a", "é" * 51]), 413, "too_large", "inputs[1]"),
         ("POST", "/infer/acme.m", inputs([{"tokens": ["a" * 60] * 2}]), 413, "too_large", "inputs[0].tokens"),
@@ -73,14 +68,7 @@ async def many_errors(world: World) -> None:
         ("DELETE", "/manage/tenants/nobody", {}, 404, "not_found", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "acme"}}, 409, "conflict", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "-"}}, 422, "invalid_input", "tenant"),
-        (
-            "POST",
-            "/manage/roots",
-            {"json": {"root": "r", "source": "/none"}},
-            422,
-            "unsupported_model",
-            "source",
-        ),
+        ("POST", "/manage/roots", {"json": root}, 422, "unsupported_model", "source"),
         ("POST", "/manage/models", {"json": MODEL}, 422, "invalid_input", "data"),
     ]
     for method, path, given, status, kind, field in cases:
@@ -247,14 +235,10 @@ async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
         assert (await world.call("GET", "/readyz"))[0] == 200
         engine: Any = world.services.engine
         engine.ready = lambda: False
-        for trouble, why in (
-            (None, ""),
-            (
-                f"stream 1 failed: OSError: {tmp_path / 'plots'}",
-                ", but part of the engine is down and is started again (stream 1 failed: OSError: "
-                "<data>/plots)",
-            ),
-        ):
+        failed = f"stream 1 failed: OSError: {tmp_path / 'plots'}"
+        told = "stream 1 failed: OSError: <data>/plots"
+        down = f", but part of the engine is down and is started again ({told})"
+        for trouble, why in ((None, ""), (failed, down)):
             engine.trouble = lambda trouble=trouble: trouble
             status, body, answer = await world.call("GET", "/readyz")
             assert (status, answer.headers["Retry-After"]) == (503, "2")

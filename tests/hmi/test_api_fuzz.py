@@ -16,30 +16,10 @@ from hmi.api.routes import ROUTES
 from tests.hmi.api_world import World, running
 
 DOCUMENT = document(ROUTES)
-ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1e308,
-    2**80,
-    "",
-    " ",
-    "a",
-    "a.b",
-    "a/b",
-    "../x",
-    "\0",
-    "é🙂",
-    "a" * 300,
-    [],
-    {},
-    [None],
-    {"a": 1},
-    ["a"],
-    {"path": "../x"},
-    {"text": "x"},
-]
+NUMBERS: list[Any] = [None, True, -1, 0, 1e308, 2**80]
+TEXTS = ["", " ", "a", "a.b", "a/b", "../x", "\0", "é🙂", "a" * 300]
+NESTED: list[Any] = [[], {}, [None], {"a": 1}, ["a"], {"path": "../x"}, {"text": "x"}]
+ODD = [*NUMBERS, *TEXTS, *NESTED]
 ROUNDS = 15
 
 

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,10 @@ import pytest
 from hmi.api import body as body_module
 from hmi.api import dispatch, quotas
 from hmi.metrics import Metrics
-from tests.hmi.api_world import World, rows, running
+from tests.hmi.api_world import World, is_ready, rows, running
 from tests.hmi.manager_lab import add_root
 from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import wait_until
 
 
 async def named(world: World, key: str | None, path: str) -> tuple[int, str]:
@@ -169,20 +168,13 @@ def test_what_stays_for_ever_is_not_collected_again_and_again(tmp_path: Path) ->
         "print(gc.get_freeze_count())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not (tmp_path / "server.json").exists() or not _serves(tmp_path):
+    note = tmp_path / "server.json"
+
+    def ready() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
+        return note.exists() and is_ready(json.loads(note.read_text())["url"])
+
+    wait_until(ready)
     process.send_signal(signal.SIGTERM)
     frozen = process.communicate(timeout=60)[0]
     assert int(frozen) > 50_000
-
-
-def _serves(data: Path) -> bool:
-    url = json.loads((data / "server.json").read_text())["url"]
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

@@ -18,6 +18,7 @@ from tests.hmi.api_world import World, running
 from tests.hmi.flood_lab import MIB, head
 from tests.hmi.test_api_bodies import opened
 from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import until
 
 TEXT = b"a line of text\n" * 5000
 KIB = 1 << 10
@@ -83,8 +84,7 @@ async def test_large_files_give_way_while_they_expand(
     (tmp_path / "uploads" / "large").write_bytes(gzip.compress(bytes(32 * MIB)))
     holders = ("acme", "globex", "initech")
     large = [asyncio.create_task(uploads.copy_below(None, "large", "data", uploads.form(h))) for h in holders]
-    while len([*(tmp_path / "incoming").glob("*/data")]) < 3:
-        await asyncio.sleep(0)
+    await until(lambda: len([*(tmp_path / "incoming").glob("*/data")]) == 3)
     for _ in range(5):
         await uploads.apart("quiet", os.getpid)
     assert not any(task.done() for task in large), "pieces of work came after the whole of three others'"
@@ -115,8 +115,7 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
         assert (status, body["error"]["details"]) == (404, {"field": "domain"}), "another tenant's is taken"
         for writer in slow:
             writer.transport.abort()
-        while uploads._places.used or uploads._space.used:
-            await asyncio.sleep(0.01)
+        await until(lambda: not uploads._places.used and not uploads._space.used)
         assert (await world.upload("/manage/models", MODEL, file, key=acme))[0] == 404
         assert list((tmp_path / "incoming").iterdir()) == []
 

@@ -11,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hmi.api_world import corpus, hmi, made_folder, rows
+from tests.hmi.api_world import corpus, hmi, is_ready, made_folder, rows
+from tests.waiting import wait_until
 
 REPO = Path(__file__).parents[2]
 PYTHON = [sys.executable, "-m", "hmi"]
@@ -48,14 +48,7 @@ def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
 
 
 def ready(url: str) -> None:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("not ready in time")
+    wait_until(lambda: is_ready(url))
 
 
 def test_tenants_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,15 +171,8 @@ def onboards(tmp_path: Path, url: str) -> None:
         told = {"model": "m", "domain": "tiny/none", "task": "classification"}
         (folder / "model.json").write_text(json.dumps(told))
         (folder / "train.jsonl").write_bytes(rows(4))
-    command = [
-        sys.executable,
-        "scripts/onboard_tenants.py",
-        str(tmp_path / "plan"),
-        "--url",
-        url,
-        "--parallel",
-        "2",
-    ]
+    plan = str(tmp_path / "plan")
+    command = [sys.executable, "scripts/onboard_tenants.py", plan, "--url", url, "--parallel", "2"]
     env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
         done = subprocess.run(

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from plot_store import Schema
 from tests.hmi.api_world import hmi, made_folder
 from tests.hmi.manager_lab import add_model, add_root, publish_plot
 from tests.hmi.test_cli import REPO, ready, serving
+from tests.waiting import wait_until
 
 UPDATES = 4
 
@@ -281,11 +281,12 @@ def test_the_server_compacts_by_itself(
     monkeypatch.setenv("HMI_COMPACT_SEGMENTS", str(UPDATES))
     with serving(data) as (url, _):
         ready(url)
-        end = time.monotonic() + 60
-        while not (jobs := shown(capsys, "job", "list", "--url", url)) or jobs[0]["state"] != "succeeded":
-            assert time.monotonic() < end, jobs
-            time.sleep(0.2)
-        result = shown(capsys, "job", "show", jobs[0]["job"], "--url", url)["result"]
+
+        def jobs() -> list[dict[str, str]]:
+            return list(shown(capsys, "job", "list", "--url", url))
+
+        wait_until(lambda: [job["state"] for job in jobs()[:1]] == ["succeeded"])
+        result = shown(capsys, "job", "show", jobs()[0]["job"], "--url", url)["result"]
         assert result["compacted"]
         assert shown(capsys, "domain", "show", "tiny/news", "--url", url)["current"] == result["version"]
 

@@ -16,17 +16,17 @@ from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_root, publish_plot
 
 GONE = "v" + "0" * 32
-COMMANDS = (
-    "info",
-    "verify",
-    "scrub",
-    "gc",
-    "top",
-    "compact --all",
-    "diff tiny tiny",
-    "export tiny X",
-    "import FILE",
-)
+COMMANDS = """
+info
+verify
+scrub
+gc
+top
+compact --all
+diff tiny tiny
+export tiny X
+import FILE
+""".strip().splitlines()
 
 
 @pytest.fixture(scope="module")

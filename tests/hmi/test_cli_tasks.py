@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from hmi.cli.chart import reliability_svg
-from tests.hmi.api_world import hmi, made_folder, running
+from tests.hmi.api_world import hmi, running
 from tests.tiny import random_texts
 
 OPTIONS = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    shutil.copytree(made, tmp_path / "d")
-    return tmp_path / "d"
 
 
 def labelled_sets() -> str:

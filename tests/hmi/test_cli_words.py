@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -19,21 +18,9 @@ from hmi.config import Settings
 from hmi.core import TaskRules
 from hmi.manager import Manager
 from hmi.model.tasks import KINDS
-from tests.hmi.api_world import corpus, hmi, made_folder, rows
+from tests.hmi.api_world import corpus, hmi, rows
 
 OPTIONS = ("--option", "epochs=2", "--option", "module.rank=2", "--option", "max_length=32")
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    shutil.copytree(made, tmp_path / "d")
-    return tmp_path / "d"
 
 
 def test_a_folder_that_is_named_wins_over_the_environments_server(
@@ -104,18 +91,9 @@ def test_a_model_of_words_names_the_option_that_makes_them() -> None:
 def test_detached_on_a_folder_is_said_to_wait(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows").write_bytes(rows(60))
-    create = [
-        "model",
-        "create",
-        "acme.two",
-        tmp_path / "rows",
-        "--domain",
-        "tiny",
-        "--detach",
-        "--data",
-        folder,
-    ]
+    file = tmp_path / "rows"
+    file.write_bytes(rows(60))
+    create = ["model", "create", "acme.two", file, "--domain", "tiny", "--detach", "--data", folder]
     code, out, err = said(capsys, *create)
     assert code == 0
     assert "nothing runs it yet" in err

@@ -18,7 +18,7 @@ from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
-from tests.hmi.test_packed import trained
+from tests.modules import root_module
 
 LENGTHS = [1, 7, 3, 12, 5]
 Reads = Literal["cls", "rows"]
@@ -73,7 +73,7 @@ def slow(
 def batch(tiny_root: Root) -> tuple[list[Tensor], list[TenantModule | None]]:
     g = torch.Generator().manual_seed(1)
     texts = [torch.randn(n, tiny_root.dim, generator=g) for n in LENGTHS]
-    a, b = trained(tiny_root, "lora", 4, 1), trained(tiny_root, "sequential", 3, 2)
+    a, b = root_module(tiny_root, "lora", 4, 1), root_module(tiny_root, "sequential", 3, 2)
     return texts, [a, a, None, b, a]
 
 
@@ -118,7 +118,7 @@ class Merge:
 def test_equal_rows_merged_are_as_if_they_were_not(tiny_root: Root, reads: Reads) -> None:
     g = torch.Generator().manual_seed(2)
     x = torch.cat([torch.randn(n, tiny_root.dim, generator=g).repeat_interleave(2, 0) for n in (1, 4, 6)])
-    modules = [trained(tiny_root, "lora", 4, 1)] * 3
+    modules = [root_module(tiny_root, "lora", 4, 1)] * 3
     executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
     packed = Rows.packed(x, offsets_of([2, 8, 12]))
     (plain,) = executor.run(key(reads), packed, modules)

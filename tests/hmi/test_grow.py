@@ -8,42 +8,24 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hmi.config import Settings
-from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs import build_plot, import_root
 from hmi.jobs.ngrams import ragged
-from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.root import Root, load_root
 from hmi.stores.miss_files import MissFiles
 from plot_store import Hits
 from tests.hmi.api_world import World, hmi, made_folder, running
+from tests.hmi.build_lab import run, text
 from tests.hmi.test_cli import ready, serving
-from tests.tiny import random_texts
 
 NEWS = "tiny/news"
 OFTEN, RARELY = "q z v k x", "j w y f"  # single letters are tokens, and in no corpus
-
-
-def text(seed: int, count: int = 40) -> bytes:
-    return "\n".join(random_texts(count, seed)).encode()
-
-
-def run(manager: Manager, job: JobRecord) -> dict[str, Any]:
-    ctx = JobContext(job, manager.settings, manager.registry)
-    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
-    try:
-        return (import_root.run if job.kind == "import_root" else build_plot.run)(ctx)
-    finally:
-        ctx.close()
-        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +38,7 @@ def made(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         manager,
         manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1, 280)}, alpha=5, options=few),
     )
-    run(manager, manager.create_domain(NEWS, text(2), alpha=60))
+    run(manager, manager.create_domain(NEWS, text(2, 40), alpha=60))
     manager.close()
     return folder
 
@@ -149,11 +131,11 @@ def test_growing_is_refused_with_a_reason(manager: Manager) -> None:
             call("tiny/none")
     job = manager.grow_domain(NEWS, min_count=1)
     with pytest.raises(Conflict, match="queued to make tiny/news"):
-        manager.update_domain(NEWS, text(9))
+        manager.update_domain(NEWS, text(9, 40))
     pinned = manager.plots.version(NEWS).id
     (manager.settings.data / "jobs" / job.job / "plan.json").write_text(json.dumps({"parent": pinned}))
     manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "failed"}))
-    run(manager, manager.update_domain(NEWS, text(9)))
+    run(manager, manager.update_domain(NEWS, text(9, 40)))
     with pytest.raises(Conflict, match="has moved from version"):
         run(manager, job)
     assert manager.misses.files.all(NEWS) is not None, "a growth that failed uses up nothing"

@@ -100,16 +100,10 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == InferRequest(TOPIC, "a", place="inputs[0]")
-    told = {
-        "exact": True,
-        "scores": True,
-        "provenance": True,
-        "deadline": 100.05,
-        "ask": 1,
-        "model_place": "[1].model",
-    }
-    assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)  # type: ignore[arg-type]
-    assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)  # type: ignore[arg-type]
+    told: dict[str, Any] = {"exact": True, "scores": True, "provenance": True, "deadline": 100.05}
+    told |= {"ask": 1, "model_place": "[1].model"}
+    assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
+    assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)
 
 
 async def test_timing_is_of_the_slowest_input_and_provenance_of_all() -> None:

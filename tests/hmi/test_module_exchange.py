@@ -123,17 +123,8 @@ def test_an_adapter_without_a_head_is_trained_on_rows(
 ) -> None:
     """With a learning rate of nearly nothing, the module that is published is what was imported."""
     at = ("--data", data)
-    create = (
-        "model",
-        "create",
-        "acme.topic",
-        tmp_path / "rows",
-        "--domain",
-        "tiny",
-        "--option",
-        "module.sites=q,fo",
-    )
-    hmi(capsys, *create, "--option", "module.rank=3", *SHORT, *at)
+    module = ("--option", "module.sites=q,fo", "--option", "module.rank=3")
+    hmi(capsys, "model", "create", "acme.topic", tmp_path / "rows", "--domain", "tiny", *module, *SHORT, *at)
     hmi(capsys, "model", "export-module", "acme.topic", tmp_path / "out", *at)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"adapter_config.json", "adapter.safetensors"}
     take = ("model", "import-module", "acme.two", tmp_path / "out", "--domain", "tiny")

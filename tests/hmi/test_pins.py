@@ -18,6 +18,7 @@ from hmi.engine.recent import Recent
 from hmi.errors import Damaged
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.adapter_store import DamagedArtefact
+from tests.waiting import until
 
 
 class AtHand:
@@ -67,8 +68,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
     pool: AdapterPool[Any] = AdapterPool(0, load)
     pins = Pins(cast(Bundles, AtHand(list)), pool)
     holds = [asyncio.create_task(pins.hold([name])) for name in ("ends", "raises", "never begins")]
-    while pool.misses < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: pool.misses >= 2)
     for hold in holds:
         hold.cancel()
     await asyncio.gather(*holds, return_exceptions=True)

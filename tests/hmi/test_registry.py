@@ -6,14 +6,13 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from hmi.core import JobKind, JobRecord, JobState, KeyRecord, ModelId, TenantRecord, now
+from hmi.core import JobKind, JobState, KeyRecord, ModelId, now
 from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
 from hmi.manager.tenants import new_key
 from hmi.stores import job_table
@@ -21,32 +20,10 @@ from hmi.stores.job_table import drop_jobs
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase, Txn
 from hmi.stores.table import Table
+from tests.hmi.registry_lab import add_tenant, job
 from tests.hmi.runner_bodies import version_by
 
 ACME = ModelId("acme", "mood")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    opened = Registry.open(tmp_path / "registry", first_map=1 << 17)
-    add_tenant(opened, "acme")
-    yield opened
-    opened.close()
-
-
-def add_tenant(registry: Registry, name: str) -> str:
-    key, plain = new_key(name, ("infer", "manage"))
-    registry.create_tenant(TenantRecord(tenant=name, created=now()), key)
-    return plain
-
-
-def _tenant(name: str) -> tuple[TenantRecord, KeyRecord]:
-    return TenantRecord(tenant=name, created=now()), new_key(name, ("infer",))[0]
-
-
-def job(name: str, **changes: object) -> JobRecord:
-    fields = {"job": name, "kind": "fine_tune", "state": "queued", "created": now(), "tenant": "acme"}
-    return JobRecord.model_validate({**fields, **changes})
 
 
 def sha(plain: str) -> str:

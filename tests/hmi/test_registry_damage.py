@@ -32,6 +32,7 @@ from hmi.stores.registry_database import RegistryDatabase
 from hmi.stores.sealed import mark_of
 from tests.hmi.runner_bodies import version_by
 from tests.hmi.runner_lab import Lab
+from tests.waiting import wait_until
 
 TENANTS = 60
 PAGE = 4096
@@ -301,9 +302,12 @@ def test_the_reaper_goes_on_with_other_jobs(tmp_path: Path, caplog: pytest.LogCa
     assert jobs[0] not in runner._cancelled_at, "nobody knows that it was cancelled"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 40
-    while runner._children and time.monotonic() < deadline:
+
+    def reaped() -> bool:
         runner._reap()
+        return not runner._children
+
+    wait_until(reaped)
     assert lab.registry.job(jobs[1]).state == "cancelled"
     runner._clean()
     told = [record for record in caplog.records if jobs[0] in record.getMessage()]

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,7 @@ from hmi.errors import Conflict, NotFound
 from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.folders import JobFolder
 from tests.hmi.runner_lab import BODIES, Lab, gone
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "data")
-    yield lab
-    for runner in lab.runners:
-        runner.stop()
-    lab.registry.close()
+from tests.waiting import wait_until
 
 
 def test_a_job_runs_reports_and_is_tidied(lab: Lab, tmp_path: Path) -> None:
@@ -222,10 +212,7 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
     # By another process's runner: the job finds its record gone and removes its own folder.
     other.forget(jobs)
     assert gone(pid)
-    deadline = time.monotonic() + 5
-    while lab.folder(job).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not lab.folder(job).exists()
+    wait_until(lambda: not lab.folder(job).exists())
     assert lab.registry.jobs() == []
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,15 +18,6 @@ from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.process import describe
 from hmi.manager.tenants import new_key
 from tests.hmi.runner_lab import Lab
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "data")
-    yield lab
-    for runner in lab.runners:
-        runner.stop()
-    lab.registry.close()
 
 
 @pytest.mark.parametrize(

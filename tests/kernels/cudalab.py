@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from cuda_twin import put
 from hmi_kernels.lookup import cuda, ops, reference
-from kernellab import Chain, Steps, ragged, view
+from kernellab import MULTIPLIER, Chain, Steps, ragged, view
 
 VOCAB = 7
 
@@ -52,5 +52,5 @@ def direct_run(parts: list[np.ndarray], slots: list[int], depth: int = 0, shift:
 def mix(key: int) -> int:
     """The hash of a hash index, as the kernels compute it."""
     for _ in range(2):
-        key = (key ^ key >> 32) * 0xD6E8FEB86659FD93 % (1 << 64)
+        key = (key ^ key >> 32) * MULTIPLIER % (1 << 64)
     return key ^ key >> 32

@@ -1,4 +1,4 @@
-"""Random chains, once as dictionaries for the reference and once as a table for the kernels."""
+"""Random chains, as dictionaries for the reference and as tables for the kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,26 @@ from hmi_kernels.lookup import layout, ops, reference
 
 Chain = list[dict[tuple[int, ...], np.ndarray]]
 Steps = Sequence[tuple[int, int | None]] | None
+MULTIPLIER = 0xD6E8FEB86659FD93
+"""The multiplier of the index's hash, docs/plot-format.md."""
+
+
+def crowd(count: int, salt: int = layout.PLAIN_SALT, place: int = 0x12345678) -> np.ndarray:
+    """Trigrams with one home under `salt`, uint32 [count, 3]: the hash of the index, inverted."""
+    half, inverse = np.uint64(32), np.uint64(pow(MULTIPLIER, -1, 1 << 64))
+    k = np.arange(40 * count, dtype=np.uint64) | np.uint64(place << 32)
+    k = k * np.uint64(pow(salt, -1, 1 << 64)) ^ np.uint64(salt >> 1)
+    for _ in range(2):
+        k = (k ^ k >> half) * inverse
+    keys = (k ^ k >> half)[:, None]
+    grams = layout.unpack_keys(keys, 3)
+    real = grams[layout.pack_keys(grams)[:, 0] == keys[:, 0]]
+    assert len(real) >= count
+    return real[:count]
 
 
 def view(rows: layout.Bytes, *, checked: bool = False) -> ops.RowsView:
-    """Rows of a segment, none of them checked so far (or all)."""
+    """Rows of a segment, of which none has been checked yet, or, with `checked`, all."""
     words = np.full((len(rows) + 63) // 64, layout.EMPTY_SLOT if checked else 0, np.uint64)
     return ops.RowsView(np.ascontiguousarray(rows), words)
 
@@ -36,7 +52,7 @@ def index_run(
 def random_rows(
     rng: np.random.Generator, n: int, order: int, dtype: int, dim: int, vocab: int
 ) -> tuple[layout.Bytes, dict[tuple[int, ...], np.ndarray]]:
-    """Up to 60 rows of random n-grams, repetitions among them, and what they mean."""
+    """Up to 60 rows of random n-grams, some of them twice, and the vectors by n-gram."""
     ngrams = rng.integers(0, vocab, (int(rng.integers(1, 60)), order)).astype(np.uint32)
     vectors = rng.standard_normal((len(ngrams), layout.roles(n, order), dim)).astype(np.float32)
     stored = reference.stored(vectors, dtype)
@@ -90,7 +106,7 @@ def ragged(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 def lookup(
     table: ops.LevelTable, texts: Sequence[Sequence[int]], vocab: int, dtype: type[np.generic] = np.float32
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(out, order, depth) of a batch, from arrays full of rubbish."""
+    """(out, order, depth) of a batch; the arrays are full of other numbers before."""
     tokens, offsets = ragged(texts)
     out = np.full((tokens.size, table.dim), 77, dtype)
     order, depth = np.full(tokens.size, 9, np.int8), np.full(tokens.size, 9, np.int16)

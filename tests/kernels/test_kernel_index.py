@@ -12,7 +12,6 @@ from hmi_kernels.lookup import layout, ops
 from hmi_kernels.lookup.layout import Bytes
 
 MASK = (1 << 64) - 1
-MULTIPLIER = 0xD6E8FEB86659FD93
 FP32 = layout.DTYPES["fp32"]
 
 
@@ -27,7 +26,7 @@ def table_of(run: ops.IndexRun, n: int = 3) -> ops.LevelTable:
 
 def unmix(hashed: int) -> int:
     """The inverse of the index's hash."""
-    inverse = pow(MULTIPLIER, -1, 1 << 64)
+    inverse = pow(lab.MULTIPLIER, -1, 1 << 64)
     k = hashed
     for _ in range(2):
         k ^= k >> 32
@@ -211,31 +210,17 @@ SALT = 0x9D39247E33776D41
 
 
 def home(key: int, cap: int, salt: int = SALT) -> int:
-    """Where an n-gram of one word belongs, as docs/plot-format.md says it."""
+    """The home of an n-gram whose key is one word, as docs/plot-format.md defines it."""
     k = key
     for _ in range(2):
-        k = (k ^ k >> 32) * MULTIPLIER & MASK
+        k = (k ^ k >> 32) * lab.MULTIPLIER & MASK
     hashed = k ^ k >> 32
     return ((((hashed ^ salt >> 1) * salt) & MASK) >> 32) * cap >> 32
 
 
-def crowd(count: int, place: int = 0x12345678) -> np.ndarray:
-    """Trigrams with one home under the plain salt, uint32 [count, 3]."""
-    low = np.arange(40 * count, dtype=np.uint64)
-    k = low | np.uint64(place << 32)
-    inverse, half = np.uint64(pow(MULTIPLIER, -1, 1 << 64)), np.uint64(32)
-    for _ in range(2):
-        k = (k ^ k >> half) * inverse
-    keys = (k ^ k >> half)[:, None]
-    grams = layout.unpack_keys(keys, 3)
-    real = grams[layout.pack_keys(grams)[:, 0] == keys[:, 0]]
-    assert len(real) >= count
-    return real[:count]
-
-
 def test_n_grams_chosen_to_crowd_together_do_not_under_a_salt() -> None:
-    """80,000 with one home took 3.2 thousand million steps to enter."""
-    keys = layout.pack_keys(crowd(80_000))
+    """Entering 80,000 n-grams with one home used to take 3.2 thousand million steps."""
+    keys = layout.pack_keys(lab.crowd(80_000))
     with pytest.raises(ops.Crowded):
         ops.build_index([keys])
     slots, _, distinct = ops.build_index([keys], SALT)
@@ -248,13 +233,13 @@ def test_n_grams_chosen_to_crowd_together_do_not_under_a_salt() -> None:
 
 
 def test_a_search_ends_at_the_reach() -> None:
-    """The last slot that is searched holds the n-gram, or the first one that is not."""
+    """An n-gram is found in the last slot of the reach and not in the slot after it."""
     gram = np.array([[1, 2, 3]], np.uint32)
     rows = rows_of(gram, 1.0)
     key = int(layout.pack_keys(gram)[0, 0])
     hashed = key
     for _ in range(2):
-        hashed = (hashed ^ hashed >> 32) * MULTIPLIER & MASK
+        hashed = (hashed ^ hashed >> 32) * lab.MULTIPLIER & MASK
     mark = (hashed ^ hashed >> 32) & 0xFFFFFFFF
     cap = 3000
     for salt in (SALT, layout.PLAIN_SALT):

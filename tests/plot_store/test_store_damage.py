@@ -159,32 +159,15 @@ def test_a_rebuild_heals_a_damaged_segment_even_while_it_is_read(store: Store) -
     lab.check(store)
 
 
+HEADER_FIELDS = """
+magic format kind order roles dtype n dim stride vocab shift count cap covers
+data_at data_bytes checks_at block pad file_bytes salt
+"""
+
+
 def resealed(raw: bytes, **fields: int) -> bytes:
-    """A header with some fields changed and its checksum made right again: a hostile one."""
-    names = (
-        "magic",
-        "format",
-        "kind",
-        "order",
-        "roles",
-        "dtype",
-        "n",
-        "dim",
-        "stride",
-        "vocab",
-        "shift",
-        "count",
-        "cap",
-        "covers",
-        "data_at",
-        "data_bytes",
-        "checks_at",
-        "block",
-        "pad",
-        "file_bytes",
-        "salt",
-    )
-    values = dict(zip(names, fmt._HEADER.unpack_from(raw), strict=True)) | fields
+    """A hostile header: with some fields changed, and a checksum that matches them."""
+    values = dict(zip(HEADER_FIELDS.split(), fmt._HEADER.unpack_from(raw), strict=True)) | fields
     body = fmt._HEADER.pack(*values.values()).ljust(248, b"\0")
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + raw[256:]
 

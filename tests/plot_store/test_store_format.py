@@ -21,35 +21,17 @@ from plot_store.writing.indexing import MAX_RUNS
 OLD = Path(__file__).parent / "formats"
 FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3) for end in sorted(WIDTHS))]
 
-WRITTEN = {  # (n, dtype): beginnings of the segments' names, which are the digests of their bytes
-    (3, "int8"): ["547eebd1", "f60cc671", "b2b71692", "9fc3cb94", "599a5185", "48396bff"],
-    (3, "fp16"): ["45c354d3", "13e6d375", "7ee2ca6b", "04e111ed", "749999fa", "2d05a5af"],
-    (3, "fp32"): ["a914ade3", "0c467011", "0fd5e083", "98ed4b22", "1b88efea", "5c9985e5"],
-    (1, "int8"): ["b7c3736a", "1fcd3f58"],
-    (2, "int8"): ["ff66ca71", "0f7dc2e3", "eb4af154", "b1c2bdb5"],
-    (4, "fp16"): [
-        "b35d3bb3",
-        "8dc9e055",
-        "3a1220a5",
-        "a42ec123",
-        "49d50596",
-        "fae6593b",
-        "daf77c0b",
-        "fd9cdae8",
-    ],
-    (5, "int8"): [
-        "9ff5ec68",
-        "076c08d6",
-        "f57ea861",
-        "dc3f63b0",
-        "f78bca50",
-        "163df313",
-        "2064a3bf",
-        "f0feaee0",
-        "6bc67b6e",
-        "45c36dae",
-    ],
-}
+DIGESTS = """
+3 int8 547eebd1 f60cc671 b2b71692 9fc3cb94 599a5185 48396bff
+3 fp16 45c354d3 13e6d375 7ee2ca6b 04e111ed 749999fa 2d05a5af
+3 fp32 a914ade3 0c467011 0fd5e083 98ed4b22 1b88efea 5c9985e5
+1 int8 b7c3736a 1fcd3f58
+2 int8 ff66ca71 0f7dc2e3 eb4af154 b1c2bdb5
+4 fp16 b35d3bb3 8dc9e055 3a1220a5 a42ec123 49d50596 fae6593b daf77c0b fd9cdae8
+5 int8 9ff5ec68 076c08d6 f57ea861 dc3f63b0 f78bca50 163df313 2064a3bf f0feaee0 6bc67b6e 45c36dae
+"""
+"""n, dtype, and how the segments' names begin; a name is the digest of the segment's bytes."""
+WRITTEN = {(int(n), dtype): names for n, dtype, *names in map(str.split, DIGESTS.strip().splitlines())}
 
 
 @pytest.mark.parametrize("stem", FILES)

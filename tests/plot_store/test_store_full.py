@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,16 @@ import plotlab as lab
 import pytest
 
 from plot_store import Store, StoreFull, StoreIO
+from tests.disks import small_disk
 
 OLD, NEW = lab.content(1, (60, 10, 4)), lab.content(2, (1500, 60, 8))
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a tmpfs of so many bytes; skips where that is not allowed."""
-    mounted: list[Path] = []
-
-    def mount(size: int) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.decode().strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB."""
+    with small_disk(tmp_path / "disk", 3 << 20) as folder:
+        yield folder
 
 
 def build(store: Store) -> None:
@@ -55,8 +39,7 @@ def still_old(store: Store) -> None:
     assert not [p for p in (store.path / "segments").iterdir() if p.suffix == ".tmp"]
 
 
-def test_a_really_full_disk(small_disk: Callable[[int], Path]) -> None:
-    disk = small_disk(3 << 20)
+def test_a_really_full_disk(disk: Path) -> None:
     ballast = disk / "ballast"
     with Store.open(disk / "s", create=True) as store:
         lab.put(store, "r", OLD)
@@ -84,9 +67,8 @@ def test_a_really_full_disk(small_disk: Callable[[int], Path]) -> None:
         lab.check(store)
 
 
-def test_a_collection_works_on_a_disk_without_a_byte(small_disk: Callable[[int], Path]) -> None:
+def test_a_collection_works_on_a_disk_without_a_byte(disk: Path) -> None:
     """It gives up the reserve, and takes it again; so do the calls that let it take more."""
-    disk = small_disk(3 << 20)
     with Store.open(disk / "s", create=True) as store:
         lab.put(store, "r", OLD)
         with contextlib.suppress(StoreFull):

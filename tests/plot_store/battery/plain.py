@@ -216,24 +216,12 @@ def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
 
 
 REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d")
-ODDS: Final = {
-    "publish": 16,
-    "sealed": 5,
-    "extend": 8,
-    "append": 10,
-    "compact": 6,
-    "begin": 4,
-    "finish": 4,
-    "rollback": 6,
-    "delete": 7,
-    "gc": 8,
-    "tag": 4,
-    "untag": 2,
-    "pin": 3,
-    "unpin": 3,
-    "import": 4,
-    "export": 2,
-}
+ODDS_TEXT = """
+publish=16 sealed=5 extend=8 append=10 compact=6 begin=4 finish=4 rollback=6
+delete=7 gc=8 tag=4 untag=2 pin=3 unpin=3 import=4 export=2
+"""
+ODDS: Final = {kind: int(odds) for kind, odds in (part.split("=") for part in ODDS_TEXT.split())}
+"""How often each kind of operation is drawn."""
 
 
 def draw(rng: random.Random, number: int) -> Op:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import play
 import plotlab as lab
 import pytest
 import sabotage
@@ -22,13 +21,6 @@ TWICE = [Op("publish", "r", 4), Op("publish", "r", 4)]  # the second names files
 # Percent of the states to look at.
 RARE = {"named before its fsync": (TWICE, 40), "collection reversed": (SCRIPT, 6)}
 RECIPES = ("none", "all", "random", "random", "random", "random")
-
-
-@pytest.fixture(scope="module")
-def side() -> Iterator[Path]:
-    with lab.scratch() as folder:
-        play.prepare(folder)
-        yield folder
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import play
 import plotlab as lab
 import pytest
+from grounds import Ground, prepared
 from nursery import Nurseries, Nursery
 from plain import Op
 
@@ -30,22 +29,10 @@ OPS = [
 BATCH = 20
 
 
-class Ground(NamedTuple):
-    """A sound store, to be copied; and the archives."""
-
-    folder: Path
-    side: Path
-    changed: list[bool]
-
-
 @pytest.fixture(scope="module")
 def ground(nurseries: Nurseries) -> Iterator[Ground]:
-    with lab.scratch() as folder:
-        (folder / "side").mkdir()
-        (folder / "ground").mkdir()
-        play.prepare(folder / "side")
-        outcome = nurseries.run("prepare", folder=folder / "ground", side=folder / "side", ops=OPS)
-        yield Ground(folder / "ground", folder / "side", outcome.result)
+    with prepared(nurseries, OPS) as made:
+        yield made
 
 
 def batches(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import play
 import plotlab as lab
 import pytest
+from grounds import Ground, prepared
 from nursery import Nurseries, Nursery
 from plain import Op
 from powercut import Disk, read_log, read_tree, write_tree
@@ -71,22 +71,10 @@ FAULTS = [
 LOST = Fault("failed fsync", "fail", errno.EIO, "f")
 
 
-class Ground(NamedTuple):
-    """A store in which BEFORE was done, to be copied; and the archives."""
-
-    folder: Path
-    side: Path
-    changed: list[bool]
-
-
 @pytest.fixture(scope="module")
 def ground(nurseries: Nurseries) -> Iterator[Ground]:
-    with lab.scratch() as folder:
-        (folder / "side").mkdir()
-        (folder / "ground").mkdir()
-        play.prepare(folder / "side")
-        outcome = nurseries.run("prepare", folder=folder / "ground", side=folder / "side", ops=BEFORE)
-        yield Ground(folder / "ground", folder / "side", outcome.result)
+    with prepared(nurseries, BEFORE) as made:
+        yield made
 
 
 def strike(

@@ -6,13 +6,11 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import play
 import plotlab as lab
-import pytest
 from job_kill import operations
 from nursery import Nurseries, Nursery
 from plain import Op
@@ -20,13 +18,6 @@ from plain import Op
 COUNT = 16  # operations that a process tries
 ROUNDS = 25  # of one store, before a fresh one takes its place
 POINTS = {"write": "w", "sync": "f", "rename": "r", "unlink": "u", "create": "c", "sync or rename": "fr"}
-
-
-@pytest.fixture(scope="module")
-def side() -> Iterator[Path]:
-    with lab.scratch() as folder:
-        play.prepare(folder)
-        yield folder
 
 
 @dataclass

@@ -17,23 +17,9 @@ from plot_store.care.archive_format import Packer, Unpacker
 from plot_store.catalogue import records
 from plot_store.segments.format import HEADER_BYTES, ROWS, Layout
 
-NUMBERS = (
-    0,
-    1,
-    2,
-    3,
-    5,
-    0x7F,
-    0xFF,
-    0x7FFF,
-    0xFFFF,
-    1 << 20,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 40,
-    1 << 62,
-    (1 << 64) - 1,
-)
+SMALL = (0, 1, 2, 3, 5)
+LARGE = (0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+NUMBERS = (*SMALL, *LARGE)
 HEAD = 320  # where the fields lie that decide sizes
 Bytes = bytearray
 
@@ -93,19 +79,8 @@ def _grow(rng: Random, data: Bytes, other: bytes) -> None:
     data += rng.randbytes(rng.randrange(1, 64))
 
 
-EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
-    _flip,
-    _flip,
-    _byte,
-    _number,
-    _number,
-    _number,
-    _zero,
-    _move,
-    _splice,
-    _cut,
-    _grow,
-)
+Edit = Callable[[Random, Bytes, bytes], None]
+EDITS: tuple[Edit, ...] = (*[_flip] * 2, _byte, *[_number] * 3, _zero, _move, _splice, _cut, _grow)
 
 
 def forged_segment(data: bytes) -> bytes:
@@ -162,29 +137,9 @@ def _change(rng: Random, value: object) -> None:
         value = inner
 
 
-STRANGE: tuple[object, ...] = (
-    None,
-    "",
-    "x" * 300,
-    "../../etc/passwd",
-    "r/../a",
-    True,
-    -1,
-    1.5,
-    1e308,
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    "rows",
-    "index",
-    "int8",
-    "fp16",
-    "v" + "0" * 32,
-    "0" * 32 + ".rows",
-    "\0",
-    "\ud7ff",
-)
+STRANGE_TEXTS = ("", "x" * 300, "../../etc/passwd", "r/../a", "\0", "\ud7ff")
+NAMES = ("rows", "index", "int8", "fp16", "v" + "0" * 32, "0" * 32 + ".rows")
+STRANGE: tuple[object, ...] = (None, True, -1, 1.5, 1e308, [], {}, [[]], {"a": 1}, *STRANGE_TEXTS, *NAMES)
 
 
 def with_manifest(body: bytes, rest: bytes) -> bytes:
