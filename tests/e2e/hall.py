@@ -1,4 +1,4 @@
-"""Parts of the engine by themselves: pins, items, batches from the queue, admission with its loop."""
+"""Parts of the engine without the rest: pins, items, batches from the queue, admission with its loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOR_EVER = 1e9
 
 
 class Kept:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its results and errors."""
 
     def __init__(self) -> None:
         self.wanted = True
@@ -54,7 +54,7 @@ async def bundle_of(home: Home, model: ModelId, *, exact: bool = False) -> Bundl
 
 
 async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = False) -> list[Item]:
-    """Queue items as the engine makes them."""
+    """Queue items as the engine creates them."""
     bundle = await bundle_of(home, model, exact=exact)
     encoded = bundle.root.tokenizer.encode(texts, 64)
     return [
@@ -64,19 +64,19 @@ async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = 
 
 
 def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
-    """The next batch, as a stream takes it."""
+    """The next batch, cut as a stream cuts it."""
     return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
 
 
 def take_guest(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
-    """The next batch that may run within the last one."""
+    """The next guest batch, which may run between two layers of the last one."""
     candidates = queue.guests()
     return queue.cut(min(candidates), Cut(seconds, tokens, guest=True)) if candidates else []
 
 
 @asynccontextmanager
 async def admitting(pins: Pins, *, later: asyncio.Event | None = None) -> AsyncIterator[Admission]:
-    """Admission, running, once `later` is set where it is given."""
+    """A running admission; with `later`, it runs from the moment that `later` is set."""
     admission, loops = Admission(pins), Supervisor()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What is cold delays those who wait for it, and nobody else; it is loaded once for all of them."""
+"""A cold part delays only the requests that need it, and is loaded once for all of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
     version = home.manager.registry.model(OTHER).live
     engine = home.engine()
     await engine.start()
-    await engine.infer([InferRequest(MOOD, home.covered[0])])  # warm, and with it the root
+    await engine.infer([InferRequest(MOOD, home.covered[0])])  # loads the model and with it the root
     exact = part == "lower"
     owner, name, wanted = {
         "domain": (home.manager.plots, "reader", lambda v, *_: v == version.plot_version),

@@ -1,5 +1,5 @@
-"""Lexical features end to end: what the tokenizer throws away is learnt, answered, kept on update, and left
-out on request."""
+"""Lexical features end to end: spelling that the tokenizer drops is learnt, kept on
+update, and left out on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {**QUICK, "epochs": 5, "batch": 4}
 
 
 def cased_rows(seed: int, count: int = 400) -> bytes:
-    """Words are entities where they are written in capitals, which an uncased tokenizer does not see."""
+    """Words are entities where they are in capitals, which an uncased tokenizer does not see."""
     rng = random.Random(seed)
     rows: list[dict[str, object]] = []
     for text in random_texts(count, seed):

@@ -1,4 +1,4 @@
-"""A new model that starts from a sibling of its tenant knows at once what that one knows."""
+"""A model that starts from another model of its tenant knows from the beginning what that one has learnt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.errors import InvalidInput, NotFound
 from tests.e2e.conftest import QUICK, Home, mood_rows, pair_rows
 
 STILL: dict[str, Any] = {"epochs": 1, "lr": 1e-7}
-"""Hardly trained: what such a model knows it had from the start."""
+"""Hardly any training: what such a model knows, it knew from the start."""
 
 
 def create(home: Home, name: str, options: dict[str, Any], **more: Any) -> JobRecord:

@@ -23,7 +23,7 @@ QUARTER = Setting("quarter")
 
 
 class Shorter:
-    """Reads the first three quarters of each text after the first layer."""
+    """A stage that keeps the first three quarters of each text's rows after the first layer."""
 
     name = "shorter"
 
@@ -42,7 +42,7 @@ class Shorter:
 
 
 class Always(RoundRobin):
-    """Today's order, with a stage's given setting in every batch."""
+    """The order of RoundRobin, with the same setting of one stage in every batch."""
 
     def __init__(self, stage: Shorter, place: int) -> None:
         self.stages = (stage,)

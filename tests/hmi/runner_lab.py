@@ -1,4 +1,4 @@
-"""A data folder to run real jobs in."""
+"""A data folder in which real jobs run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODIES = "tests.hmi.runner_bodies:BODIES"
 
 
 class Lab:
-    """A data folder with one tenant, and runners on it."""
+    """A data folder with one tenant, and runners of its jobs."""
 
     def __init__(self, data: Path) -> None:
         self.settings = Settings(data=data)
@@ -52,7 +52,7 @@ class Lab:
         return self.until(job, lambda r: r.state in ENDED)
 
     def counting(self, job: str) -> int:
-        """Wait until the body has counted a few, and return the pid of its process."""
+        """Wait for the job's first checkpoint, and return the id of its process."""
         self.until(job, lambda r: self.folder(job, "checkpoint.json").exists())
         return self.attempts(job)[-1][0]
 

@@ -1,4 +1,4 @@
-"""Artefacts at rest: named by content, checked when read, collected only when nobody needs them."""
+"""Artefacts on disk: named by content, checked when read, collected only when nothing needs them."""
 
 from __future__ import annotations
 

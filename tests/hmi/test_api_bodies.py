@@ -1,5 +1,4 @@
-"""Bodies that would take the server's memory or time: refused early, in the native shape, at the sender's
-cost."""
+"""Bodies that would take the server's memory or time are refused early, at the expense of their sender."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ PACKED = {"gzip": gzip.compress(SOUND), "deflate": zlib.compress(SOUND), "zstd":
 
 
 async def infer(world: World, data: bytes, **headers: str) -> tuple[int, str, str]:
-    """(status, kind, message)"""
+    """Send an infer body; return (status, kind, message)."""
     status, body, _ = await world.call("POST", "/infer/acme.m", data=data, headers={**JSON, **headers})
     return status, body["error"]["kind"], body["error"]["message"]
 
@@ -47,7 +46,7 @@ async def opened(world: World, data: bytes) -> tuple[asyncio.StreamReader, async
 
 
 async def raw(world: World, data: bytes) -> tuple[int, Any]:
-    """(status, JSON body) of what is sent as it is, on a connection of its own."""
+    """Send raw bytes on a new connection; return (status, JSON body)."""
     reader, writer = await opened(world, data)
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
@@ -81,7 +80,8 @@ async def test_compressed_bodies(tmp_path: Path) -> None:
 
 
 async def test_a_refused_body_is_not_kept(tmp_path: Path) -> None:
-    # An error's traceback must not be part of a cycle: megabytes would wait for the garbage collector.
+    # An error's traceback must not be part of a reference cycle, or megabytes would wait for the garbage
+    # collector.
     async with running(tmp_path) as world:
         packed = bomb("gzip", 16 * MIB)
         gc.collect()
@@ -176,7 +176,7 @@ async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: 
 
 
 def size_of(value: Any) -> tuple[int, int]:
-    """(values, members), counted the long way."""
+    """(values, members), counted by walking the parsed JSON."""
     if isinstance(value, dict):
         inner = [size_of(v) for v in value.values()]
         return 1 + sum(v for v, _ in inner), len(value) + sum(m for _, m in inner)
@@ -225,7 +225,7 @@ def test_shares_leave_room_for_others() -> None:
         assert shares.used == 1125
     assert shares.used == 0
     with pytest.raises(Unavailable):
-        greedy.cover(1)  # by a thread that has not heard that the client has gone: nobody would give it back
+        greedy.cover(1)  # a thread that does not yet know that the client has gone
     assert shares.used == 0
     assert shares.loan("second", 600).amount == 600
 
@@ -293,7 +293,7 @@ async def test_who_calls_is_asked_before_the_body_is_sent(tmp_path: Path) -> Non
         writer.close()
 
 
-# As `serve` ignores it; it quotes bytes that cannot be printed.
+# As `serve` sets it; the logger quotes bytes that cannot be printed.
 @pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionHeader")
 async def test_malformed_multipart(tmp_path: Path) -> None:
     async with running(tmp_path) as world:

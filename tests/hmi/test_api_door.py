@@ -1,5 +1,5 @@
-"""Connections: their number and their patience are bounded, and the server answers while others hold all of
-them."""
+"""The number of connections and their idle time are bounded, and health calls are
+answered beside any flood."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEALTH = head("/healthz", None, method="GET")
 
 @contextlib.asynccontextmanager
 async def serving(data: Path, **settings: Any) -> AsyncIterator[tuple[Services, Door, int]]:
-    """A server with its door, as `serve` has it, and its port."""
+    """A server that limits connections as `serve` does: its services, its door, its port."""
     services = build_services(Settings(data=data, **settings))
     runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
     await runner.setup()
@@ -60,7 +60,7 @@ async def connect(port: int, data: bytes = b"", host: str = "127.0.0.1") -> tupl
 
 
 async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple[int, Any, bytes]:
-    """(status, JSON body, head of the answer)"""
+    """Send a request on a new connection; return (status, JSON body, head of the answer)."""
     reader, writer = await connect(port, data, host)
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
@@ -75,7 +75,7 @@ async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple
 
 
 async def gone(reader: Any) -> None:
-    """Wait until the server has closed it."""
+    """Wait until the server has closed the connection."""
     with contextlib.suppress(ConnectionError):
         assert await reader.read() == b""
 
@@ -105,7 +105,7 @@ async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
 
 
 class Held:
-    """Stands for the engine: requests that it gets wait until they may go on."""
+    """In place of the engine: requests wait until `go_on` is set."""
 
     def __init__(self, services: Services) -> None:
         self.working, self.go_on = 0, asyncio.Event()
@@ -133,7 +133,7 @@ async def test_answered_connections_give_way_and_those_at_work_do_not(tmp_path: 
         assert (await idle.readline()).split()[1] == b"200"
         others = [await connect(port) for _ in range(6)]
         with contextlib.suppress(ConnectionError):
-            await idle.read()  # to the end: the others needed its place
+            await idle.read()  # read to the end: the server closes it, since others need its place
         assert (await ask(port))[0] == 200
         engine.go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*at_work)] == [504] * 2
@@ -153,7 +153,7 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
         assert (status, body["error"]["kind"], b"Retry-After" in answer) == (503, "unavailable", True)
         reader, writer = await connect(port, HEALTH)
         assert (await reader.readline()).split()[1] == b"200"
-        await reader.read()  # to the end: a guest's connection is closed
+        await reader.read()  # read to the end: the server closes a guest's connection
         writer.close()
         engine.go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*at_work)] == [504] * 2
@@ -170,7 +170,7 @@ async def test_guests_that_say_nothing_do_not_close_the_door(tmp_path: Path) -> 
             asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)
         ]
         await engine.has(2)
-        # All at once, while the event loop does nothing else: none of those let in has said anything yet.
+        # All at once, without a turn of the event loop: no connection has sent anything yet.
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         async with asyncio.timeout(60):
             assert (await ask(port))[0] == 200, "though nobody leaves by itself"
@@ -261,7 +261,7 @@ asyncio.run(main())
 
 
 async def test_descriptors_freed_elsewhere_open_the_door_again(tmp_path: Path) -> None:
-    """No connection leaves, and none can: what held the descriptors was something else."""
+    """The descriptors were held by something other than connections, and no connection closes meanwhile."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FULL, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""The edge without a model: keys, errors, uploads, idempotency, draining."""
+"""The HTTP API without a model: keys, errors, uploads, idempotency, draining."""
 
 from __future__ import annotations
 
@@ -82,8 +82,7 @@ async def many_errors(world: World) -> None:
 
 
 async def test_no_message_tells_where_the_data_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A catalogue that cannot be read, as the store's own words have it: they name its folder, for the
-    log."""
+    """The store's own message about an unreadable catalogue names the store's folder; that is for the log."""
     async with running(tmp_path / "d") as world:
 
         def broken(*_: Any, **__: Any) -> None:
@@ -116,7 +115,7 @@ async def test_keys_and_scopes(tmp_path: Path) -> None:
         call = world.call
         assert (await call("GET", "/manage/tenants"))[
             0
-        ] == 200  # no administrator's key yet: loopback is open
+        ] == 200  # without an administrator's key, calls from this machine are open
         status, body, answer = await call("GET", "/manage/tenants", key="hmi_wrong")
         assert (status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert (await call("GET", "/manage/tenants", headers={"Authorization": "Basic x"}))[0] == 401
@@ -223,7 +222,7 @@ async def test_idempotency(tmp_path: Path) -> None:
         again = {"Idempotency-Key": "k2"}
         assert (await world.call("POST", "/manage/tenants", {"tenant": "acme"}, headers=again))[0] == 409
         assert (await world.call("DELETE", "/manage/tenants/acme"))[0] == 200
-        # A failed request is not kept: it may succeed now.
+        # An error's answer is not stored: the same request may succeed later.
         assert (await world.call("POST", "/manage/tenants", {"tenant": "acme"}, headers=again))[0] == 201
         bad = {"Idempotency-Key": "x" * 256}
         assert (await world.call("POST", "/manage/tenants", {"tenant": "b"}, headers=bad))[0] == 422

@@ -1,5 +1,5 @@
-"""Requests drawn from the OpenAPI document, right and spoilt: every answer is documented and none is a
-5xx."""
+"""Requests drawn from the OpenAPI document, sound and spoilt: each answer is
+documented, and none is a 5xx."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(schema: dict[str, Any], rng: random.Random, spoil: float) -> Any:
-    """A value of the schema, or with probability `spoil` at each place an odd one."""
+    """A value of the schema; at each place, with probability `spoil`, an odd value instead."""
     schema = resolve(schema)
     if rng.random() < spoil:
         return rng.choice(ODD)
@@ -85,10 +85,10 @@ async def check(world: World, method: str, path: str, rng: random.Random) -> int
     async with world.client.request(method.upper(), url, allow_redirects=False, **given) as response:
         text = await response.text()
         where = f"{method} {url} {given} → {response.status} {text[:300]}"
-        # A drawn deadline of a millisecond may pass: that is an answer, any other 5xx is a fault.
+        # A drawn deadline of a millisecond may pass, which is an answer; any other 5xx is a fault.
         assert response.status < 500 or response.status == 504, where
         if response.status == 404 and "see /openapi.json" in text:
-            return 404  # the odd value made it another path
+            return 404  # the odd value turned it into another path
         assert str(response.status) in operation["responses"], where
         content = operation["responses"][str(response.status)]["content"]
         assert response.content_type in content, where

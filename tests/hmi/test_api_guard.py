@@ -1,5 +1,4 @@
-"""The edge against tenants that look at others, proxies in front, and inputs that would hold up the event
-loop."""
+"""The HTTP API against curious tenants, behind proxies, and with inputs that would block the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.waiting import wait_until
 
 
 async def named(world: World, key: str | None, path: str) -> tuple[int, str]:
-    """(status, message with the path cut out) of a model whose data is the file `path`."""
+    """Create a model whose data is the file `path`; return (status, message without the path)."""
     owner = {**MODEL, "data": {"path": path}}
     status, body, _ = await world.call("POST", "/manage/models", owner, key=key)
     return status, body["error"]["message"].replace(repr(path), "PATH")
@@ -98,7 +97,7 @@ async def test_metrics_answer_beside_a_damaged_count_of_jobs(tmp_path: Path) -> 
         with (world.services.settings.data / "registry" / "data.mdb").open("r+b") as file:
             raw = file.read()
             for found in re.finditer(key, raw):
-                file.seek(found.end())  # the first byte of its checksum
+                file.seek(found.end())  # the first byte of the checksum
                 file.write(bytes([raw[found.end()] ^ 1]))
         async with world.client.get("/metrics") as response:
             text = await response.text()
@@ -161,7 +160,7 @@ async def test_a_tenant_cannot_fill_the_queue(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_stays_for_ever_is_not_collected_again_and_again(tmp_path: Path) -> None:
-    """A full collection over all imported libraries stops every thread: a served process leaves them out."""
+    """A full garbage collection over all imported modules stops every thread, so `serve` freezes them."""
     code = (
         "import gc, pathlib; from hmi.api import server; from hmi.config import Settings\n"
         f"server.serve(Settings(data=pathlib.Path({str(tmp_path)!r}), port=0))\n"

@@ -66,7 +66,7 @@ def test_every_kind_has_a_status() -> None:
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        # A client's own error class has no kind of its own.
+        # Error classes of a client have no kind of their own.
         if kind.__module__ in ("hmi.errors", "hmi.api.errors"):
             kinds.add(kind.kind)
     assert kinds == set(STATUS)

@@ -1,4 +1,4 @@
-"""Files that come with a request: where they may lie, and that nobody's keep others' from coming."""
+"""Uploaded files: where they may lie, and that one tenant's do not hold up another's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def some(data: Path, **settings: int) -> Uploads:
 
 
 async def begun(world: World, key: str) -> asyncio.StreamWriter:
-    """An upload whose file has come so far by 40 KiB, and which goes on for ever."""
+    """Begin an upload whose file never ends, and send its first 40 KiB."""
     kind = "Content-Type: multipart/form-data; boundary=b"
     _, writer = await opened(world, head("/manage/models", key, kind, f"Content-Length: {MIB}") + MULTIPART)
     return writer
@@ -102,7 +102,7 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
         uploads = world.services.uploads
         while uploads._space.used < 80 * KIB:
             for writer in slow:
-                writer.write(b"x")  # what came before it is written then
+                writer.write(b"x")  # this makes the server write what it has received
             await asyncio.sleep(0.01)
         file = {"data": b"x" * 40 * KIB}
         status, body, answer = await world.upload("/manage/models", MODEL, file, key=acme)

@@ -1,4 +1,4 @@
-"""Changed copies of rows."""
+"""Augmentation: variants of rows with some words replaced."""
 
 from __future__ import annotations
 

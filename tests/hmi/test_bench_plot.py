@@ -1,4 +1,4 @@
-"""`hmi bench plot`: documents are parted and estimated as they are built, and the real jobs run."""
+"""`hmi bench plot`: documents are split and estimated as in a build, and the real jobs run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a build stores: budgets of bytes, and branches without entries of their own."""
+"""The size of a build: budgets of bytes, and branches without entries of their own."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_build_keeps_to_its_budget_and_says_its_alpha(manager: Manager, pretra
 
 
 def hit_share(manager: Manager, version: VersionInfo, corpus: bytes) -> float:
-    """Percent of the corpus' trigrams that are stored as this version's lower layers compute them."""
+    """Percent of the corpus' trigrams for which the version stores what its lower layers compute."""
     tokenizer = load_root(folder(manager), with_lower=False).tokenizer
     path = manager.settings.data / "corpus.txt"
     path.write_bytes(corpus)

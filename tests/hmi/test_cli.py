@@ -1,4 +1,4 @@
-"""The command line on a data folder, and a real server process driven by it."""
+"""The command line on a data folder, and a real server process that it calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PYTHON = [sys.executable, "-m", "hmi"]
 
 @contextmanager
 def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server process that is ready, on a free port."""
+    """Run a server process on a free port: its address and the process."""
     command = [*PYTHON, "serve", "--data", str(data), "--port", "0", *arguments]
     server = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -125,7 +125,7 @@ def test_life_on_a_data_folder(
 
 
 def plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The batch script on the same folder; a second run finds everything done."""
+    """The script that builds PLOTs, run twice on one folder: the second run finds everything done."""
     (tmp_path / "plan.json").write_text(json.dumps([{"domain": "tiny/a", "corpus": "text"}]))
     command = [
         sys.executable,
@@ -164,7 +164,8 @@ def test_a_server_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def onboards(tmp_path: Path, url: str) -> None:
-    """The script's run: keys are kept privately, a failure has its reason, a repetition adds nothing."""
+    """The script that onboards tenants: keys are stored privately, a failure has its reason,
+    a second run adds nothing."""
     for name in ("acme", "zeta"):
         folder = tmp_path / "plan" / name
         folder.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Files are checked before a job: by `hmi check`, by every command and by every call; the job checks the
-rest."""
+"""Files are checked before a job starts, by `hmi check`, each command and each
+call; the job checks the rest."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command that succeeds says on standard error."""
+    """The standard error of a command that succeeds."""
     with pytest.raises(SystemExit) as ended:
         main([str(a) for a in arguments])
     assert ended.value.code == 0
@@ -190,7 +190,7 @@ def test_top_without_a_server_says_so(data: Path, capsys: pytest.CaptureFixture[
 
 
 def test_top_refreshes_until_interrupted(data: Path) -> None:
-    # Whatever runs these tests may ignore SIGINT, and children inherit that.
+    # The test runner may ignore SIGINT, and child processes inherit that.
     code = (
         "import signal, sys, hmi.cli; signal.signal(2, signal.default_int_handler); "
         "hmi.cli.main(sys.argv[1:])"
@@ -209,7 +209,7 @@ def test_top_refreshes_until_interrupted(data: Path) -> None:
 
 
 def test_beside_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server's figures are found by themselves, and the server does the compaction."""
+    """`hmi store` finds a running server by itself, shows its figures, and lets it compact."""
     with serving(data) as (url, _):
         ready(url)
         found = shown(capsys, "store", "top", "--data", data)

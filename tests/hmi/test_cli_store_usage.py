@@ -1,5 +1,5 @@
-"""`hmi store` wrongly used: each mistake is one line that names the cure, no traceback, and nothing is
-changed."""
+"""Misuse of `hmi store`: each mistake gets one line that names the cure, no
+traceback, and changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opened(folder: Path) -> Iterator[Manager]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command says that must fail."""
+    """The one line of error of a command that must fail."""
     said = hmi(capsys, "store", *arguments, code=1)
     assert said.startswith("error: ")
     assert said.count("\n") == 1

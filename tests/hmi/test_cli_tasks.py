@@ -1,4 +1,4 @@
-"""The kinds of task at the edge: made, asked and reported on by command and over HTTP."""
+"""Each kind of task by command and over HTTP: created, asked, reported on."""
 
 from __future__ import annotations
 

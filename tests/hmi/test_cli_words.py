@@ -1,4 +1,4 @@
-"""What commands say at their end, and to wrong input: figures, the next command, the option that cures it."""
+"""The words of commands: figures and the next command at the end; the curing option for a mistake."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_detached_on_a_folder_is_said_to_wait(
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[object, str, str]:
-    """(exit code, standard output, standard error) of a command."""
+    """Run a command: (exit code, standard output, standard error)."""
     with pytest.raises(SystemExit) as ended:
         main([str(a) for a in arguments])
     return ended.value.code, *capsys.readouterr()
@@ -196,7 +196,7 @@ def test_a_report_fits_in_80_columns(count: int, capsys: pytest.CaptureFixture[s
 def test_a_job_without_its_process_is_not_listed_as_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As SIGKILL of a command leaves it: `running`, and nobody holds its lock."""
+    """A command killed by SIGKILL leaves its job `running`, with a lock that nobody holds."""
     data = ("--data", tmp_path / "d")
     hmi(capsys, "tenant", "create", "acme", *data)
 
@@ -220,7 +220,7 @@ def test_a_job_without_its_process_is_not_listed_as_running(
 
 
 def test_an_upload_that_is_refused_early_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server answers after the head and closes, with most of the body unread."""
+    """The server answers after the head and closes the connection, with most of the body unread."""
     (tmp_path / "text").write_bytes(b"word " * (8 << 20))
     heads: list[bytes] = []
 

@@ -1,5 +1,5 @@
-"""Making the lower layers local: each step must bring the root nearer to its source, and ship without
-loss."""
+"""Distillation of local lower layers: each step brings the root nearer to its source,
+and export loses nothing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_fidelity_is_what_it_says_by_kind(tiny_source: Path, teacher: Encoder) -
     assert set(by_kind) == {"general", "film", "short"}
     assert whole["split_relative_error"] != by_kind["film"]["split_relative_error"]
     got, want, cosines, means = [], [], [], []
-    for text in texts[20:]:  # one by one: neither batches nor padding
+    for text in texts[20:]:  # one by one, without batches or padding
         batch = make_batch([text])
         last = run_upper(upper, compute_features(lower, bias, batch), batch.mask, teacher.shape.heads)[0]
         true = teacher(batch.ids, batch.mask, batch.types)[0]

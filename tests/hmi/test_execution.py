@@ -1,5 +1,5 @@
-"""Hooks between layers: rows may be dropped or merged, and texts may leave, as a slow padded run of each text
-does."""
+"""Hooks between layers may drop or merge rows and let texts leave: the answers equal slow
+padded runs of each text."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def key(reads: Reads) -> BatchKey:
 
 
 def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
-    """Of each text only the rows `kept`, ascending; what is dropped is represented by the kept row before
-    it."""
+    """Keep only the rows `kept` (ascending) of each text; a dropped row is represented
+    by the kept row before it."""
     starts = rows.offsets[:-1]
     index = [start + i for start, mine in zip(starts, kept, strict=True) for i in mine]
     new = offsets_of([len(mine) for mine in kept])
@@ -43,7 +43,7 @@ def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drops the last quarter of each text's rows before one layer."""
+    """A hook that drops the last quarter of each text's rows before one layer."""
 
     before: int
 
@@ -58,8 +58,8 @@ class Drop:
 def slow(
     root: Root, x: Tensor, module: TenantModule | None, cut: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """One text, padded form: (the last layer's rows, those that entered it). `cut(layer, rows)` is a hook's
-    work."""
+    """One text in padded form: (rows of the last layer, rows that entered it). `cut(layer,
+    rows)` does a hook's work."""
     rows = before = x
     for i, layer in enumerate(root.upper):
         before = cut(i, rows)
@@ -105,7 +105,7 @@ def test_rows_that_a_hook_drops(
 
 @dataclass(frozen=True)
 class Merge:
-    """Rows 2i and 2i + 1 of each text, which are equal, become one that stands for two."""
+    """A hook that merges rows 2i and 2i + 1 of each text, which are equal, into one that stands for both."""
 
     at: frozenset[int] = frozenset({0})
 
@@ -129,7 +129,7 @@ def test_equal_rows_merged_are_as_if_they_were_not(tiny_root: Root, reads: Reads
 
 @dataclass(frozen=True)
 class Leave:
-    """Some texts leave before a layer."""
+    """A hook by which some texts leave before a layer."""
 
     who: frozenset[int]
     at: frozenset[int]

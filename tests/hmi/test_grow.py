@@ -25,7 +25,7 @@ from tests.hmi.build_lab import run, text
 from tests.hmi.test_cli import ready, serving
 
 NEWS = "tiny/news"
-OFTEN, RARELY = "q z v k x", "j w y f"  # single letters are tokens, and in no corpus
+OFTEN, RARELY = "q z v k x", "j w y f"  # single letters: tokens that occur in no corpus
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def root_of(manager: Manager) -> Root:
 
 
 def look(manager: Manager, texts: list[str], version: str = NEWS) -> Hits:
-    """Look texts up as the engine does, misses watched."""
+    """Look texts up as the engine does, recording misses."""
     encoded = root_of(manager).tokenizer.encode([*texts], 64)
     tokens, offsets = ragged([e.ids for e in encoded])
     with manager.plots.reader(version) as reader:
@@ -109,7 +109,7 @@ def test_growing_uses_up_what_was_recorded(manager: Manager) -> None:
     with pytest.raises(Conflict, match=r"no n-gram was missed 5 times or more in tiny/news \(0 misses"):
         manager.grow_domain(NEWS)
     look(manager, [RARELY] * 5)
-    # A job that was killed after its publication publishes nothing more, and forgets nothing that came since.
+    # A job that was killed after its publication neither publishes again nor forgets misses recorded since.
     assert run(manager, job)["version"] == manager.plots.version(NEWS).id
     manager.misses.flush()
     assert manager.misses.files.all(NEWS) is not None
@@ -226,7 +226,7 @@ async def test_over_http_and_a_restart(data: Path) -> None:
 def test_a_server_that_is_stopped_keeps_what_it_recorded(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGTERM comes long before the next writing."""
+    """SIGTERM comes long before the misses would be written next."""
     files = MissFiles(data / "misses")
     with serving(data) as (url, server):
         ready(url)

@@ -1,5 +1,4 @@
-"""Heads with queries of their own, beside a slow form, and heads that read less than the one that goes on
-from them."""
+"""Heads with queries against a slow form, and heads that read less than the one they start from."""
 
 from __future__ import annotations
 

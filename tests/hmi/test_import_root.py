@@ -1,4 +1,4 @@
-"""Root import end to end on tiny sources: MPNet, other lengths of n-grams, fidelity by kind of text."""
+"""Import of roots, end to end, on tiny sources: MPNet, other lengths of n-grams, fidelity by kind of text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_plot_gives_what_the_lower_layers_compute(
     with torch.inference_mode():
         exact = root.lower(pad_ids([e.ids for e in encoded]))
     want = torch.cat([exact[i, : len(e)] for i, e in enumerate(encoded)])
-    # int8 rows, n of them added up
+    # int8 rows, of which n are added up
     assert ((torch.from_numpy(rows) - want).norm() / want.norm()).item() < 0.02
 
 

@@ -1,4 +1,4 @@
-"""A training that diverges is refused, and what is published is what was measured."""
+"""A training that diverges is refused, and the published module is the one that was scored."""
 
 from __future__ import annotations
 

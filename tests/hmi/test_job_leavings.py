@@ -1,5 +1,5 @@
-"""What a job that did not succeed leaves: no segment of its build, no files of its root, and nothing of
-others gone."""
+"""A job that did not succeed leaves no segment of its build and no files of its root, and
+removes nothing of others."""
 
 from __future__ import annotations
 

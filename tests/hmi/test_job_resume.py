@@ -1,4 +1,4 @@
-"""A build that was interrupted anywhere publishes what an uninterrupted one does."""
+"""A build that is interrupted anywhere and resumed publishes the same as an uninterrupted one."""
 
 from __future__ import annotations
 

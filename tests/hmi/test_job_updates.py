@@ -1,5 +1,5 @@
-"""Updates of a PLOT keep what it covered, share only rows of the same lower layers, and stand on one
-version."""
+"""An update of a PLOT keeps what was covered, shares only rows of the same lower layers,
+and rests on one version."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
         assert not np.array_equal(before.get(3, ngrams)[0], after.get(3, ngrams)[0]), (
             "computed by the new layers"
         )
-    # A branch of it computes with the new layers, so what the root has is not shared.
+    # A branch under it computes with the new layers, so it does not share the root's rows.
     run(manager, manager.create_domain("tiny/med/sub", text(1, 280), alpha=5))
     assert own(manager, "tiny/med/sub", 3) & own(manager, "tiny", 3)
 

@@ -1,4 +1,4 @@
-"""The manager's rules: what may be done when, what is refused and why, and that nothing in use is removed."""
+"""The manager's rules: what is allowed when, what is refused and why, and that nothing in use is removed."""
 
 from __future__ import annotations
 

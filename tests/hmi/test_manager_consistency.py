@@ -1,4 +1,4 @@
-"""The manager: keys, deletion, collection, consistency, settings."""
+"""The manager: keys, deletion, garbage collection, consistency of its stores, settings."""
 
 from __future__ import annotations
 

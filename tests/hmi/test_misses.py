@@ -1,4 +1,4 @@
-"""What is kept of missed n-grams: where it lies, who writes it, and that it goes when it is told to."""
+"""Recorded misses: where they are stored, who writes them, and that they are deleted on request."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_lookup_does_not_wait_for_the_disk(files: MissFiles, monkeypatch: pyte
     flushing.start()
     assert begun.wait(10)
     for number in (1, 2):
-        look(recorder, version(NEWS, number), [5])  # would never return
+        look(recorder, version(NEWS, number), [5])  # returns while the file is being written
     go_on.set()
     flushing.join()
     recorder.stop()

@@ -1,5 +1,4 @@
-"""MPNet as a root: the encoder against transformers' own, packed against padded, windows, ids, and an
-import."""
+"""MPNet as a root: the encoder against transformers, packed against padded, windows, ids, and an import."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def lower(mpnet: Encoder, tokenizer: Tokenizer) -> LocalLower:
 
 
 def theirs_of(ids: Tensor) -> Tensor:
-    """Our ids as the source has them: padding 1 and <s> 0, which HMI has the other way round."""
+    """Our ids as the source has them: padding 1 and <s> 0, which HMI swaps."""
     return torch.where(ids > 1, ids, 1 - ids)
 
 
@@ -195,7 +194,7 @@ def test_packed_equals_padded_alone(mpnet: Encoder, cls_only: bool) -> None:
 
 
 def test_first_rows_alone_equal_all_rows(mpnet: Encoder) -> None:
-    """What training of a classifier computes: one query a text in the last layer."""
+    """Training of a classifier computes only one query a text in the last layer."""
     x, mask = pad_rows([torch.randn(9, mpnet.shape.dim), torch.randn(4, mpnet.shape.dim)])
     attend, layer = attend_padded(mask, mpnet.shape.heads), mpnet.layers[-1]
     first = layer(x, attend, queries=lambda rows: rows[:, :1])

@@ -1,4 +1,5 @@
-"""The packed upper layers against the padded ones: alone equals batched, whatever the tenants."""
+"""The packed upper layers against the padded ones: alone equals batched,
+whichever tenants share the batch."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) 
 
 
 def served(root: Root, monkeypatch: pytest.MonkeyPatch, *, reordered: bool) -> nn.ModuleList:
-    """The upper layers as the engine has them, the choice being ours and not the machine's."""
+    """The upper layers as the engine prepares them, with `reordered` chosen by the
+    test and not by the machine."""
     if reordered and not prepacked.speedup(8, 8):
         pytest.skip("this build of torch has no reordered linear maps")
     monkeypatch.setattr(prepacked, "speedup", lambda out_size, in_size: 2.0 if reordered else 0.5)

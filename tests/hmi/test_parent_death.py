@@ -1,4 +1,4 @@
-"""A job's process ends when its parent does, from its first moment, whatever it is doing."""
+"""A job's process ends when its parent ends, from its first moment and whatever it is doing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 LIMIT_S = 60.0
 BUSY = {
     "waiting": "time.sleep(600)",
-    # Matching backtracks for ever and never lets another thread run.
+    # The matching backtracks for ever and never lets another thread run.
     "holding the interpreter's lock": "re.match('(a+)+$', 'a' * 64 + 'b')",
 }
 
@@ -36,7 +36,7 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
             wait_until(lambda: begun.exists() or job.poll() is not None, LIMIT_S)
             assert job.poll() is None
             assert job.stdin is not None
-            job.stdin.close()  # as the kernel does when the parent dies
+            job.stdin.close()  # as the operating system does when the parent dies
             assert job.wait(LIMIT_S) != 0
         finally:
             job.kill()

@@ -1,4 +1,4 @@
-"""The registry: durable facts, one step each, shared by processes."""
+"""The registry: durable records, atomic changes, shared by processes."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_expired_answers_are_dropped(registry: Registry, tmp_path: Path) -> None
 
 
 def pages(registry: Registry, tenant: str | None, state: Any, kind: Any, limit: int) -> list[str]:
-    """All jobs of a list, page by page."""
+    """All jobs of a list, read page by page."""
     found: list[str] = []
     after = None
     while True:
@@ -198,7 +198,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
         old = {record.job: record for record in registry.jobs()}.get(name)
         if old is not None and rng.random() < 0.2:
             registry._database.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
-        else:  # a job changes its state, and neither its owner nor its kind
+        else:  # a job's state changes, its owner and kind do not
             given = (
                 {"tenant": old.tenant, "kind": old.kind}
                 if old
@@ -218,7 +218,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
                 if tenant in (None, r.tenant) and state in (None, r.state) and kind in (None, r.kind)
             ]
             assert pages(registry, tenant, state, kind, 3) == want
-        if not again:  # a registry of an earlier release has no indexes: opening makes them
+        if not again:  # a registry of an earlier release has no indexes; opening creates them
             registry._database.write(unindexed)
             assert registry.count_jobs() == {}
             Registry.open(tmp_path / "registry").close()

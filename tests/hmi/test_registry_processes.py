@@ -1,4 +1,4 @@
-"""The registry among processes: growth, kills, forks, a full disk, damage."""
+"""The registry in several processes: growth, kills, forks, a full disk, damage."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
                 Unavailable, match=f"process {stopped.pid} holds the write lock of the registry"
             ):
                 add_tenant(registry, "late")
-            assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers wait for nobody
+            assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers do not wait
         finally:
             stopped.send_signal(ending)
     monkeypatch.undo()
@@ -106,8 +106,8 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
 
 
 def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Path) -> None:
-    """While this process has the registry open, nothing but a check of the readers empties LMDB's table of
-    them."""
+    """While this process has the registry open, only a check for dead readers frees
+    their slots in LMDB's table."""
     script = (
         "import os, sys, lmdb; env, found = lmdb.open(sys.argv[1], readonly=True), []\n"
         "try:\n"
@@ -119,7 +119,7 @@ def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout) > 4000, done.stderr
     read = registry._database.read
-    # The second needs a place of its own.
+    # The second process needs a slot of its own.
     assert read(lambda t: read(lambda inner: inner.keys("tenant/"))) == ["acme"]
     assert registry._database._database.forget_dead_readers() == 0
 
@@ -194,7 +194,7 @@ def test_nothing_can_come_to_depend_on_a_domain_while_it_is_deleted(registry: Re
 
 
 def _store_until_full(registry: Registry) -> int:
-    """How many answers were stored before the disk was full."""
+    """Store answers until the disk is full, and return how many fitted."""
     for n in range(1000):
         try:
             registry.store(f"k{n}", "s", {"text": "x" * 20_000})
@@ -221,8 +221,8 @@ def test_a_really_full_disk_loses_nothing_and_ends_when_there_is_room(tmp_path: 
 def test_a_fork_in_the_middle_of_a_transaction_undoes_nothing(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child has a copy of the transaction, and closing that would undo it: the child may not open the
-    registry."""
+    """The child has a copy of the transaction. Closing the copy would undo it, so the child
+    may not open the registry."""
     monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
     inside, go_on = threading.Event(), threading.Event()
 

@@ -1,5 +1,5 @@
-"""The runner, with real processes: whatever dies, every job reaches an end, and what is published is whole
-and once."""
+"""The runner with real processes: whatever dies, each job reaches an end and
+publishes completely and once."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
     pid = lab.counting(job)
     other = lab.runner(workers=0)
     _, _, jobs = lab.registry.delete_tenant("acme")
-    # By another process's runner: the job finds its record gone and removes its own folder.
+    # By the runner of another process: the job finds its record gone and removes its own folder.
     other.forget(jobs)
     assert gone(pid)
     wait_until(lambda: not lab.folder(job).exists())
@@ -218,8 +218,8 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", ["list", "show", "cancel", "submit"])
 def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> None:
-    """Nobody supervises here, as between two commands on a folder: whoever looks settles it by the job's
-    lock."""
+    """As between two commands on a folder, no runner supervises the job: a look at it
+    settles its state by its lock."""
     runner, target = lab.runner(), {"steps": 1000, "model": "acme.m"}
     job = lab.submit(runner, "count", **target)
     child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)

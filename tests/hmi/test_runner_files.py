@@ -1,4 +1,4 @@
-"""What surrounds a job: its input, its progress, its errors, and what crashes leave behind."""
+"""The files of a job: its input, progress, errors, and what crashes leave behind."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_tenants_take_turns(lab: Lab) -> None:
     runner = lab.runner()
     for tenant in ("acme", "acme", "acme", "beta", None, "beta"):
         runner.submit("fine_tune", {"do": "count", "steps": 1}, tenant)
-        time.sleep(0.002)  # of two jobs of one millisecond none is the older
+        time.sleep(0.002)  # two jobs of one millisecond have no order
     runner.start()
     ids = [record.job for record in lab.registry.jobs()]
     started = sorted((lab.end_of(job) for job in ids), key=lambda record: record.started or "")

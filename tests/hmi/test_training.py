@@ -1,4 +1,4 @@
-"""Fine-tuning on a tiny root: it learns, it resumes as if unbroken, and the root never changes."""
+"""Fine-tuning on a tiny root: it learns, resumes exactly, and never changes the root."""
 
 from __future__ import annotations
 

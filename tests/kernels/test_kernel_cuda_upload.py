@@ -31,7 +31,7 @@ def test_a_damaged_row_is_not_uploaded(device: cuda.Device, monkeypatch: pytest.
         cuda_upload.upload(table, device)
     assert (caught.value.segment, caught.value.row) == (segment, row)  # longer n-grams come first
     view.verified[row // 64] |= np.uint64(1) << np.uint64(row % 64)
-    cuda_upload.upload(table, device)  # known to have been sound, as all rows of format 1 are
+    cuda_upload.upload(table, device)  # marked as verified, as all rows of format 1 are
 
 
 def test_a_table_that_does_not_fit_is_refused_and_says_so(library: ctypes.CDLL) -> None:

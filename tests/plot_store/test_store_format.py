@@ -1,5 +1,5 @@
-"""The format on disk stays what it was: a store written by each released format is read, and written
-alike."""
+"""The format on disk is stable: stores of each released format can be read, and the same
+content gives the same bytes."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_there_is_one_of_each_to_read() -> None:
 
 @pytest.mark.parametrize("old", [1, 2])
 def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
-    """An extending build on an older version: rows of different checks, or none, under one chain, later one
-    index."""
+    """A build that extends an older version: rows with different checks, or none, in one
+    chain and later in one index."""
     store.import_archive(OLD / f"format-{old}.plot")
     known = lab.entries(fixed(), "fp16")
-    for turn in range(6):  # from the fifth index on, some are made one
+    for turn in range(6):  # from the fifth index on, some are merged
         made = lab.content(turn, (20, 5, 2), dim=5)
         version = lab.put(store, "r/a", made, dtype="fp16", extend=True)
         known.update(lab.entries(made, "fp16"))
@@ -84,8 +84,8 @@ def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
 def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(
     store: Store, words: tuple[int, ...]
 ) -> None:
-    """A flipped highest bit is; in two words at once verify finds it, and whatever would give the rows new
-    checks."""
+    """One flipped highest bit is found. In two words at once, verify finds it, and so does
+    any call that rewrites rows."""
     version = store.import_archive(OLD / "format-2-n5.plot")
     info = next(s for s in version.segments if s.kind == "rows" and s.order == 5)
     path = store.path / "segments" / info.name
@@ -131,7 +131,7 @@ def test_writes_the_same_bytes(store: Store, n: int, dtype: str) -> None:
 
 
 def test_a_row_is_as_the_document_says(store: Store) -> None:
-    """The layout, read with nothing but numpy: docs/plot-format.md in code."""
+    """The layout of docs/plot-format.md, read with numpy alone."""
     version = lab.put(store, "r", fixed(5), n=5)
     info = next(s for s in version.segments if s.kind == "rows" and s.order == 4)
     raw = (store.path / "segments" / info.name).read_bytes()
@@ -156,7 +156,7 @@ def test_a_row_is_as_the_document_says(store: Store) -> None:
 
 
 def test_an_n_gram_lies_where_the_document_says(store: Store) -> None:
-    """The index, read with nothing but Python's whole numbers."""
+    """The index, read with Python's integers alone."""
     version = lab.put(store, "r", lab.content(0, (200, 0, 0)))
     raw = {s.kind: (store.path / "segments" / s.name).read_bytes() for s in version.segments if s.order == 3}
     index = raw["index"]

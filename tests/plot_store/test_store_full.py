@@ -1,4 +1,4 @@
-"""A disk that is full or fails: a clean error, nothing half-visible, the build resumable."""
+"""On a full or failing disk: a clean error, nothing half-visible, a build that can be resumed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_really_full_disk(disk: Path) -> None:
 
 
 def test_a_collection_works_on_a_disk_without_a_byte(disk: Path) -> None:
-    """It gives up the reserve, and takes it again; so do the calls that let it take more."""
+    """The collection gives up the reserve and takes it again; so do other calls that free space."""
     with Store.open(disk / "s", create=True) as store:
         lab.put(store, "r", OLD)
         with contextlib.suppress(StoreFull):
@@ -122,12 +122,12 @@ def test_each_operation_failing_once(
                 build(store)
             except StoreIO as error:
                 kinds.add(error.kind)
-        if store.version("r").build == "new":  # what fails is not needed, or nothing failed any more
+        if store.version("r").build == "new":  # what failed was not needed, or nothing failed any more
             lab.put(store, "r", OLD)
         else:
             still_old(store)
             with store.writer("r", schema=lab.schema(), build="new", segment_bytes=1 << 15) as writer:
-                writer.abort()  # so that the next turn fails one operation later
+                writer.abort()  # the next turn fails one operation later
     assert nth > 3
     assert kinds == {"store_full" if code == errno.ENOSPC else "store_io"}
     store.gc(orphan_age_s=-60)
@@ -136,8 +136,8 @@ def test_each_operation_failing_once(
 
 @pytest.mark.parametrize("said", ["Input/output error", "MDB_CORRUPTED: Located page was wrong type"])
 def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it
-    says."""
+    """LMDB reports a short write as an I/O error and may then distrust its own pages;
+    once there is room, it works."""
     import lmdb
 
     from plot_store import Damaged
@@ -216,7 +216,7 @@ def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
     before = (other / "data.mdb").stat().st_ino
     draft = tmp_path / "draft"
     creation.make(draft)
-    creation._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
+    creation._rename_folder(draft, other)  # the later one finds the first one's file and leaves it alone
     creation.make(other)
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()

@@ -1,4 +1,4 @@
-"""Looking up through the store: the oracle, and what must hold whatever the implementation."""
+"""Look-ups through the store equal the oracle's, and obey rules that hold for any implementation."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_five_a_token_reaches_two_rows_either_way_and_no_further(store: Store) -
             after = lab.look(reader, [changed, text])[0]
             moved = np.flatnonzero((after[:15] != before).any(axis=1)).tolist()
             assert moved == [i for i in range(15) if abs(i - j) <= 2]
-            assert np.array_equal(after[15:], before)  # the neighbouring text sees nothing
+            assert np.array_equal(after[15:], before)  # the neighbouring text is not affected
 
 
 def test_seven_a_domain_hit_beats_the_root_and_more_entries_hit_more(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The sketch of misses against a plain Counter: its bounds, its merges, its speed, its arrays."""
+"""The miss sketch against a plain Counter: its bounds, merges, speed and arrays."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_bounds_hold_when_it_is_full(n: int, capacity: int) -> None:
     sketch = MissSketch(n, capacity)
     for one in batches:
         sketch.add(*one)
-        assert sketch.seen >= 0  # counts what waits, so that the sketch overflows again and again
+        assert sketch.seen >= 0  # counts what is pending, so that the sketch overflows repeatedly
     bounded(sketch, slow_misses(batches, n))
 
 

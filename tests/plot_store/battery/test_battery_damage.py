@@ -1,5 +1,5 @@
-"""Damaged segments, records, exports and data.mdb files: all found, no wrong vector, no crash of who
-serves."""
+"""Damaged segments, records, exports and data.mdb files: all damage is found, with no
+wrong vector and no crash."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ground(nurseries: Nurseries) -> Iterator[Ground]:
 def batches(
     nurseries: Nurseries, job: str, total: int, given: dict[str, Any], ground: Ground
 ) -> tuple[list[str], Counter]:
-    """(what is wrong, the answers) of `total` damages, in children of BATCH each that work on copies."""
+    """Try `total` damages, BATCH in each child, on copies; return (what is wrong, counts of the answers)."""
 
     def one(nursery: Nursery, first: int) -> Any:
         with lab.scratch() as copy:

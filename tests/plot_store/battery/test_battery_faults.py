@@ -1,4 +1,5 @@
-"""Every operation of every call goes wrong once: a clean error, a sound store, and the next try works."""
+"""Every file operation of every call fails once: the error is clean, the store
+sound, and a second try works."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ CALLS = [
 
 
 class Fault(NamedTuple):
-    """What goes wrong, and with which kinds of operation; see iolog.c."""
+    """The failure, and the kinds of operation that it hits; see iolog.c."""
 
     name: str
     action: str
@@ -86,7 +87,7 @@ def strike(
     log: Path | None = None,
     folder: Path | None = None,
 ) -> Any:
-    """The job's answer, with {"found": …} also where it died."""
+    """The answer of the job; {"found": …} if it died."""
     with lab.scratch() as made:
         place = folder or made / "disk"
         shutil.copytree(ground.folder, place, dirs_exist_ok=True)
@@ -112,7 +113,7 @@ def strike(
 def rounds(
     nurseries: Nurseries, ground: Ground, faults: list[Fault], most: int
 ) -> list[tuple[Op, Fault, int]]:
-    """(call, fault, which operation): all there are, or a random part of so many."""
+    """(call, fault, which operation): all combinations, or `most` random ones."""
     found: list[tuple[Op, Fault, int]] = []
     pairs = [(call, fault) for call in CALLS for fault in faults]
     for (call, fault), quiet in zip(
@@ -174,8 +175,8 @@ def test_creation_with_faults(nurseries: Nurseries, tell: Callable[[str], None])
 def test_a_failed_fsync_is_not_believed_later(
     nurseries: Nurseries, ground: Ground, counts: Callable[[int, int], int], tell: Callable[[str], None]
 ) -> None:
-    """After a failed fsync what was unsynced is lost, even if a later fsync succeeds: the power goes at the
-    end."""
+    """After a failed fsync, unsynced data is lost even if a later fsync succeeds.
+    The power is cut at the end."""
 
     def lose(nursery: Nursery, given: tuple[Op, Fault, int]) -> list[str]:
         with lab.scratch() as folder:

@@ -22,8 +22,8 @@ from fuzztargets import make
 
 LIMIT_S = 5.0
 WARM_UP = 300
-MEMORY_MIB = 64  # growth beyond what the warm-up took
-ADDRESSES = 2 << 30  # room for allocations: one that a damaged size asks for fails instead of swapping
+MEMORY_MIB = 64  # allowed growth after the warm-up
+ADDRESSES = 2 << 30  # room for allocations: an allocation of a damaged size fails instead of swapping
 
 
 def main() -> None:
