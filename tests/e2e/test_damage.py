@@ -104,7 +104,7 @@ def test_jobs_read_no_damaged_root(home: Home) -> None:
     assert str(home.settings.data) not in json.dumps(done.error)
 
 
-def test_a_hash_is_paid_once_for_an_unchanged_file(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_hashed_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     digest = hashlib.file_digest
 

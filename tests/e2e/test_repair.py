@@ -158,7 +158,9 @@ def test_a_repair_that_was_interrupted_goes_on(
     assert only_version(home, folder)
 
 
-def test_nothing_else_takes_its_place(home: Home, tiny_source: Path, tmp_path: Path, folder: Path) -> None:
+def test_no_other_import_takes_a_damaged_roots_place(
+    home: Home, tiny_source: Path, tmp_path: Path, folder: Path
+) -> None:
     with pytest.raises(Conflict, match="its files are sound: choose another name"):
         again(home, tiny_source)
     damage(folder)

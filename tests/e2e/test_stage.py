@@ -111,5 +111,5 @@ async def test_a_batch_grows_by_what_its_stages_save(home: Home) -> None:
     assert all(later > 1.5 * earlier for earlier, later in pairwise(lengths))
 
 
-def test_what_a_setting_leaves_of_the_work() -> None:
+def test_the_work_of_an_effect_is_the_mean_over_layers() -> None:
     assert Effect(rows=(1.0, 0.5, 0.5, 0.0)).work == pytest.approx(0.5)

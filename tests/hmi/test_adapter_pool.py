@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_takes_nothing_from_the_others() -> None:
     assert pool.resident() == ["a"]
 
 
-def test_who_does_not_wait_takes_all_or_nothing() -> None:
+def test_taking_without_waiting_gives_all_or_nothing() -> None:
     pool = AdapterPool(20, Loader())
     assert pool.take(["a"]) is None
     assert not pool.has("a")

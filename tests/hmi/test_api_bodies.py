@@ -277,7 +277,7 @@ async def test_a_body_may_be_slow_but_must_come(tmp_path: Path) -> None:
         assert world.services.bodies.shares.used == 0
 
 
-async def test_who_calls_is_asked_before_the_body_is_sent(tmp_path: Path) -> None:
+async def test_the_key_is_checked_before_the_body_is_sent(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         acme, zeta = await tenant(world), await tenant(world, "zeta")
         expect = "Expect: 100-continue"

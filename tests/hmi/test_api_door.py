@@ -304,7 +304,7 @@ async def test_what_is_no_request_has_the_native_shape(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-async def test_who_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
     async with serving(tmp_path, idle_s=1) as (_, door, port):
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -221,7 +221,7 @@ async def test_a_tenant_follows_so_many_jobs_at_once(tmp_path: Path, monkeypatch
                     await asyncio.sleep(0.01)
 
 
-async def test_what_is_anothers_and_what_is_not_are_told_alike(tmp_path: Path) -> None:
+async def test_another_tenants_names_and_missing_ones_get_equal_answers(tmp_path: Path) -> None:
     async with running(tmp_path, job_workers=0) as world:
         add_root(world.services.manager)
         acme, _ = await tenant(world), await tenant(world, "zeta")

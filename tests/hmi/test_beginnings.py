@@ -115,7 +115,7 @@ def test_the_work_is_that_of_what_is_kept(
     assert 0 < counting.characters < 10_000, "the whole text was read to keep 64 tokens of it"
 
 
-def test_of_a_tokenizer_of_another_kind_the_whole_text_is_read() -> None:
+def test_a_tokenizer_of_another_kind_reads_the_whole_text() -> None:
     fast = FastTokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     assert beginnings_of(fast) is None

@@ -52,7 +52,7 @@ def test_a_budget_is_split_and_used_up(room: int, there: dict[int, int]) -> None
         assert disk_bytes(SCHEMA, 2, taken[2]) == pytest.approx(0.8 * room, rel=0.02)
 
 
-def test_of_a_wider_window_every_order_gets_some() -> None:
+def test_a_budget_for_wider_windows_gives_each_order_a_part() -> None:
     schema = Schema(n=5, dim=32, vocab=100)
     taken = split_budget(schema, 10**6, dict.fromkeys((2, 3, 4, 5), 10**6))
     assert min(taken.values()) > 0

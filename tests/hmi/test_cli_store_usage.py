@@ -66,7 +66,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     ],
 )
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1", "1e308", "x", ""])
-def test_a_number_that_is_none_is_wrong_usage(
+def test_an_invalid_number_is_wrong_usage(
     data: Path, capsys: pytest.CaptureFixture[str], option: str, number: str
 ) -> None:
     command = [part.format(number) for part in option.split(" ")]

@@ -81,7 +81,7 @@ def test_a_report_shows_scores_and_draws(
     assert "no version 7" in hmi(capsys, "model", "report", "acme.m", "--version", 7, *data, code=1)
 
 
-def test_a_plots_dots_stand_where_the_bins_say() -> None:
+def test_the_dots_of_a_chart_stand_where_the_bins_say() -> None:
     bins = [{"rows": 10, "confidence": 0.5, "right": 1.0}]
     drawn = ElementTree.fromstring(reliability_svg("a <b>", {"ece": 0.5, "bins": bins}))
     (dot,) = [e for e in drawn.iter() if e.tag.endswith("circle")]

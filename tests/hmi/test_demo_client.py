@@ -105,7 +105,7 @@ def test_the_servers_errors_are_raised_as_our_own(server: tuple[DemoClient, type
         DemoClient("127.0.0.1", 1).get("/x")
 
 
-def test_later_is_tried_again(server: tuple[DemoClient, type[Handler]]) -> None:
+def test_a_busy_server_is_asked_again(server: tuple[DemoClient, type[Handler]]) -> None:
     client, handler = server
     assert client.post("/busy", {}) == {"ok": True}
     assert len(handler.seen) == 3

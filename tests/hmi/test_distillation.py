@@ -76,7 +76,7 @@ def test_ridge_distillation_and_cotraining_each_lower_the_error(
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_covers_drop_every_order_but_unigrams(n: int) -> None:
+def test_random_covers_drop_some_ngrams_of_every_order_but_unigrams(n: int) -> None:
     ids = torch.ones(3, 40, dtype=torch.int64)
     rng, g = random.Random(1), torch.Generator().manual_seed(1)
     covers = [random_cover(ids, n, rng, g) for _ in range(20)]

@@ -129,7 +129,7 @@ def _write(
         manager.cancel_job(job.job)
 
 
-def test_an_archive_is_taken_only_where_its_root_is(
+def test_an_archive_is_accepted_only_where_its_root_is(
     manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive, data = tmp_path / "archive", manager.settings.data

@@ -166,7 +166,7 @@ def test_tensors_alone_rebuild_it() -> None:
         assert torch.equal(again.scores(bags), lexical.scores(bags))
 
 
-def test_tasks_have_them_by_default_or_as_asked() -> None:
+def test_tasks_have_lexical_features_by_default_or_as_asked() -> None:
     assert lexical_buckets("tagging", None) == BUCKETS
     assert lexical_buckets("tagging", False) == 0
     assert lexical_buckets("classification", None) == 0

@@ -169,7 +169,7 @@ def test_back_off_fills_as_the_store_does(of_n: LocalLower, seed: int) -> None:
     torch.testing.assert_close(together, as_stored(of_n, TEXTS, at_hand), atol=2e-5, rtol=1e-4)
 
 
-def test_all_at_hand_is_the_exact_text(of_n: LocalLower) -> None:
+def test_with_all_ngrams_stored_the_states_are_exact(of_n: LocalLower) -> None:
     ids = pad_ids(TEXTS)
     every = Cover({order: torch.ones(ids.shape, dtype=torch.bool) for order in range(2, of_n.n + 1)})
     torch.testing.assert_close(of_n(ids, every), of_n(ids), atol=1e-6, rtol=0)

@@ -146,7 +146,7 @@ def test_sizes_keep_to_their_budgets(kind: Kind) -> None:
             assert more > budget, (kind, name, more)
 
 
-def test_the_default_is_what_it_was() -> None:
+def test_the_default_module_is_lora_of_rank_8() -> None:
     assert (ModuleSpec().kind, ModuleSpec().rank, ModuleSpec().sites) == ("lora", 8, None)
     assert (
         ModuleSpec()

@@ -62,7 +62,7 @@ def item_of(given: Input) -> Any:
     return given.text if given.parts == (given.place,) else {"text": given.text}
 
 
-def test_it_is_a_dialect() -> None:
+def test_the_native_protocol_is_a_dialect() -> None:
     dialect: Dialect = NATIVE
     assert [(each.path, each.inputs_field) for each in dialect.endpoints] == [
         ("/infer/{model}", "inputs"),

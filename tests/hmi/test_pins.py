@@ -109,7 +109,9 @@ async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: p
         assert "0123" not in str(error)
 
 
-def test_who_sent_something_is_forgotten_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_that_sent_something_are_forgotten_without_being_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr("hmi.engine.recent.time.monotonic", lambda: now)
     recent = Recent()

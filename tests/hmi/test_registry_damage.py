@@ -353,7 +353,7 @@ def test_a_kept_answer_that_is_damaged_keeps_no_other(folder: Path, monkeypatch:
     registry.close()
 
 
-def test_marks_go_with_their_records(opened: Registry, folder: Path) -> None:
+def test_marks_are_deleted_with_their_records(opened: Registry, folder: Path) -> None:
     for name in names():
         opened.delete_tenant(name)
     gone = ("tenant/", "model/", "key")

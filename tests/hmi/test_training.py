@@ -56,7 +56,7 @@ def quiet(step: int, total: int, loss: float) -> None:
     assert loss == loss, "the loss is not a number"
 
 
-def test_it_learns_and_leaves_the_root_alone(tiny_root: Root) -> None:
+def test_training_learns_and_leaves_the_root_unchanged(tiny_root: Root) -> None:
     before = {k: v.clone() for k, v in tiny_root.upper.state_dict().items()}
     trainer = tenant_trainer(tiny_root, MODULE, PLAN, examples(tiny_root, 0))
     assert list(trainer.epochs(quiet)) == list(range(1, 11))

@@ -43,7 +43,7 @@ def test_a_batch_is_the_mean_over_words_of_all_paths() -> None:
     assert torch.allclose(transitions.loss(logits, TARGETS), torch.as_tensor(expected), atol=1e-5)
 
 
-def test_its_gradient_is_that_of_all_paths() -> None:
+def test_the_gradient_of_the_loss_is_that_of_all_paths() -> None:
     transitions, logits = made()
     logits.requires_grad_()
     transitions.loss(logits[:1], TARGETS[:1]).backward()
@@ -73,7 +73,9 @@ def test_texts_without_words_cost_nothing() -> None:
         ("classification", 5, None, None, False),
     ],
 )
-def test_they_are_learnt_for_tagging(task, labels, weights, wanted, learns) -> None:  # type: ignore[no-untyped-def]
+def test_transitions_are_learnt_for_tagging_unless_told_otherwise(
+    task, labels, weights, wanted, learns
+) -> None:  # type: ignore[no-untyped-def]
     assert learns_transitions(task, labels, weights, wanted) is learns
 
 
@@ -108,7 +110,7 @@ def test_words_that_were_not_seen_cost_no_path_and_do_not_break_an_entity() -> N
     assert task.answer(torch.empty(0, 4)).tags == []
 
 
-def test_they_are_refused_where_they_cannot_be() -> None:
+def test_transitions_are_refused_beside_class_weights() -> None:
     with pytest.raises(InvalidInput, match="class weights") as error:
         learns_transitions("tagging", 5, (1.0,), True)
     assert error.value.details["field"] == "options.transitions"

@@ -85,7 +85,7 @@ def test_a_worse_update_is_held_back_and_can_be_published(
     manager.rollback_model("acme.m", before)
 
 
-def test_who_asks_for_it_decides_otherwise(manager: Manager) -> None:
+def test_publish_always_or_never_overrides_the_comparison(manager: Manager) -> None:
     before = manager.model("acme.m").current
     made = update(manager, rows(200), publish="never", options={"epochs": 1})
     assert (made["published"], made["reason"]) == (False, "publish=never was asked for")

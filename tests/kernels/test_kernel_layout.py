@@ -125,7 +125,7 @@ def test_bfloat16_is_the_nearest_and_a_tie_goes_to_even() -> None:
 
 @pytest.mark.parametrize("dtype", layout.DTYPES.values())
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
+def test_an_invalid_number_is_refused(dtype: int, bad: float) -> None:
     vectors = np.zeros((2, 3, 5), np.float32)
     vectors[1, 2, 4] = bad
     with pytest.raises(ValueError, match="infinite"):

@@ -80,7 +80,7 @@ def test_attachments_travel_and_are_checked(store: Store, tmp_path: Path) -> Non
             Store.open(tmp_path / "new", create=True).import_archive(tmp_path / "bad.plot")
 
 
-def test_under_another_name(store: Store, tmp_path: Path) -> None:
+def test_an_import_under_another_name(store: Store, tmp_path: Path) -> None:
     file = exported(tmp_path)
     one = store.import_archive(file, ref="mine")
     assert store.import_archive(file, ref="mine") == one

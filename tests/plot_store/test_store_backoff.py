@@ -59,7 +59,7 @@ def test_steps_equal_the_oracle(store: Store, steps: list[tuple[int, int | None]
             lab.same_as(reader, chain, lab.texts(seed, LENGTHS, FEW), steps)
 
 
-def test_what_the_names_mean() -> None:
+def test_named_backoffs_are_these_steps() -> None:
     assert steps_of("order", 3, 2) is None  # the kernels' own default
     assert steps_of("version", 3, 2) == BY_VERSION_3
     assert steps_of("version", 1, 2) == [(1, None)]

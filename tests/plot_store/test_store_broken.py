@@ -63,7 +63,7 @@ def test_a_row_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) 
     assert store.version("r") == before
 
 
-def test_nor_one_of_format_1_that_has_no_check(store: Store) -> None:
+def test_a_row_of_format_1_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) -> None:
     old = store.import_archive(FORMAT_1)
     vocab = old.schema.vocab
     store.append(old.ref, lab.content(1, (20, 5, 1), dim=old.schema.dim, vocab=vocab))
@@ -76,7 +76,7 @@ def test_nor_one_of_format_1_that_has_no_check(store: Store) -> None:
         store.compact(old.ref, max_segments=1, target_bytes=1 << 15)
 
 
-def test_nor_out_of_an_index_that_is_made_anew(store: Store) -> None:
+def test_a_row_with_a_damaged_key_is_not_left_out_of_a_merged_index(store: Store) -> None:
     lab.put(store, "r", lab.content(1, (60, 10, 2)))
     name = damage_key(store, "r")
     for seed in range(2, 1 + MAX_RUNS):

@@ -105,7 +105,7 @@ def test_killed_at_every_point_of_a_build(tmp_path: Path) -> None:
     assert n > 50  # it died at many different points
 
 
-def test_killed_again_and_again_it_still_ends(tmp_path: Path) -> None:
+def test_a_build_that_is_killed_repeatedly_still_ends(tmp_path: Path) -> None:
     build(fresh(tmp_path / "whole"))
     with Store.open(tmp_path / "whole") as store:
         whole = {s.name for s in store.version("r").segments}

@@ -60,7 +60,7 @@ def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(
         assert np.array_equal(device.read(look(on, device, batch)[0]), expected)
 
 
-def test_it_keeps_what_it_copied_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
+def test_a_device_reader_keeps_its_copy_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
     lab.put(store, "r", lab.content(1))
     batch = lab.texts(2)
     reader = store.reader("r")

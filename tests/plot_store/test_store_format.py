@@ -50,7 +50,7 @@ def test_can_read_old(store: Store, stem: str) -> None:
     lab.check(store)
 
 
-def test_there_is_one_of_each_to_read() -> None:
+def test_there_is_one_fixture_of_each_format() -> None:
     assert sorted(p.stem for p in OLD.glob("*.plot")) == sorted(FILES)
     assert sum(p.stat().st_size for p in OLD.glob("*.plot")) < 200_000
 

@@ -173,7 +173,7 @@ def test_what_a_killed_append_left_goes_after_hours_not_days(store: Store) -> No
     lab.check(store)
 
 
-def test_that_a_version_was_collected_is_forgotten_in_the_end(store: Store) -> None:
+def test_the_record_of_a_collected_version_ends_too(store: Store) -> None:
     old = lab.put(store, "r", lab.content(1))
     lab.put(store, "r", lab.content(2))
     assert store.gc(keep_versions=1).versions == (old.id,)

@@ -27,7 +27,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "9p", "fuse.fuseblk", "overlay"])
-def test_a_local_file_system_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_local_file_system_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     lies_on(kind, tmp_path, monkeypatch)
     assert host.file_system(tmp_path / "not" / "there") == kind
     Store.open(tmp_path / "s", create=True).close()
@@ -82,7 +82,7 @@ def test_a_reader_of_another_user_is_told_what_it_needs(store: Store) -> None:
     assert stat.S_IMODE((store.path / "catalogue" / "data.mdb").stat().st_mode) & 0o022 == 0
 
 
-def test_a_ref_that_is_none_is_told_what_is_wrong(store: Store) -> None:
+def test_an_invalid_ref_gets_an_error_that_says_why(store: Store) -> None:
     seven = "a/b/c/d/e/f/g"
     with pytest.raises(Invalid, match="has 8 parts: use 1 to 7 parts"):
         store.writer(f"{seven}/h", schema=lab.schema(), build="b")

@@ -116,7 +116,7 @@ def test_batches_larger_than_what_may_wait() -> None:
     assert kept(sketch) == dict(wanted)
 
 
-def test_arrays_bring_it_back() -> None:
+def test_a_sketch_comes_back_from_its_arrays() -> None:
     rng = random.Random(2)
     batches = [batch(rng, 4) for _ in range(80)]
     sketch = MissSketch(4, 25)

@@ -36,7 +36,7 @@ def test_a_tag_names_one_version_wherever_a_version_is_asked_for(store: Store, t
     lab.check(store)
 
 
-def test_what_tags_refuse(store: Store) -> None:
+def test_wrong_tags_are_refused(store: Store) -> None:
     three(store)
     stranger = lab.put(store, "s", {})
     for ref, name, version, error in (
