@@ -23,6 +23,7 @@ from hmi.core import ENDED
 from tests.tiny import random_texts
 
 LABELS = ("finance", "biology")
+MODEL = {"model": "acme.m", "domain": "tiny", "task": "classification"}
 
 
 @dataclass
@@ -63,6 +64,13 @@ class World:
             if view["state"] in ENDED:
                 return dict(view)
             await asyncio.sleep(0.05)
+
+
+async def tenant(world: World, name: str = "acme", **given: Any) -> str:
+    """Create a tenant over HTTP and return its key."""
+    status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name}, **given)
+    assert status == 201
+    return str(made["key"])
 
 
 def is_ready(url: str) -> bool:

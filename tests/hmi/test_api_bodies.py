@@ -21,9 +21,8 @@ from hmi.api import census as census_module
 from hmi.api.census import Census, census
 from hmi.api.shares import Shares
 from hmi.errors import QuotaExceeded, TooLarge, Unavailable
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import MODEL, World, running, tenant
 from tests.hmi.flood_lab import MIB, bomb, head, objects, post
-from tests.hmi.test_api_edge import MODEL, tenant
 from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}

@@ -12,9 +12,8 @@ from hmi.core import JobRecord, ModelId, ModelRecord, TenantRecord, now
 from hmi.stores import job_table, model_table
 from hmi.stores.registry_database import Txn
 from hmi.stores.table import TENANT, Table
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import World, running, tenant
 from tests.hmi.runner_bodies import version_by
-from tests.hmi.test_api_edge import tenant
 
 
 async def test_the_contract_is_rendered_once_and_sent_once(

@@ -12,15 +12,7 @@ import pytest
 
 from hmi.api.app import drain
 from hmi.errors import Damaged, DeadlineExceeded
-from tests.hmi.api_world import World, running
-
-MODEL = {"model": "acme.m", "domain": "tiny", "task": "classification"}
-
-
-async def tenant(world: World, name: str = "acme", **given: Any) -> str:
-    status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name}, **given)
-    assert status == 201
-    return str(made["key"])
+from tests.hmi.api_world import MODEL, World, running, tenant
 
 
 async def test_errors_have_the_native_shape(tmp_path: Path) -> None:

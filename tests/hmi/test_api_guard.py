@@ -16,9 +16,8 @@ import pytest
 from hmi.api import body as body_module
 from hmi.api import dispatch, quotas
 from hmi.metrics import Metrics
-from tests.hmi.api_world import World, is_ready, rows, running
+from tests.hmi.api_world import MODEL, World, is_ready, rows, running, tenant
 from tests.hmi.manager_lab import add_root
-from tests.hmi.test_api_edge import MODEL, tenant
 from tests.waiting import wait_until
 
 

@@ -17,10 +17,9 @@ from hmi.api.views import job_view
 from hmi.core import JobRecord, ModelId, Progress, now
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.stores import job_table
-from tests.hmi.api_world import World, rows, running
+from tests.hmi.api_world import MODEL, World, rows, running, tenant
 from tests.hmi.manager_lab import add_root
 from tests.hmi.runner_bodies import version_by
-from tests.hmi.test_api_edge import MODEL, tenant
 
 
 async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

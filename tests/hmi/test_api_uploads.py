@@ -14,10 +14,9 @@ from hmi.api import uploads as uploads_module
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.errors import InvalidInput, NotFound
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import MODEL, World, running, tenant
 from tests.hmi.flood_lab import MIB, head
 from tests.hmi.test_api_bodies import opened
-from tests.hmi.test_api_edge import MODEL, tenant
 from tests.waiting import until
 
 TEXT = b"a line of text\n" * 5000

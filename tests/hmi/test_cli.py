@@ -12,43 +12,12 @@ import stat
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.hmi.api_world import corpus, hmi, is_ready, made_folder, rows
-from tests.waiting import wait_until
-
-REPO = Path(__file__).parents[2]
-PYTHON = [sys.executable, "-m", "hmi"]
-
-
-@contextmanager
-def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a server process on a free port: its address and the process."""
-    command = [*PYTHON, "serve", "--data", str(data), "--port", "0", *arguments]
-    server = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        url = ""
-        for line in server.stderr:
-            found = re.search(r"http://\S+?:\d+", line)
-            if found:
-                url = found[0]
-                break
-        assert url, "the server did not start"
-        yield url, server
-    finally:
-        if server.poll() is None:
-            server.kill()
-        server.wait()
-        server.stderr.close()
-
-
-def ready(url: str) -> None:
-    wait_until(lambda: is_ready(url))
+from tests.hmi.api_world import corpus, hmi, made_folder, rows
+from tests.hmi.server_lab import REPO, ready, serving
 
 
 def test_tenants_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from hmi.model.root import Root, save_root
 from plot_store import Schema
 from tests.hmi.api_world import hmi, made_folder
 from tests.hmi.manager_lab import add_model, add_root, publish_plot
-from tests.hmi.test_cli import REPO, ready, serving
+from tests.hmi.server_lab import REPO, ready, serving
 from tests.waiting import wait_until
 
 UPDATES = 4

@@ -22,7 +22,7 @@ from hmi.stores.miss_files import MissFiles
 from plot_store import Hits
 from tests.hmi.api_world import World, hmi, made_folder, running
 from tests.hmi.build_lab import run, text
-from tests.hmi.test_cli import ready, serving
+from tests.hmi.server_lab import ready, serving
 
 NEWS = "tiny/news"
 OFTEN, RARELY = "q z v k x", "j w y f"  # single letters: tokens that occur in no corpus

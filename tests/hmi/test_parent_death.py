@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hmi.jobs.runtime.parent_death import ORPHANED
-from tests.hmi.test_cli import REPO
+from tests.hmi.server_lab import REPO
 from tests.waiting import wait_until
 
 LIMIT_S = 60.0
