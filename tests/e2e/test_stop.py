@@ -1,8 +1,7 @@
-"""SIGTERM under load: every request that arrived completely is answered, and slow clients do not delay
-the stop.
+"""SIGTERM under load: every complete request is answered, and slow clients do not delay the stop.
 
-One round with few clients and little patience in `make test`; twenty with 24 clients and real times in `make
-stress`.
+One round with few clients and little patience in `make test`, twenty with 24 clients and real times
+in `make stress`.
 """
 
 from __future__ import annotations

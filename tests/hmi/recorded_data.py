@@ -1,5 +1,5 @@
-"""The data folder for `tests.hmi.recorded`: a root with a branch, and three tenants with models of every
-task.
+"""The data folder for `tests.hmi.recorded`: a root with a branch, and three tenants with models of all
+tasks.
 
 The first tenant's modules are LoRA, the others' are of the other kinds. The second reads long texts
 in windows; the third cuts them early and builds on the root's own PLOT.

@@ -35,10 +35,10 @@ def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3) 
 
 
 def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
-    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles,
-    dim])}.
+    """Random distinct n-grams and vectors: {order: (uint32 [m, order], float32 [m, roles, dim])}.
 
-    counts: how many to draw, of the longest first; n (the window's width) is how many counts there are.
+    `counts` says how many n-grams of each order to draw, longest first; its length is n, the width of
+    the window.
     """
     rng = np.random.default_rng(seed)
     n = len(counts)

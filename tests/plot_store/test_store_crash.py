@@ -1,7 +1,6 @@
-"""Processes killed in the middle of an operation: nothing is half-visible, and a resumed build has the
-same content.
+"""Processes killed in the middle leave nothing half-visible, and a resumed build has the same content.
 
-The child is killed (SIGKILL) just before its n-th operation on files or commit, for every n until it gets
+The child is killed (SIGKILL) just before its n-th file operation or commit, for every n until it gets
 through.
 """
 

@@ -35,11 +35,10 @@ def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str =
 def judge(
     *, emit: Emit, folder: str, side: str, ops: Ops, changed: list[bool], done: int, redo: bool = True
 ) -> Any:
-    """The violations in a store of which `done` operations were acknowledged and the next may have
-    happened.
+    """The violations in a store: `done` operations were acknowledged, the next may have happened.
 
     With done = -1, not even the creation of the store was acknowledged. Emits {"found": […], "next":
-    whether the next operation has happened}. ¶
+    whether the next operation has happened}.
     """
     listed = [Op(*op) for op in ops]
     path = Path(folder)
@@ -98,7 +97,7 @@ def go_on(
 ) -> tuple[list[str], list[Op], list[bool]]:
     """Repeat what was cut off, then publish and collect: each must work, and no stray file may be left.
 
-    Returns (what is wrong, all operations done by now, whether each changed anything). ¶
+    Returns (what is wrong, all operations done by now, whether each changed anything).
     """
     done, ended = ops[:now], changed[:now]
     for op in [*ops[now : now + 1], Op("publish", "top", 7), Op("gc", arg=99)]:

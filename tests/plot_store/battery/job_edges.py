@@ -1,7 +1,7 @@
 """Jobs of rare cases: a lost segment, a map that grows under readers, a base that only a build holds,
 thousands of dead readers, as many mappings as the system allows.
 
-Each emits {"found": what is wrong, "tried": how often}. ¶
+Each emits {"found": what is wrong, "tried": how often}.
 """
 
 from __future__ import annotations

@@ -40,15 +40,14 @@ def fault(
     kinds: str,
     log: str | None = None,
 ) -> Any:
-    """Run `call` on a store in which `ops` were done; its at-th operation of these kinds fails (0:
-    none).
+    """Run `call` on a store in which `ops` were done; its at-th operation of these kinds fails.
 
-    With `sticky`, all later operations fail too. Afterwards the store must be as before or as after
-    the call, and the call must work when it is repeated.
+    With at = 0 none fails; with `sticky`, all later operations fail too. Afterwards the store must be
+    as before or as after the call, and the call must work when it is repeated.
 
     Emits {"count": operations of the call, "failed": kind of the error, "found": what is wrong, "ops"
-    and "changed": all operations done in the end, "reopened": whether the store had to be opened anew
-    to work again}. ¶
+    and "changed": all operations done in the end, "reopened": whether the store worked only after it
+    was opened anew}.
     """
     follow = [*(Op(*op) for op in ops), Op(*call)]
     recorder = Recorder(folder, log)

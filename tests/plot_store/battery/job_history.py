@@ -1,8 +1,7 @@
-"""Jobs with many processes on one store: readers beside a builder and the collector, and readers that
-are killed.
+"""Jobs with many processes on one store: readers beside a builder and the collector, and killed readers.
 
-Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up must
-answer is plain arithmetic, exact in fp32.
+Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up
+must answer is plain arithmetic, exact in fp32.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Shared:
     """Two numbers that all processes share: the newest acknowledged version, and whether to stop.
 
-    In an array, which stores eight bytes at once: `struct.pack_into` first writes zeros, and others may see
-    them.
+    They lie in an array, which stores eight bytes at once: `struct.pack_into` first writes zeros,
+    which others may see.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def live(
     """Emits "open", then for each operation (kind of error or "", whether it changed anything).
 
     The process dies by SIGKILL before (or with `after`, after) the at-th file operation of these
-    kinds; with at = 0 it lives on. ¶
+    kinds; with at = 0 it lives on.
     """
     recorder = Recorder(folder)
     if at:

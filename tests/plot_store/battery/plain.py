@@ -48,8 +48,7 @@ def schema_of(ref: str) -> Schema:
 
 @lru_cache(maxsize=256)
 def content(ref: str, seed: int) -> Content:
-    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, the highest order
-    first."""
+    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, longest first."""
     rng, n = np.random.default_rng(seed), schema_of(ref).n
     made: Content = {}
     for order in range(n, 0, -1):

@@ -1,9 +1,9 @@
-"""The targets of the fuzzer: each feeds one input, in memory, to the code that reads it and judges the
+"""The targets of the fuzzer: each feeds one input to the code that reads it, in memory, and judges the
 outcome.
 
-An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written). Anything
-else that happens to bytes that were merely damaged is a defect and raises. Forged bytes, whose checksums were
-made to match, may also be "served": they must not crash, hang or take memory.
+An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written).
+Any other outcome of bytes that were merely damaged is a defect and raises. Forged bytes, whose
+checksums were made to match, may also be "served": they must not crash, hang or take memory.
 """
 
 from __future__ import annotations
