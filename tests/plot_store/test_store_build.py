@@ -109,7 +109,7 @@ with Store.open(sys.argv[1], create=True) as store:
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
-    """LMDB's commit is one fdatasync of its data and one synchronous write of a meta page. No more syncs."""
+    """LMDB's commit is one fdatasync of data and one synchronous write of a meta page; nothing else syncs."""
     log = tmp_path / "log"
     calls = "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat"
     traced = ["strace", "-f", "-y", "-o", str(log), "-e", calls]
