@@ -1,4 +1,4 @@
-"""An embedded, versioned, crash-safe store of n-gram representations. It knows n-grams, versions and bytes.
+"""An embedded, versioned, crash-safe store of n-gram vectors. docs/plot-store.md is the guide.
 
 with Store.open(path, create=True) as store:
     with store.writer("minilm", schema=Schema(dim=384, vocab=30522), build="b1") as writer:

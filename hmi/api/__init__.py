@@ -1,4 +1,4 @@
-"""The HTTP edge: one route table that is served, checked and documented; see docs/http.md."""
+"""The HTTP edge. One route table is served, checked and documented; see docs/http.md."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["create_app", "serve"]
 
-# Imported when called: the command line uses small parts of this package and must start quickly.
+# The functions import on call: the command line uses small parts of this package and must start quickly.
 
 
 def create_app(settings: Settings) -> web.Application:
-    """The whole server as an aiohttp application; see `hmi.api.app.create_app`."""
+    """Create the whole server as an aiohttp application; see `hmi.api.app.create_app`."""
     from hmi.api.app import create_app as create
 
     return create(settings)

@@ -1,5 +1,4 @@
-"""The aiohttp application: it builds the services at start and adds one route for each line of the route
-table."""
+"""The aiohttp application: it builds the services at the start and serves each route of the route table."""
 
 from __future__ import annotations
 
@@ -28,24 +27,28 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics
 
 DRAIN_S = 26
-"""Together with the closing of connections (hmi.api.leaving), a stop takes half a minute."""
+"""Longest wait at shutdown for accepted requests. Closing the connections (`hmi.api.leaving`) then takes
+a few seconds more: half a minute in all."""
 STALL_S = 5.0
-"""A body of which nothing comes for so long is not waited for."""
+"""At shutdown, a body of which no byte arrives for this long is given up."""
 CHECK_S = 0.25
+"""Interval at which the shutdown checks the bodies that still arrive."""
 log = logging.getLogger("hmi.api")
 
 
 def create_app(settings: Settings) -> web.Application:
-    """The whole server as an aiohttp application; its parts live as long as it runs.
+    """Create the whole server as an aiohttp application, which owns its parts and closes them at its end.
 
-    Raises Damaged where the data folder cannot be used. Only one application may run on a data folder.
+    Raises Damaged if the data folder cannot be used. Only one application may run on a data folder.
     """
     return application(build_services(settings))
 
 
 def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
-    """Imported here, since it imports torch, which takes seconds: only calls that ask a model wait for
-    that."""
+    """Create the engine.
+
+    The import is here since it loads torch, which takes seconds: commands that ask no model need not wait.
+    """
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
 
@@ -57,7 +60,7 @@ def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
 def build_services(
     settings: Settings, engine_of: Callable[[Manager, Metrics], InferenceEngine] = build_engine
 ) -> Services:
-    """Open the data folder and wire the parts."""
+    """Open the data folder and create the parts of the server."""
     manager = Manager(settings)
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
@@ -77,7 +80,7 @@ def build_services(
 
 
 def application(services: Services) -> web.Application:
-    """An application around parts that exist."""
+    """Create an application around existing services."""
     app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
     for route in ROUTES:
@@ -88,7 +91,10 @@ def application(services: Services) -> web.Application:
 
 
 async def drain(services: Services) -> None:
-    """Refuse new work, answer what was accepted, stop jobs so that they resume. May be called twice."""
+    """Refuse new requests, answer the accepted ones, and stop jobs so that they resume at the next start.
+
+    A second call does nothing.
+    """
     if services.phase == "draining":
         return
     services.phase = "draining"
@@ -99,19 +105,21 @@ async def drain(services: Services) -> None:
 
 
 async def _answered(services: Services) -> bool:
-    """Wait until the accepted requests are answered, at most DRAIN_S: a body may come slowly, or never."""
+    """Wait at most DRAIN_S for the accepted requests; return whether all are answered.
+
+    A request whose body stalls for STALL_S is given up, since the body may never arrive.
+    """
     began = time.monotonic()
-    seen: dict[
-        int, tuple[int, float]
-    ] = {}  # request -> bytes of its body so far, and when the last of them came
+    # For each request, by id: the bytes of its body so far, and when the last of them arrived.
+    seen: dict[int, tuple[int, float]] = {}
     while services.in_flight.count and (waited := time.monotonic() - began) < DRAIN_S:
         with suppress(TimeoutError):
             await asyncio.wait_for(services.in_flight.none(), min(CHECK_S, DRAIN_S - waited))
-        for name, request in services.receiving.items():
+        for request_id, request in services.receiving.items():
             size, at = request.content.total_bytes, time.monotonic()
-            if size != seen.get(name, (-1, 0.0))[0]:
-                seen[name] = size, at
-            elif at - seen[name][1] >= STALL_S:
+            if size != seen.get(request_id, (-1, 0.0))[0]:
+                seen[request_id] = size, at
+            elif at - seen[request_id][1] >= STALL_S:
                 _give_up(request)
     for request in services.receiving.values():
         _give_up(request)
@@ -123,13 +131,14 @@ async def _answered(services: Services) -> bool:
 
 
 def _give_up(request: web.Request) -> None:
-    """Let whoever reads this body answer instead."""
+    """Make the read of this body raise, so that its request is answered by a 503."""
     request.content.set_exception(
-        Unfinished("the server is stopping and the body has not come whole: send it again in a few seconds")
+        Unfinished("the server is stopping and the body is not complete: send it again in a few seconds")
     )
 
 
 async def _running(app: web.Application) -> AsyncIterator[None]:
+    """Start the services with the application, and drain and close them at its end."""
     services = app[SERVICES]
     await asyncio.to_thread(contract)
     await asyncio.to_thread(services.uploads.clear)

@@ -1,4 +1,4 @@
-"""Asks and their results. A protocol decodes a call into asks, and encodes the results into its answer."""
+"""Asks and their results. A protocol decodes a call to asks, and encodes their results to its answer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Input:
     place: str
     """How the caller names the input, for example `inputs[3]`."""
     parts: tuple[str, ...]
-    """The caller's name of each text in it. A list of words has one name, and a word's name is that with its
-    index."""
+    """The caller's name of each text in the input, for example `inputs[3].text`. A list of words has one
+    name; the name of a word adds its index."""
 
 
 class Inputs(Sized, Iterable[Input], Protocol):
-    """The inputs of an ask. They may be made as they are read: a call with too many is refused before
-    that."""
+    """The inputs of an ask. They may be created while they are iterated: a call with too many inputs is
+    refused by their number, before that."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Ask:
 
     model: ModelId
     inputs: Inputs
-    """One at least."""
+    """At least one."""
     model_place: str | None = None
-    """The caller's name of the field that holds the model. None where the path names the model."""
+    """The caller's name of the field that holds the model; None if the path names the model."""
     exact: bool = False
     """Compute the lower layers in full, without the PLOT."""
     scores: bool = False
-    """Give the probability of every label."""
+    """Return the probability of every label."""
     provenance: bool = False
-    """Say what made the answer."""
+    """Return the answer's provenance."""
     deadline_ms: float | None = None
-    """Milliseconds from the call's arrival on, after which the work is dropped. None: no deadline."""
+    """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class AskResult:
     outputs: Sequence[InferResult]
     """One for each input, in their order."""
     timing: Mapping[str, float]
-    """Milliseconds. `total_ms` is the time since the call arrived; of each stage, the input that it took
-    longest."""
+    """Milliseconds by stage, each of the input that took longest. `total_ms` is the time since the call
+    arrived."""
     provenance: Provenance | None
-    """None where the ask did not want it."""
+    """None unless the ask wants it."""

@@ -1,7 +1,7 @@
 """Authentication and scopes: who calls, and what the caller may reach.
 
 Until an administrator's key exists, a server on loopback treats a request without a key as the
-administrator's. It checks tenants' keys all the same. On any other host every request needs a key.
+administrator's. A key that is sent is checked nevertheless. On any other host every request needs a key.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hmi.core import KeyRecord, Scope
 from hmi.errors import Forbidden, InvalidInput, Unauthorised
 
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
-"""Headers, beside X-Forwarded-*, that only a proxy adds."""
+"""Headers that only a proxy adds, besides X-Forwarded-*."""
 
 
 class KeyRing(Protocol):
-    """The registry, as far as keys go. Reads of a memory map: microseconds, so they run on the loop."""
+    """The part of the registry that knows keys. A read takes microseconds, so it runs on the event loop."""
 
     def find_key(self, sha256: str) -> KeyRecord | None: ...
     def keys(self, tenant: str | None) -> list[KeyRecord]: ...
@@ -32,30 +32,35 @@ class KeyRing(Protocol):
 
 @dataclass(frozen=True)
 class Auth:
-    """Checks keys. `loopback`: the server listens on loopback only."""
+    """Identifies callers by their keys."""
 
     keys: KeyRing
     loopback: bool
+    """The server listens on loopback only."""
 
     def open(self) -> bool:
         """Whether a request without a key is the administrator's."""
         return self.loopback and not has_admin_key(self.keys)
 
     def caller(self, request: web.BaseRequest, scope: Scope | None) -> Caller:
-        """Raises Unauthorised (no or unknown key) and Forbidden (a key without `scope`)."""
+        """The caller of a request.
+
+        Raises Unauthorised (a missing, malformed or unknown key) and Forbidden (a key without `scope`, or
+        a request without a key that came from a browser or through a proxy).
+        """
         header = request.headers.get("Authorization")
         if header is None:
             return self._without_key(request)
         kind, _, key = header.partition(" ")
         if kind.lower() != "bearer" or not key.strip():
-            raise Unauthorised("the Authorization header is not of the form 'Bearer KEY'")
+            raise Unauthorised("the Authorization header is malformed: send 'Authorization: Bearer KEY'")
         caller = self._bearer(key.strip())
         if scope is not None and scope not in caller.scopes:
             raise Forbidden(f"this key may not do that: use a key with the scope {scope!r}", scope=scope)
         return caller
 
     def is_admin(self, request: web.BaseRequest) -> bool:
-        """Whether an administrator calls, for what answers anybody but shows them more."""
+        """Whether an administrator calls. For calls that need no key, but show administrators more."""
         try:
             self.caller(request, "admin")
         except (Unauthorised, Forbidden):
@@ -78,12 +83,12 @@ class Auth:
 
 
 def has_admin_key(keys: KeyRing) -> bool:
-    """Whether an administrator's key exists; those of None are the administrator's."""
+    """Whether an administrator's key exists."""
     return any("admin" in key.scopes for key in keys.keys(None))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address) is this machine only."""
+    """Whether `host`, a name or an address, is a loopback one."""
     if host == "localhost":
         return True
     try:
@@ -93,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(host: str, keys: KeyRing) -> None:
-    """Refuse to listen beyond loopback while nobody could be told from anybody."""
+    """Raise InvalidInput for a host other than loopback while no administrator's key exists."""
     if not is_loopback(host) and not has_admin_key(keys):
         raise InvalidInput(
             f"without an administrator's key the server listens on loopback only, not on {host}: "
@@ -103,7 +108,7 @@ def check_binding(host: str, keys: KeyRing) -> None:
 
 
 def _effective(record: KeyRecord) -> frozenset[Scope]:
-    """`admin` includes the others, and means nothing on a tenant's key."""
+    """The scopes that a key grants: `admin` includes the others, and a tenant's key never has it."""
     scopes: frozenset[Scope] = frozenset(record.scopes)
     if record.tenant is not None:
         return scopes - {"admin"}
@@ -111,22 +116,21 @@ def _effective(record: KeyRecord) -> frozenset[Scope]:
 
 
 def _refuse_proxies(request: web.BaseRequest) -> None:
-    """A proxy on this machine makes the whole network's requests look local: they would all be the
-    administrator's."""
+    """Raise Forbidden for a request through a proxy. A proxy on this machine makes all requests look
+    local, so everybody would be the administrator."""
     names = [name.lower() for name in request.headers]
     through = next((n for n in names if n in PROXIES or n.startswith("x-forwarded-")), None)
     if through is not None:
         raise Forbidden(
-            f"this request came through a proxy (header {through}), and the server cannot tell callers "
-            "apart without "
-            "keys: make an administrator's key first with 'hmi key create --admin'"
+            f"this request came through a proxy (header {through}), and the server cannot tell callers apart "
+            "without keys: make an administrator's key first with 'hmi key create --admin'"
         )
 
 
 def _refuse_browsers(request: web.BaseRequest) -> None:
-    """Keep web pages, which can reach loopback through the browser, from acting as the administrator.
+    """Raise Forbidden for a request from a web page, which can reach loopback through the browser.
 
-    A page that rebinds its own name to 127.0.0.1 shows in Host, a form posted across sites in Origin.
+    Host reveals a page that rebinds its own name to 127.0.0.1, and Origin a request across sites.
     """
     origin = request.headers.get("Origin")
     if not is_loopback(_host(f"//{request.host}")) or (origin is not None and not is_loopback(_host(origin))):

@@ -1,4 +1,4 @@
-"""JSON bodies: the memory reserved for each, and the one thread that expands and parses large ones."""
+"""JSON bodies: the memory reserved for each, and the one thread that decompresses and parses large ones."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from hmi.api.line import Line
+from hmi.api.fair_threads import FairThreads
 from hmi.api.shares import Holder, Loan, Shares
 from hmi.model.memory import give_back_memory
 
 T = TypeVar("T")
 RESTS = 3
-"""The thread works for a quarter of the time: after each piece of work it rests three times as long. Parsing
-holds the interpreter's lock, so all others wait meanwhile. A quarter still parses far more than the engine
-can compute."""
+"""After each piece of work the thread rests this many times as long, so it works a quarter of the time.
+Parsing holds the interpreter's lock, so all other threads wait meanwhile. A quarter of the time is enough
+to parse far more than the engine can compute."""
 LEAST_S = 0.001
-"""Less work of the event loop at a time needs no rest. Bodies in chunks of one byte take many times as
-long."""
+"""Work on the event loop that is shorter than this needs no rest. Only bodies sent in tiny chunks take
+longer."""
 TRIM_BYTES = 4 << 20
-"""After a request that held more than this, memory is given back to the kernel."""
+"""Freed memory is returned to the kernel after a request that held at least this much."""
 TRIM_EVERY_S = 5.0
+"""Freed memory is returned to the kernel at most once in this time."""
 
 
 class Bodies:
-    """Owns the budget for request bodies in flight. `total` bytes, as `Shares` divides them."""
+    """Owns the memory budget for request bodies in flight: `total` bytes, which `Shares` divides."""
 
     def __init__(self, total: int) -> None:
         self.shares = Shares(total, "bytes of request bodies")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-bodies")
-        self._line = Line(self._thread)
+        self._fair = FairThreads(self._thread)
         self._trimming = False
         self._rested = 0.0
         self._resting: dict[Holder, float] = {}
@@ -42,7 +43,10 @@ class Bodies:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def rest(self, holder: Holder, worked_s: float) -> None:
-        """Let others have the event loop after it worked so long for the holder, whose rests add up."""
+        """Pause this request after the event loop worked `worked_s` seconds for the holder.
+
+        The pauses of all the holder's requests add up. Other holders run meanwhile.
+        """
         now = time.monotonic()
         until = max(self._resting.get(holder, 0.0), now) + RESTS * worked_s
         if worked_s < LEAST_S:
@@ -54,11 +58,12 @@ class Bodies:
             del self._resting[holder]
 
     async def work(self, holder: Holder, work: Callable[[], T]) -> T:
-        """`work()` off the event loop, after what the holder asked for before."""
-        return await self._line.work(holder, partial(self._paced, work))
+        """Run `work()` in the thread, after the holder's earlier work, and return its result."""
+        return await self._fair.work(holder, partial(self._paced, work))
 
     def finished(self, loan: Loan) -> None:
-        """Give freed memory back to the kernel after a large body: now and then, since it takes a while."""
+        """Return freed memory to the kernel a little after a large body, not after each, since that takes
+        a while."""
         if loan.amount >= TRIM_BYTES and not self._trimming:
             self._trimming = True
             asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim)

@@ -1,10 +1,10 @@
-"""From the bytes of a request to its checked models."""
+"""Reads a request's body: from its bytes to a checked model and files."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.census import Census, census
 from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
-from hmi.api.expand import ENCODINGS, Encoding, Limit, expanded
+from hmi.api.expand import ENCODINGS, Encoding, Limit, decompressed
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
 from hmi.api.route import Route
@@ -27,35 +27,46 @@ from hmi.config import Settings
 from hmi.errors import InvalidInput
 
 LIGHT = Census(1024, 256)
-"""The event loop itself parses a body of no more than this: handing it to the thread would take longer."""
+"""A body with no more values and members than this, and of no more bytes than LIGHT_BYTES, is parsed on
+the event loop: handing it to the thread would take longer."""
 LIGHT_BYTES = 1 << 16
+"""See LIGHT."""
 FIRST_BYTES = 1 << 14
-"""Room for a body of unknown length; it doubles."""
+"""First size of the buffer for a body of unknown length. The buffer doubles as needed."""
 VALUES_AN_INPUT = 128
-"""The limit of JSON values in a call is this number times `max_inputs`. Most values are words of `tokens`."""
+"""A call may hold this number of JSON values times `max_inputs`. Most values are words of `tokens`."""
 MEMBERS_AN_INPUT = 8
+"""A call may hold this number of members of JSON objects times `max_inputs`, and 64 more."""
 VALUE_BYTES = 160
-"""Memory that a value takes while it is parsed, at most."""
+"""The most memory that one JSON value takes while it is parsed."""
 
 
 @dataclass
 class Received:
-    """A request's body, checked; `digest` identifies what was sent."""
+    """A request's body, checked."""
 
     body: Any
+    """An instance of the route's model; None if the route has no body."""
     files: Mapping[str, Path]
+    """The files by part name."""
     form: Form | None
+    """The owner of the files."""
     digest: str
+    """SHA-256 of the JSON, after decompression, or of the multipart parts as sent; "" without a body."""
     size: int = 0
-    """Bytes of the JSON body."""
+    """Bytes of the JSON body, after decompression; 0 for a multipart body."""
 
     def discard(self) -> None:
+        """Remove the files that the handler has not taken."""
         if self.form is not None:
             self.form.discard()
 
 
-def parse(model: Any, data: bytes) -> Any:
-    """JSON bytes → the model; raises Malformed or InvalidInput naming each field."""
+def parse(model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+    """Parse JSON bytes to an instance of `model`. `count_members`: see `Endpoint`.
+
+    Raises Malformed, TooLarge, or InvalidInput naming each field.
+    """
     try:
         found = _adapter(model).validate_json(data, strict=True)
     except ValidationError as error:
@@ -65,15 +76,17 @@ def parse(model: Any, data: bytes) -> Any:
         ):
             raise malformed(problem, data) from error
         raise from_validation(error, model) from error
-    refuse_repeated(data, found)
+    refuse_repeated(data, None if count_members is None else partial(count_members, found))
     return found
 
 
 async def receive(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
-    """Read what `route` expects; `tenant` is the caller's, None reaches all; `loan` holds memory for the
-    body.
+    """Read and check the body that `route` expects.
+
+    tenant: the caller's, which decides the files that it may name; None is the administrator. loan: the
+    memory reserved for the body; it grows with the body.
 
     Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound, QuotaExceeded, Unavailable.
     """
@@ -83,7 +96,7 @@ async def receive(
     if route.files and request.content_type == "multipart/form-data":
         if encoding != "identity":
             raise UnsupportedMediaType(
-                "a multipart body is not taken compressed as a whole: compress the files in it"
+                "a multipart body cannot be compressed as a whole: compress the files in it instead"
             )
         return await _multipart(route, request, services, tenant, loan)
     if request.content_type != "application/json":
@@ -104,6 +117,7 @@ async def receive(
 
 
 def parse_query(route: Route, query: Mapping[str, str]) -> Any:
+    """Check the query parameters; return an instance of `route.query`, or None. Raises InvalidInput."""
     if route.query is None:
         return None
     names = Counter(name for name, _ in query.items())
@@ -143,12 +157,15 @@ async def _named_files(
     tenant: str | None,
     given: Mapping[str, Path] | None = None,
 ) -> dict[str, Path]:
-    """The files of a request, uploaded or named by a path; raises InvalidInput where one is missing."""
+    """The files of a request: those uploaded (`given`), and those that `body` names by a path, copied.
+
+    Raises InvalidInput if a required file is missing, and what `Uploads.copy_named` raises.
+    """
     files = dict(given or {})
     for name, required in route.files.items():
         ref = getattr(body, name, None)
         if ref is not None:
-            files[name] = await services.uploads.copy_below(tenant, ref.path, name, form)
+            files[name] = await services.uploads.copy_named(tenant, ref.path, name, form)
         if required and name not in files:
             raise InvalidInput(
                 f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',
@@ -158,7 +175,7 @@ async def _named_files(
 
 
 def _encoding(request: web.Request) -> Encoding:
-    """The Content-Encoding; raises UnsupportedMediaType for one that is not known, or several."""
+    """The Content-Encoding. Raises UnsupportedMediaType for an unknown one, or for several."""
     named = request.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if named not in ENCODINGS:
         known = ", ".join(ENCODINGS[1:])
@@ -173,7 +190,7 @@ def _is_inference(route: Route) -> bool:
 
 
 def _limit(route: Route, settings: Settings) -> Limit:
-    """Of the JSON: what a multipart body's spec may have, and for texts to infer the setting."""
+    """The limit on the JSON body: `max_body_bytes` for inference, else that of a multipart body's `spec`."""
     if _is_inference(route):
         return Limit(settings.max_body_bytes, "send fewer inputs in a request, or raise max_body_bytes")
     return Limit(MAX_SPEC_BYTES, "send less in a request, and large data as files")
@@ -184,14 +201,14 @@ def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
 
 
 async def _read(request: web.Request, limit: Limit, services: Services, loan: Loan) -> bytes:
-    """The body as it was sent. What it will take is borrowed before any of it is read, where its length is
-    known."""
+    """Read the body as it was sent. If its length is known, its memory is reserved before any of it is
+    read."""
     _check_size(request.content_length or 0, limit, loan)
     inflow = _inflow(request, services, loan)
     await inflow.begin()
-    # One block of the body's length: one that grew would leave ever larger holes behind, and a list of what
-    # came could be of single bytes. The kernel gives pages as they are written to, so bytes that do not come
-    # take none.
+    # One block of the body's full length. A growing block would fragment the heap, and a list of chunks
+    # could be one of single bytes. The kernel allocates pages when they are first written to, so bytes
+    # that never arrive take no memory.
     block, size = np.empty(request.content_length or FIRST_BYTES, np.uint8), 0
     while chunk := await inflow.readany():
         end = size + len(chunk)
@@ -206,39 +223,40 @@ async def _read(request: web.Request, limit: Limit, services: Services, loan: Lo
 def _check_size(size: int, limit: Limit, loan: Loan) -> None:
     if size > limit.most:
         raise over("body", limit.most, "bytes", limit.cure)
-    loan.cover(2 * size)  # the body, and the texts in it
+    loan.cover(2 * size)  # for the body, and for the texts parsed from it
 
 
 async def _parsed(
     route: Route, sent: bytes, encoding: Encoding, limit: Limit, services: Services, loan: Loan
 ) -> tuple[Any, str, int]:
-    """(the model, a digest, bytes of JSON) of a body as it was sent."""
+    """Decompress, count, parse and check a body: (an instance of `route.body`, SHA-256, bytes of JSON)."""
 
     def work() -> tuple[Any, str, int]:
-        data = (
-            sent
-            if encoding == "identity"
-            else expanded(sent, encoding, limit, lambda n: loan.cover(len(sent) + 2 * n))
-        )
-        most = _most(route, services.settings)
+        data = sent
+        if encoding != "identity":
+            data = decompressed(sent, encoding, limit, lambda size: loan.cover(len(sent) + 2 * size))
+        most = _most_values(route, services.settings)
         found = census(data, most)
         _check_census(found, most, route)
         loan.cover(loan.amount + found.values * VALUE_BYTES)
-        return parse(route.body, data), hashlib.sha256(data).hexdigest(), len(data)
+        return parse(route.body, data, route.count_members), hashlib.sha256(data).hexdigest(), len(data)
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()
     return await services.bodies.work(loan.holder, work)
 
 
-def _most(route: Route, settings: Settings) -> Census:
+def _most_values(route: Route, settings: Settings) -> Census:
+    """The most values and members that a body of this route may hold."""
     inputs = max(settings.max_inputs, 16) if _is_inference(route) else 16
     return Census(VALUES_AN_INPUT * inputs, 64 + MEMBERS_AN_INPUT * inputs)
 
 
 def _check_census(found: Census, most: Census, route: Route) -> None:
-    """Raise Malformed for what is nested too deeply, TooLarge naming the field that alone can hold so
-    much."""
+    """Raise Malformed for a body nested too deeply, and TooLarge for too many values or members.
+
+    TooLarge names the route's `inputs_field`: no other field can hold that many.
+    """
     if found.depth > DEEPEST:
         raise too_deep()
     if found.values > most.values:

@@ -1,4 +1,5 @@
-"""One client's connection: aiohttp's protocol, with errors in the native shape, registered with the door."""
+"""One client's connection: aiohttp's protocol, which reports to the door and answers errors in the native
+shape."""
 
 from __future__ import annotations
 
@@ -19,30 +20,46 @@ from hmi.errors import HmiError, InvalidInput
 
 log = logging.getLogger("hmi.api")
 READ_BYTES = 1 << 14
-"""A connection that has twice this waiting, or a sixteenth as many chunks, stops reading."""
+"""aiohttp's `read_bufsize`. A connection stops reading when twice this many bytes wait, or a sixteenth as
+many chunks."""
 MOST_CONNECTIONS = 4096
+"""The default limit on connections is at most this."""
 LEAST_CONNECTIONS = 16
+"""The default limit on connections is at least this."""
 KEPT_FILES = 64
-"""Descriptors that are never lent to connections."""
-REST_PAUSE_S, REST_S = 0.02, 5.0
-"""For the rest of a refused body: the pause after each discarded piece, and how long to discard before
-closing."""
+"""File descriptors that `max_connections` must leave to the rest of the process."""
+REST_PAUSE_S = 0.02
+"""The pause after each discarded piece of an unwanted body, times the connections that discard one."""
+REST_S = 5.0
+"""The rest of an unwanted body is discarded for at most this long, before the connection is closed."""
 
 
-class Books(Protocol):
-    """What a connection tells the door."""
+class Owner(Protocol):
+    """The interface to which a connection reports changes of its state. `Door` implements it."""
 
     resting: int
-    """Connections that read what is left of an unwanted body."""
+    """Number of connections that discard the rest of an unwanted body."""
 
-    def arrived(self, connection: Connection) -> None: ...
-    def busy(self, connection: Connection) -> None: ...
-    def answered(self, connection: Connection) -> None: ...
-    def left(self, connection: Connection) -> None: ...
+    def arrived(self, connection: Connection) -> None:
+        """`connection` is open and has sent nothing yet."""
+        ...
+
+    def busy(self, connection: Connection) -> None:
+        """`connection` has sent the whole head of a request."""
+        ...
+
+    def answered(self, connection: Connection) -> None:
+        """The request of `connection` is answered, or answering it failed."""
+        ...
+
+    def left(self, connection: Connection) -> None:
+        """`connection` is closed."""
+        ...
 
 
 def handler_settings(settings: Settings) -> dict[str, Any]:
-    """aiohttp's own settings of a connection. Bodies are expanded by `hmi.api.expand`, off the event loop."""
+    """aiohttp's settings of a connection. `hmi.api.expand` decompresses bodies instead, off the event
+    loop."""
     return {
         "auto_decompress": False,
         "keepalive_timeout": float(settings.idle_s),
@@ -59,50 +76,52 @@ def most_connections(settings: Settings) -> int:
     if settings.max_connections > files - KEPT_FILES:
         raise InvalidInput(
             f"max_connections = {settings.max_connections} needs more than the {files} files that this "
-            "process may "
-            f"open: raise the limit (ulimit -n), or give at most {files - KEPT_FILES}",
+            f"process may open: raise the limit (ulimit -n), or give at most {files - KEPT_FILES}",
             field="max_connections",
         )
     return settings.max_connections
 
 
 class Connection(web.RequestHandler):
-    """Known to the door from its first byte to its last. A guest is one too many: it gets an answer and is
-    closed."""
+    """A connection that reports each change of its state to its owner.
 
-    __slots__ = ("address", "books", "guest", "since", "toil_s", "unsent", "wire")
+    A guest is a connection beyond the limit: it is closed after its first answer.
+    """
 
-    def __init__(self, server: web.Server, books: Books, address: str, guest: bool, **settings: Any) -> None:
-        # What is left of a body after its answer, _throw_away reads.
+    __slots__ = ("address", "guest", "loop_s", "owner", "since", "unsent", "wire")
+
+    def __init__(self, server: web.Server, owner: Owner, address: str, guest: bool, **settings: Any) -> None:
+        # 0 turns off aiohttp's reading of the rest of a body: _discard does that instead.
         settings = {**settings, "lingering_time": 0.0}
         super().__init__(
             server, loop=asyncio.get_running_loop(), access_log=cast(logging.Logger, None), **settings
         )
-        self.books, self.address, self.guest = books, address, guest
+        self.owner, self.address, self.guest = owner, address, guest
         self.since = 0.0
-        """When it arrived, or was last answered, on the loop's clock."""
-        self.toil_s = 0.0
-        """Time that the event loop has spent on what it sent, since that was last asked."""
+        """The loop's time at which it arrived or was last answered."""
+        self.loop_s = 0.0
+        """CPU seconds that the event loop spent on the received bytes since the last `take_loop_time`."""
         self.unsent = (0, 0.0)
-        """Bytes of answers that the client has not read, and since when there are so many."""
+        """Bytes of answers that the client has not read, and the loop's time since when that number is
+        the same."""
         self.wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = cast(asyncio.Transport, transport)
-        self.books.arrived(self)
+        self.owner.arrived(self)
         super().connection_made(transport)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        self.books.left(self)
+        self.owner.left(self)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
         began = time.thread_time()
         super().data_received(data)
-        self.toil_s += time.thread_time() - began
+        self.loop_s += time.thread_time() - began
 
     def abort(self) -> None:
-        """Close at once, whatever the client has not read yet."""
+        """Close at once. What the client has not read yet is lost."""
         self.force_close()
         if self.wire is not None:
             self.wire.abort()
@@ -115,13 +134,13 @@ class Connection(web.RequestHandler):
         try:
             finished = await super().finish_response(request, resp, start_time)
         finally:
-            self.books.answered(self)
+            self.owner.answered(self)
         if not request.content.is_eof():
-            self.books.resting += 1
+            self.owner.resting += 1
             try:
-                await _throw_away(request, self.books)
+                await _discard(request, self.owner)
             finally:
-                self.books.resting -= 1
+                self.owner.resting -= 1
         return finished
 
     def handle_error(
@@ -131,7 +150,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request (400), or where answering failed."""
+        """The answer to bytes that are no HTTP request (400), or after an error outside the handlers
+        (500)."""
         request_id = uuid.uuid4().hex
         if status < 500:
             said = " ".join((message or "it cannot be read").split())[:200]
@@ -152,30 +172,31 @@ class Connection(web.RequestHandler):
 
 
 def began(request: web.BaseRequest) -> None:
-    """A whole head has come. What the requests before it took is not for its body to rest from."""
+    """Note that the whole head of a request has arrived. The loop's time before does not count for its
+    body."""
     if isinstance(request.protocol, Connection):
-        request.protocol.toil_s = 0.0
-        request.protocol.books.busy(request.protocol)
+        request.protocol.loop_s = 0.0
+        request.protocol.owner.busy(request.protocol)
 
 
-def toil_of(request: web.BaseRequest) -> float:
-    """Seconds of the event loop that the connection's bytes took since this was last asked."""
+def take_loop_time(request: web.BaseRequest) -> float:
+    """CPU seconds that the event loop spent on the connection's bytes since the last call."""
     if not isinstance(request.protocol, Connection):
         return 0.0
-    toil, request.protocol.toil_s = request.protocol.toil_s, 0.0
-    return toil
+    spent, request.protocol.loop_s = request.protocol.loop_s, 0.0
+    return spent
 
 
 def is_guest(request: web.BaseRequest) -> bool:
+    """Whether the request came over a connection beyond the limit."""
     return isinstance(request.protocol, Connection) and request.protocol.guest
 
 
-async def _throw_away(request: web.BaseRequest, books: Books) -> None:
-    """Read on slowly after an answer that did not need the whole body, so that the client comes to read the
-    answer.
+async def _discard(request: web.BaseRequest, owner: Owner) -> None:
+    """Read and discard the rest of a body after an answer that did not need it, for at most REST_S.
 
-    Closed at once, it could lose it; at full speed, unwanted bodies would keep the event loop busy. So all
-    that there are share the speed of one.
+    Closing at once could lose the answer, since the client still sends. Reading at full speed would let
+    unwanted bodies keep the event loop busy, so all such connections share the speed of one.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + REST_S
@@ -184,6 +205,6 @@ async def _throw_away(request: web.BaseRequest, books: Books) -> None:
         try:
             async with asyncio.timeout_at(end):
                 await rest.readany()
-        except Exception:  # whatever ends the body ends this
+        except Exception:  # the body cannot be read further, so there is nothing to discard
             return
-        await asyncio.sleep(min(REST_PAUSE_S * books.resting, max(0.0, end - loop.time())))
+        await asyncio.sleep(min(REST_PAUSE_S * owner.resting, max(0.0, end - loop.time())))

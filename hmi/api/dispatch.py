@@ -1,4 +1,4 @@
-"""From a route of the table to an aiohttp handler: admit, identify, check, run, answer."""
+"""Turns a route into an aiohttp handler: admit the request, identify the caller, check, run, answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hmi.api.caller import NOBODY
 from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, headers_of, known, status_of
-from hmi.api.idempotency import REPLAYED, Once, alone, once_of
+from hmi.api.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_request
 from hmi.api.loop import off_loop
 from hmi.api.protocols.base import Failure
 from hmi.api.protocols.native import NATIVE
@@ -44,7 +44,7 @@ def handler_of(route: Route) -> AioHandler:
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE] = route
         services = request.app[SERVICES]
-        if route.draining:
+        if route.while_draining:
             return await _serve(route, request, services)
         if is_guest(request):
             raise Unavailable("overloaded: all connections are in use; try again shortly")
@@ -54,13 +54,13 @@ def handler_of(route: Route) -> AioHandler:
         try:
             if route.cancellable:
                 return await work
-            # What creates something is finished even when its client goes away.
+            # A call that may change something is finished even if its client disconnects.
             services.working.add(work)
             work.add_done_callback(services.working.discard)
             return await asyncio.shield(work)
         finally:
-            # An error's traceback leads here: with the task, which holds the error, what the body took would
-            # stay until the garbage collector comes by.
+            # The traceback of an error refers to this frame, and the task to the error. Without this
+            # `del` the cycle would keep the body in memory until the garbage collector runs.
             del work
 
     return handle
@@ -68,21 +68,18 @@ def handler_of(route: Route) -> AioHandler:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: AioHandler) -> web.StreamResponse:
-    """Give every request an id and every error the native shape; count both."""
-    wished = request.headers.get("X-Request-Id", "")
-    request[REQUEST_ID] = wished if _SAFE_ID.fullmatch(wished) else uuid.uuid4().hex
+    """Give every request an id, make an answer of every error, and count the outcome."""
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
     request[OUTCOME] = "ok"
     began(request)
     arrived = time.monotonic()
     try:
         return await handler(request)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, ConnectionResetError):
         request[OUTCOME] = "client_gone"
         raise
-    except ConnectionResetError:
-        request[OUTCOME] = "client_gone"
-        raise
-    except Exception as error:  # the edge of the process: nothing may escape unshaped
+    except Exception as error:  # the edge of the process: every error becomes an answer
         return _error(request, error)
     finally:
         route = request.match_info.route.resource
@@ -92,17 +89,18 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
 
 
 async def no_answer_yet(request: web.Request) -> None:
-    """For `Expect: 100-continue`: the client is told to send its body once the server begins to read it."""
+    """Do nothing yet about `Expect: 100-continue`: `Inflow.begin` answers it when the body is wanted."""
 
 
 async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Signal: the id goes on every answer, also on one that streams."""
+    """Signal handler: put the request's id on every answer, streams included, and close it while draining."""
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
-        # The header was written from this before the signal; a client is to come back on another connection.
+        # aiohttp chose the Connection header before this signal, so it is set here, too. The
+        # client has to connect again.
         response.force_close()
         response.headers["Connection"] = "close"
 
@@ -114,31 +112,31 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
         services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request)
     call.query = parse_query(route, request.query)
-    # Before anything of the body is read: no holder's requests take more than its share of the server.
+    # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
     holder = call.holder()
     with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
         try:
-            return await _answered(route, call, request, loan)
+            return await _run(route, call, request, loan)
         finally:
             services.bodies.finished(loan)
 
 
-async def _answered(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
+async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
     services = call.services
     with services.reading(request):
         received = await receive(route, request, services, call.caller.tenant, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
-        once = once_of(route, request, call.caller, received.digest)
-        if once is None:
+        keyed = keyed_request(route, request, call.caller, received.digest)
+        if keyed is None:
             return await _response(route, *await _rendered(await route.handler(call)))
-        async with alone(once, services):
-            kept = await once.kept(services)
+        async with exclusively(keyed, services):
+            kept = await keyed.kept(services)
             if kept is not None:
-                return await _repeated(route, call, once, kept)
+                return await _repeated(route, call, keyed, kept)
             reply, body = await _rendered(await route.handler(call))
             assert isinstance(reply, Reply)
-            await once.keep(services, reply, body)
+            await keyed.keep(services, reply, body)
             return await _response(route, reply, body)
     finally:
         received.discard()
@@ -148,14 +146,16 @@ async def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.Stre
     return reply, await off_loop(reply.large, plain, reply.body) if isinstance(reply, Reply) else None
 
 
-async def _repeated(route: Route, call: Call, once: Once, kept: dict[str, Any]) -> web.StreamResponse:
-    """The first request's answer, or one made anew where the first could not be stored."""
+async def _repeated(
+    route: Route, call: Call, keyed: KeyedRequest, kept: dict[str, Any]
+) -> web.StreamResponse:
+    """Answer a repeated request: with the first one's answer, or with a new one if that was not stored."""
     reply, body = Reply(None, kept["location"]), kept["body"]
     if kept["keep"] is not None:
         assert route.again is not None
         reply = await route.again(call, kept["keep"])
         body = plain(reply.body)
-        await once.keep(call.services, reply, body)
+        await keyed.keep(call.services, reply, body)
     response = await _response(route, reply, body)
     response.headers[REPLAYED] = "true"
     return response
@@ -165,14 +165,13 @@ async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) 
     if isinstance(reply, web.StreamResponse):
         return reply
     headers = {"Location": reply.location} if reply.location else None
-    # Encoding in one piece keeps the interpreter's lock to its end, from whichever thread; in chunks it does
-    # not.
+    # JSONEncoder.encode holds the interpreter's lock to its end, in any thread. Encoding in chunks does not.
     text = await off_loop(reply.large, _text_in_chunks if reply.large else _ENCODER.encode, body)
     return _json(text, route.status, headers)
 
 
 def plain(body: Any) -> Any:
-    """An answer's models as JSON values."""
+    """The models of an answer as JSON values."""
     if isinstance(body, list):
         return [plain(item) for item in body]
     assert isinstance(body, BaseModel)
@@ -185,22 +184,26 @@ def _error(request: web.Request, error: Exception) -> web.Response:
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
-    """(body, status, headers) of an error, which is logged where it is ours and counted in any case."""
-    told, headers = _told(request, error)
-    request[OUTCOME] = told.kind
-    status = status_of(told)
-    if status >= 500 and told.kind != "internal" and not isinstance(told, Stopping):
-        seldom = request.app[SERVICES].seldom
-        seldom.warning(told.kind, "request %s: %s: %s", request[REQUEST_ID], told.kind, told.message)
-    # The log names files; whoever calls must not learn where they lie.
-    message = without_paths(told.message, request.app[SERVICES].settings.data)
-    route = request.get(ROUTE)  # None where no route fits the path
+    """The answer to an error: its body, status and headers.
+
+    It counts the error, and logs those of the server. An internal error is logged with its traceback.
+    """
+    ours, headers = _as_hmi_error(request, error)
+    request[OUTCOME] = ours.kind
+    status = status_of(ours)
+    if status >= 500 and ours.kind != "internal" and not isinstance(ours, Stopping):
+        limited_log = request.app[SERVICES].limited_log
+        limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
+    # The log names files, but a caller must not learn where they lie.
+    message = without_paths(ours.message, request.app[SERVICES].settings.data)
+    route = request.get(ROUTE)  # None if no route has the path
     dialect = NATIVE if route is None else route.dialect
-    body = dialect.encode_error(Failure(told.kind, message, told.details, request[REQUEST_ID]))
+    body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status), **headers}
 
 
-def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
+def _as_hmi_error(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
+    """The HmiError that a client gets for `error`, and headers of its own. A bug becomes `internal`."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return MethodNotAllowed(f"{request.method[:20]} is not for this path: use {allowed}"), {
@@ -208,13 +211,13 @@ def _told(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, s
         }
     if isinstance(error, web.HTTPNotFound):
         return NotFound(f"there is no {request.path[:120]!r} here: see /openapi.json"), {}
-    told = known(error)
-    if told is None:
+    ours = known(error)
+    if ours is None:
         log.error(
             "request %s: %s %s failed", request[REQUEST_ID], request.method, request.path, exc_info=error
         )
-        told = HmiError(INTERNAL_MESSAGE)
-    return told, {}
+        ours = HmiError(INTERNAL_MESSAGE)
+    return ours, {}
 
 
 def _text_in_chunks(body: Any) -> str:

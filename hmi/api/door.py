@@ -1,4 +1,4 @@
-"""The listening side: which connections are accepted, which are closed to make room, and which time out."""
+"""The listening side: which connections are accepted, closed to make room for others, or timed out."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ from hmi.config import Settings
 
 log = logging.getLogger("hmi.api")
 AT_ONCE = 32
-"""Connections accepted before the event loop goes on to others."""
+"""Most connections accepted in one step of the event loop."""
 GUESTS = 32
-"""Beyond the limit: they ask whether the server lives, or hear that it is overloaded."""
+"""Connections accepted beyond the limit. Only calls that are answered while draining, such as the health
+calls, are answered on them; any other gets 503 `unavailable`."""
 GRACE_S = 1.0
-"""In which an honest client has sent its request: younger connections are the last to be closed."""
+"""Connections younger than this are the last to be closed for others: an honest client has sent its
+request by then."""
 RETRY_S = 0.2
+"""Longest pause in accepting, after there was no room or accepting failed."""
 SWEEP_S = 1.0
+"""Interval at which timed-out connections are closed."""
 COMPLAIN_S = 60.0
+"""At most one warning in this time that accepting fails."""
 
 
 @dataclass(frozen=True)
 class Limits:
+    """Numbers of connections, and seconds; see docs/http.md."""
+
     connections: int
     by_address: int
     head_s: float
@@ -42,47 +49,53 @@ class Limits:
 
 
 class Door:
-    """Owns the listening socket's accepting and every connection's place.
+    """Accepts connections from the listening socket, and owns the table of all connections.
 
-    With all places taken, the connection that has waited longest goes: first of those that have not sent the
-    whole head of a request in a second, then of those that have been answered. Where all are at work, a
-    newcomer is a guest.
+    When all places are taken, a new connection takes the place of an idle one, the longest-waiting first:
+    before all others of those that have not sent the whole head of a request within GRACE_S, then of
+    those whose last request was answered, then of the younger ones. If every connection has a request
+    under way, the new one becomes a guest.
     """
 
     def __init__(self, listener: socket.socket, server: web.Server, settings: Settings) -> None:
         self._listener, self._server = listener, server
         self._limits, self._settings = Limits.of(settings), handler_settings(settings)
         self._loop = asyncio.get_running_loop()
+        # Dicts as ordered sets, the longest-waiting first.
         self._all: dict[Connection, None] = {}
         self._fresh: dict[Connection, None] = {}
+        """Connections that have not sent a whole head yet."""
         self._answered: dict[Connection, None] = {}
+        """Idle connections, whose last request was answered."""
         self._by_address: Counter[str] = Counter()
         self._arriving = 0
+        """Sockets that were accepted and have no transport yet."""
         self.resting = 0
         self._pause: asyncio.TimerHandle | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
         self._open = self._listening = False
         self._complained = -COMPLAIN_S
 
     def open(self) -> None:
+        """Begin to accept connections."""
         self._listener.setblocking(False)
         self._open = True
         self._listen()
         self._loop.call_later(SWEEP_S, self._sweep)
 
     async def stop(self) -> None:
-        """Let nobody in any more, and close the socket; the connections stay."""
+        """Accept no more connections and close the listening socket. The open connections stay."""
         self._open = False
         self._stop_listening()
         self._listener.close()
 
-    # What connections tell: see `connection.Books`.
+    # Connections call these four: see `connection.Owner`.
 
     def arrived(self, connection: Connection) -> None:
         self._arriving -= 1
         connection.since = self._loop.time()
         self._all[connection] = self._fresh[connection] = None
-        self._listen()  # it sends nothing yet, so it can make room
+        self._listen()  # it has no request yet, so it can be closed to make room
 
     def busy(self, connection: Connection) -> None:
         self._fresh.pop(connection, None)
@@ -112,9 +125,11 @@ class Door:
             self._listening = True
             self._loop.add_reader(self._listener, self._accept)
 
-    def _rest(self) -> None:
-        """Stop accepting for a moment. Whoever comes, goes or frees a descriptor elsewhere may end what was
-        in the way; since not all of these are told here, a timer ends the pause in any case."""
+    def _pause_accepting(self) -> None:
+        """Pause accepting until a connection arrives or leaves, at most for RETRY_S.
+
+        The timer is needed since the door does not learn when another part of the process frees a descriptor.
+        """
         self._stop_listening()
         self._pause = self._loop.call_later(RETRY_S, self._listen)
 
@@ -126,18 +141,18 @@ class Door:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             if self._count() >= self._limits.connections + GUESTS and not self._make_room(None):
-                self._rest()
+                self._pause_accepting()
                 return
             try:
                 sock, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors, or no memory for one
-                self._wait(error)
+            except OSError as error:  # no descriptor is free, or no memory for one
+                self._accept_failed(error)
                 return
-            self._let_in(sock, peer[0])
+            self._admit(sock, peer[0])
 
-    def _let_in(self, sock: socket.socket, host: str) -> None:
+    def _admit(self, sock: socket.socket, host: str) -> None:
         address = _address(host)
         guest = False
         if address and self._by_address[address] >= self._limits.by_address:
@@ -148,15 +163,15 @@ class Door:
         self._arriving += 1
         sock.setblocking(False)
         task = self._loop.create_task(
-            self._greet(sock, Connection(self._server, self, address, guest, **self._settings))
+            self._connect(sock, Connection(self._server, self, address, guest, **self._settings))
         )
-        self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _greet(self, sock: socket.socket, connection: Connection) -> None:
+    async def _connect(self, sock: socket.socket, connection: Connection) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, sock)
-        except OSError as error:  # it has gone already
+        except OSError as error:  # the client has gone already
             log.debug("a connection from %s failed: %s", connection.address or "this machine", error)
             sock.close()
         if connection.wire is None:
@@ -167,7 +182,8 @@ class Door:
         return len(self._all) + self._arriving
 
     def _make_room(self, address: str | None) -> bool:
-        """Close the connection (of `address`) that has waited longest; False where all are at work."""
+        """Close the longest-waiting idle connection, of `address` if given. False if all have requests
+        under way."""
         for connection in self._waiting():
             if address in (None, connection.address):
                 self._drop(connection)
@@ -175,31 +191,33 @@ class Door:
         return False
 
     def _waiting(self) -> Iterator[Connection]:
-        """Those not at work, the first to go first."""
+        """The connections without a request under way, in the order in which they are closed to make room."""
         young = self._loop.time() - GRACE_S
         yield from itertools.takewhile(lambda c: c.since < young, self._fresh)
         yield from self._answered
         yield from self._fresh
 
     def _drop(self, connection: Connection) -> None:
-        self.left(connection)  # now: its last callback comes later, and the next victim must be another
+        # At once: connection_lost comes later, and the next connection to drop must be another one.
+        self.left(connection)
         connection.abort()
 
-    def _wait(self, error: OSError) -> None:
-        """Accepting failed: make room, try again a little later, and say so now and then."""
-        self._rest()
+    def _accept_failed(self, error: OSError) -> None:
+        """Close an idle connection, try again a little later, and log a warning at most every COMPLAIN_S."""
+        self._pause_accepting()
         self._make_room(None)
         if self._loop.time() - self._complained >= COMPLAIN_S:
             self._complained = self._loop.time()
             log.warning(
-                "cannot accept connections (%s) with %d open: raise the limit of files, or lower "
+                "cannot accept connections (%s) with %d open: raise the limit of open files, or lower "
                 "max_connections",
                 error.strerror,
                 len(self._all),
             )
 
     def _sweep(self) -> None:
-        """Close what has been waited for long enough. Idle kept connections, aiohttp closes itself."""
+        """Close connections whose first head or whose client takes too long. aiohttp itself closes idle
+        ones."""
         now = self._loop.time()
         for connection in list(self._all):
             late = connection in self._fresh and now - connection.since > self._limits.head_s
@@ -210,7 +228,7 @@ class Door:
 
 
 def _stalled(connection: Connection, now: float, idle_s: float) -> bool:
-    """Whether the client has read nothing of an answer for too long."""
+    """Whether the client has read nothing of an answer for `idle_s` seconds."""
     unsent = connection.wire.get_write_buffer_size() if connection.wire is not None else 0
     if not unsent or unsent != connection.unsent[0]:
         connection.unsent = (unsent, now)
@@ -218,10 +236,11 @@ def _stalled(connection: Connection, now: float, idle_s: float) -> bool:
 
 
 def _address(host: str) -> str:
-    """Whose connections count together: an IPv4 address, an IPv6 network of one customer, and "" for this
-    machine.
+    """The name under which connections from `host` are counted: an IPv4 address, or the /64 network of an
+    IPv6 address, since one customer has all of it.
 
-    This machine's are not limited by address: a proxy in front brings everybody's.
+    It is "" for this machine, whose connections are not limited by address: a proxy in front brings
+    everybody's.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

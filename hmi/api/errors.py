@@ -1,5 +1,5 @@
-"""The only place that maps an error to HTTP: kind → status. Each protocol shapes the body of its own
-errors."""
+"""Errors in HTTP: this is the only place that chooses the status of a kind. Each protocol shapes its own
+bodies."""
 
 from __future__ import annotations
 
@@ -36,20 +36,28 @@ STATUS: dict[str, int] = {
     "deadline_exceeded": 504,
     "storage_full": 507,
 }
+"""The status of each kind of error."""
 RETRY_AFTER_S = {429: 5, 503: 2}
-MOST_PROBLEMS = 10_000
-"""A body with more is not looked into: that would take seconds."""
-TOLD_PROBLEMS = 20
+"""Seconds in the header Retry-After, by status."""
+MAX_PROBLEMS = 10_000
+"""If a body has more problems than this, the error gives only their number: listing them would take
+seconds."""
+SHOWN_PROBLEMS = 20
+"""Most problems that an error lists."""
 LONGEST_NAME = 80
 """Characters of a caller's field name that an error repeats."""
 INTERNAL = "something went wrong inside the server: quote the request_id when you report it"
 
 
 class Malformed(HmiError):
+    """The request is not well-formed HTTP, multipart or JSON."""
+
     kind = "malformed"
 
 
 class Collected(HmiError):
+    """The version existed, and garbage collection has removed it."""
+
     kind = "collected"
 
 
@@ -62,11 +70,12 @@ class UnsupportedMediaType(HmiError):
 
 
 def status_of(error: HmiError) -> int:
+    """The HTTP status of an error."""
     return STATUS.get(error.kind, 500)
 
 
 def headers_of(status: int) -> dict[str, str]:
-    """Headers that a status needs: Retry-After, WWW-Authenticate."""
+    """The headers that belong to a status: Retry-After, WWW-Authenticate."""
     headers = {}
     if status in RETRY_AFTER_S:
         headers["Retry-After"] = str(RETRY_AFTER_S[status])
@@ -76,7 +85,7 @@ def headers_of(status: int) -> dict[str, str]:
 
 
 def known(error: Exception) -> HmiError | None:
-    """The HmiError that `error` is or stands for; None for one of our own bugs."""
+    """The HmiError that `error` is or corresponds to; None if it is a bug of the server."""
     if isinstance(error, HmiError):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -87,7 +96,10 @@ def known(error: Exception) -> HmiError | None:
 
 
 def pointer(loc: Sequence[int | str]) -> str:
-    """("inputs", 0, "text") → "inputs[0].text"; parts in <> name a choice of a union, not a field."""
+    """The path of a field: ("inputs", 0, "text") → "inputs[0].text". The body itself is "body".
+
+    Parts in <> are left out: they name a choice of a union, not a field.
+    """
     path = ""
     for part in loc:
         if isinstance(part, int):
@@ -98,10 +110,13 @@ def pointer(loc: Sequence[int | str]) -> str:
 
 
 def from_validation(error: ValidationError, model: Any) -> HmiError:
-    """413 for what is over a limit, else 422 naming each field. `model`: what was wanted."""
-    if error.error_count() > MOST_PROBLEMS:
+    """The error for data that is no `model`: TooLarge for a list that is too long, else InvalidInput.
+
+    Each names the field; InvalidInput lists up to SHOWN_PROBLEMS problems in `details`.
+    """
+    if error.error_count() > MAX_PROBLEMS:
         return InvalidInput(
-            f"body: {error.error_count()} things in it are wrong: check its form", field="body"
+            f"body: {error.error_count()} values in it are wrong: check its form", field="body"
         )
     problems = error.errors(include_url=False)
     for problem in problems:
@@ -109,10 +124,9 @@ def from_validation(error: ValidationError, model: Any) -> HmiError:
             return over(
                 pointer(problem["loc"]), problem["ctx"]["max_length"], "items", "send fewer in a request"
             )
-    # What is there and should not be tells more than what is missing: it is the same field misspelt, as a
-    # rule.
+    # Unknown fields first: usually the unknown field is the missing one, misspelt.
     problems.sort(key=lambda p: p["type"] != "extra_forbidden")
-    fields = _merged(problems[:TOLD_PROBLEMS], model)
+    fields = _merged(problems[:SHOWN_PROBLEMS], model)
     field, message = next(iter(fields.items()))
     others = len({pointer(problem["loc"]) for problem in problems}) - 1
     more = f" (and {others} more field{'s' if others > 1 else ''})" if others else ""
@@ -121,11 +135,12 @@ def from_validation(error: ValidationError, model: Any) -> HmiError:
 
 
 def over(field: str, limit: int, unit: str, cure: str) -> TooLarge:
-    """A 413 that names the field, the limit and what to do."""
+    """A TooLarge (413) that names the field, the limit and the cure."""
     return TooLarge(f"{field} is over the limit of {limit} {unit}: {cure}", field=field, limit=limit)
 
 
 def _from_store(error: PlotStoreError) -> HmiError | None:
+    """The HmiError for an error of the PLOT store; None if it is a bug."""
     if error.kind == "collected":
         return Collected(str(error))
     ours = as_hmi(error)
@@ -133,6 +148,7 @@ def _from_store(error: PlotStoreError) -> HmiError | None:
 
 
 def _merged(problems: Sequence[ErrorDetails], model: Any) -> dict[str, str]:
+    """For each field what is wrong with it, in the order of the problems."""
     fields: dict[str, str] = {}
     for problem in problems:
         field, message = pointer(problem["loc"]), said(problem, model)

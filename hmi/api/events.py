@@ -13,17 +13,17 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-
 
 
 class Events:
-    """A stream under way."""
+    """An open stream of server-sent events."""
 
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
 
     async def send(self, event: str, data: str) -> None:
-        """`data`: JSON, which has no line breaks."""
+        """Send an event. `data` is JSON without line breaks."""
         await self._response.write(f"event: {event}\ndata: {data}\n\n".encode())
 
     async def alive(self) -> None:
-        """A comment, which keeps the connection open."""
+        """Send a comment, which keeps the connection open."""
         await self._response.write(b": still here\n\n")
 
 
@@ -32,17 +32,19 @@ async def stream(
     body: Callable[[Events], Awaitable[None]],
     shaped: Callable[[Exception], dict[str, object]],
 ) -> web.StreamResponse:
-    """Answer with the events that `body` sends. An error ends the stream as `event: error` with
-    `shaped(error)` as data: the status and the headers are already sent, so a second answer would be read as
-    a part of the first."""
+    """Answer with the events that `body` sends.
+
+    An error ends the stream with `event: error` and `shaped(error)` as its data: the status and the
+    headers are sent already, so a client would read a second answer as a part of the first.
+    """
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
     events = Events(response)
     try:
         await body(events)
     except (asyncio.CancelledError, ConnectionError):
-        raise  # the client has gone
-    except Exception as error:  # the edge of the process: nothing may escape unshaped
+        raise  # the client has disconnected
+    except Exception as error:  # the edge of the process: every error becomes an event
         await events.send("error", json.dumps(shaped(error), ensure_ascii=False))
     await response.write_eof()
     return response

@@ -1,4 +1,4 @@
-"""Decompression of uploads and bodies, in bounded steps and up to a limit."""
+"""Decompression of uploads and bodies, in steps of bounded size and up to a limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from hmi.api.errors import Malformed, over
 from hmi.errors import InvalidData
 
 CHUNK = 1 << 18
+"""Most bytes that one step of gzip, deflate or a plain copy gives."""
 FEED = 1 << 14
-"""Bytes of gzip and deflate at a time: what is not expanded yet is copied at each step."""
+"""Compressed bytes of gzip or deflate that are read at a time. zlib copies the unused rest of them at
+each step, so few are cheaper."""
 ZSTD_FEED = 512
-"""A zstd block of 4 bytes can hold 128 KiB, so 512 bytes expand to 16 MiB at most."""
+"""Compressed bytes of zstd that are read at a time. A block of 4 bytes can hold 128 KiB, so
+this many give at most 16 MiB."""
 ZSTD_WINDOW = 1 << 27
+"""Largest window of zstd: the memory that a decompressor may take."""
 MEMBERS = 1 << 16
-"""A file may be so many archives one after the other; empty ones cost time and count towards no other
-limit."""
+"""Most gzip members or zstd frames in one file. Empty ones cost time, and no other limit counts them."""
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 Encoding = Literal["identity", "gzip", "deflate", "zstd"]
@@ -30,19 +33,20 @@ ENCODINGS: tuple[Encoding, ...] = ("identity", "gzip", "deflate", "zstd")
 _BROKEN = (zlib.error, EOFError, zstandard.ZstdError)
 
 
-def expand_into(source: BinaryIO, target: Path, field: str, limit: int) -> int:
-    """All of `expanding` at once; the bytes written."""
-    return sum(expanding(source, target, field, limit, lambda _: None))
+def decompress_to(source: BinaryIO, target: Path, field: str, limit: int) -> int:
+    """Run `decompressing` to its end; return the number of bytes written."""
+    return sum(decompressing(source, target, field, limit, lambda _: None))
 
 
-def expanding(
+def decompressing(
     source: BinaryIO, target: Path, field: str, limit: int, grow: Callable[[int], None]
 ) -> Iterator[int]:
-    """Copy `source` to `target`, expanded where it is gzip or zstd, in short steps: the bytes of each. `grow`
-    is told how many bytes come before they are written.
+    """Copy `source` to `target` in short steps, decompressed if it is gzip or zstd; yield the bytes of
+    each step.
 
-    Raises TooLarge once more than `limit` bytes come out and InvalidData for a damaged archive; the
-    target is then removed.
+    `grow(size)` is called before `size` more bytes are written, and may raise. Raises TooLarge once
+    more than `limit` bytes come out, and InvalidData naming `field` for a damaged archive. After an
+    error the target is removed.
     """
     written = 0
     try:
@@ -66,16 +70,17 @@ def expanding(
 
 @dataclass(frozen=True)
 class Limit:
-    """The most bytes that a body may have, and what to do about more."""
+    """The most bytes that a body may have, and the advice in the error about a larger one."""
 
     most: int
     cure: str
 
 
-def expanded(body: bytes, encoding: Encoding, limit: Limit, held: Callable[[int], None]) -> bytes:
-    """A body of a Content-Encoding; `held` is told how many bytes there are before they are kept.
+def decompressed(body: bytes, encoding: Encoding, limit: Limit, hold: Callable[[int], None]) -> bytes:
+    """Decompress a body of the Content-Encoding `encoding`.
 
-    Raises TooLarge once more than `limit` bytes come out, and Malformed.
+    `hold(size)` is called before the result grows to `size` bytes, and may raise. Raises TooLarge once
+    more than `limit` bytes come out, and Malformed.
     """
     out, size = [], 0
     try:
@@ -83,14 +88,15 @@ def expanded(body: bytes, encoding: Encoding, limit: Limit, held: Callable[[int]
             size += len(chunk)
             if size > limit.most:
                 raise over("body", limit.most, "bytes (expanded)", limit.cure)
-            held(size)
+            hold(size)
             out.append(chunk)
     except _BROKEN as error:
         raise Malformed(f"the body is not sound {encoding} ({error}): check its Content-Encoding") from error
     return b"".join(out)
 
 
-def is_packed(file: Path) -> bool:
+def is_compressed(file: Path) -> bool:
+    """Whether the file begins as gzip or zstd does."""
     with file.open("rb") as source:
         return _encoding_of(source) != "identity"
 
@@ -102,8 +108,8 @@ def _encoding_of(source: BinaryIO) -> Encoding:
 
 
 def _chunks(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
-    """What `source` expands to. Raises zlib.error, ZstdError, and EOFError for an archive that is cut
-    short."""
+    """The decompressed content of `source`. Raises zlib.error, ZstdError, and EOFError for a truncated
+    archive."""
     if encoding == "identity":
         yield from iter(lambda: source.read(CHUNK), b"")
     elif encoding == "zstd":
@@ -113,16 +119,17 @@ def _chunks(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
 
 
 def _inflated(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
-    """All members of gzip, or the one of deflate, with its header (as the standard says) or without."""
+    """The content of all members of gzip, or of one deflate stream, with the zlib header of the standard
+    or without."""
     pending = source.read(FEED)
-    bare = encoding == "deflate" and pending[:1] and pending[0] & 0xF != 8
-    window = 31 if encoding == "gzip" else -15 if bare else 15
+    raw = encoding == "deflate" and pending[:1] and pending[0] & 0xF != 8
+    window = 31 if encoding == "gzip" else -15 if raw else 15
     member, members, begun = zlib.decompressobj(window), 1, False
     while pending:
         yield member.decompress(pending, CHUNK)
         begun = True
         if member.eof:
-            # gzip files may be padded with zeros (on tapes they were), which are no member.
+            # gzip files may be padded with zeros, as on tapes. The padding is not a member.
             pending = member.unused_data.lstrip(b"\0")
             while not pending and (more := source.read(FEED)):
                 pending = more.lstrip(b"\0")
@@ -139,7 +146,7 @@ def _inflated(source: BinaryIO, encoding: Encoding) -> Iterator[bytes]:
 
 
 def _zstd(source: BinaryIO) -> Iterator[bytes]:
-    """All frames of a zstd file. Raises EOFError for one that is cut short."""
+    """The content of all frames of a zstd file. Raises EOFError for a truncated one."""
     frames = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame, count = frames.decompressobj(), 1
     pending = source.read(ZSTD_FEED)

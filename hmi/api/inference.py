@@ -1,4 +1,4 @@
-"""Inference without HTTP: asks in, results out. Every protocol and the command line come through here."""
+"""Inference without HTTP: from asks to results. Every protocol and the command line use it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class InferenceEngine(Protocol):
-    """The engine as the edge sees it."""
+    """What the edge needs of the engine."""
 
     async def start(self) -> None: ...
 
     async def stop(self, *, drain: bool = True) -> None: ...
 
     async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
-        """One result for each request, in their order: all or none."""
+        """Answer all requests, in their order, or raise."""
         ...
 
     def ready(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         ...
 
     def trouble(self) -> str | None:
-        """Why it is not ready though it was started; None where nothing is wrong."""
+        """Why it is not ready although it was started; None if nothing is wrong."""
         ...
 
 
 @dataclass(frozen=True)
 class Inference:
-    """Checks asks and has the engine answer them."""
+    """Checks asks and lets the engine answer them."""
 
     engine: InferenceEngine
     settings: Settings
@@ -57,13 +57,12 @@ class Inference:
         field: str = "inputs",
         large: bool = False,
     ) -> list[AskResult]:
-        """Answer all asks, in their order, or none. The engine gets them at once, so that it batches them
-        together.
+        """Answer all asks, in their order, or none. The engine gets them together, so that it can batch them.
 
-        arrived: the monotonic time that deadlines and `total_ms` count from. field: what an error names if
-        the call has too many inputs. large: check the inputs off the event loop.
+        arrived: the `time.monotonic()` from which deadlines and `total_ms` count. field: the field that the
+        error about too many inputs names. large: check the inputs in a thread instead of on the event loop.
 
-        Raises NotFound (a model that does not exist, or that the caller does not reach), TooLarge and
+        Raises NotFound (a model that does not exist or that the caller does not reach), TooLarge and
         InvalidInput (each names the field), Unavailable, DeadlineExceeded.
         """
         for ask in asks:
@@ -97,8 +96,10 @@ class Inference:
 
 
 def _checked(given: Input, limit: int) -> Text:
-    """The text of an input. Raises TooLarge and InvalidInput. Whether its form fits the model, the engine
-    checks."""
+    """The text of an input. Raises TooLarge for a long and InvalidInput for a blank one.
+
+    The engine checks whether the form of the input fits the model.
+    """
     text = given.text
     if isinstance(text, list):
         _check_words(text, given.parts[0], limit)
@@ -135,6 +136,6 @@ def _result(ask: Ask, outputs: list[InferResult], total_ms: float) -> AskResult:
 
 
 def _timing(outputs: Sequence[InferResult]) -> dict[str, float]:
-    """For each stage the longest time among the inputs, since these run side by side."""
+    """The longest time of any input, by stage: inputs run side by side."""
     names = sorted({name for output in outputs for name in output.timing})
     return {name: round(max(output.timing.get(name, 0.0) for output in outputs), 3) for name in names}

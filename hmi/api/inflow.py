@@ -1,4 +1,4 @@
-"""Reading a request's body: no faster than the handler reads it, and with a least rate for the client."""
+"""Reads a request's body at the pace of its handler, and refuses a body that arrives too slowly."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from hmi.api.connection import toil_of
+from hmi.api.connection import take_loop_time
 from hmi.api.errors import Malformed
 from hmi.errors import HmiError
 
 LEAST_RATE = 1024
-"""Bytes a second that a client must send on the average, counted after the first `idle_s` seconds of waiting
-for it."""
-MOST_LINES, MOST_LINE_BYTES = 512, 8190
-"""Limits on a multipart body's lines outside of its parts: headers and boundaries."""
+"""Bytes a second that a client must send on average, after the first `idle_s` seconds of waiting for it."""
+MAX_LINES = 512
+"""Most lines of a multipart body outside its parts: headers and boundaries."""
+MAX_LINE_BYTES = 8190
+"""Longest of these lines."""
 
 
 class Inflow:
-    """The stream of a request's body; a multipart reader reads from it as from aiohttp's own.
+    """The stream of a request's body. aiohttp's multipart reader can read from it as from aiohttp's own
+    stream.
 
-    A body may take as long as it likes while bytes come: no pause of more than `idle_s`, and LEAST_RATE on
-    the average. Only waiting for the client counts, not what the server does meanwhile, nor its rests: `rest`
-    is told before each read how many seconds of the event loop the last one took. Reads raise Malformed.
+    A body may take any time to arrive, as long as no pause exceeds `idle_s` and the rate averages
+    LEAST_RATE. Only time spent waiting for the client counts. Before each read, `rest(seconds)` is
+    awaited with the time that the event loop spent on the bytes since the last one; it may pause. A body
+    that is too slow, or cannot be read, raises Malformed.
     """
 
     def __init__(self, request: web.Request, idle_s: float, rest: Callable[[float], Awaitable[None]]) -> None:
@@ -34,21 +37,21 @@ class Inflow:
         self._held, self._at = b"", 0
 
     async def begin(self) -> None:
-        """Tell a client that asked whether to send its body to do so."""
+        """Answer `Expect: 100-continue`: the client may send its body now."""
         if (
             self._request.version >= (1, 1)
             and self._request.headers.get("Expect", "").lower() == "100-continue"
         ):
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._request.writer.output_size = 0  # no part of the answer yet
+            self._request.writer.output_size = 0  # these bytes are no part of the answer
 
     async def readany(self) -> bytes:
-        """The bytes that have arrived; b"" at the end."""
+        """The bytes that have arrived, at least one; b"" at the end."""
         held, self._held, self._at = self._held[self._at :], b"", 0
         return held or await self._next()
 
     async def read(self, size: int) -> bytes:
-        """At most `size` bytes, b"" at the end."""
+        """At most `size` bytes, at least one; b"" at the end."""
         if self._at == len(self._held):
             self._held, self._at = await self._next(), 0
         chunk = self._held[self._at : self._at + size]
@@ -56,10 +59,13 @@ class Inflow:
         return chunk
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
-        """A line with its end, or what is left. Raises Malformed for too long a line, or too many."""
+        """The next line with its line break, or the rest of the body. Raises Malformed over the limits on
+        lines."""
         self._lines += 1
-        if self._lines > MOST_LINES:
-            raise Malformed(f"the multipart body has more than {MOST_LINES} lines outside of its parts")
+        if self._lines > MAX_LINES:
+            raise Malformed(
+                f"the multipart body has more than {MAX_LINES} lines outside its parts: send fewer headers"
+            )
         line = b""
         while not line.endswith(b"\n"):
             if self._at == len(self._held):
@@ -69,9 +75,9 @@ class Inflow:
             end = self._held.find(b"\n", self._at) + 1 or len(self._held)
             line += self._held[self._at : end]
             self._at = end
-            if len(line) > MOST_LINE_BYTES:
+            if len(line) > MAX_LINE_BYTES:
                 raise Malformed(
-                    f"the multipart body has a line of over {MOST_LINE_BYTES} bytes outside of its parts"
+                    f"the multipart body has a line of over {MAX_LINE_BYTES} bytes outside its parts"
                 )
         return line
 
@@ -82,9 +88,9 @@ class Inflow:
         self._held, self._at = data + self._held[self._at :], 0
 
     async def _next(self) -> bytes:
-        """All bytes that have arrived. Not aiohttp's read(n), which takes a body of one-byte chunks in one
-        long go."""
-        await self._rest(toil_of(self._request))
+        """All bytes that have arrived. aiohttp's read(n) is not used: it would read a body of one-byte
+        chunks to its end without a pause."""
+        await self._rest(take_loop_time(self._request))
         return await self._in_time(self._content.readany())
 
     async def _in_time(self, read: Awaitable[bytes]) -> bytes:
@@ -94,13 +100,12 @@ class Inflow:
         try:
             async with asyncio.timeout(max(0.0, min(self._idle_s, left))):
                 return await read
-        except HmiError:  # whoever stops the reading says why
+        except HmiError:  # set on the stream by the server, such as `Unfinished` when it stops
             raise
         except TimeoutError as error:
             raise Malformed(
-                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds "
-                "and at no less "
-                f"than {LEAST_RATE} bytes a second"
+                f"the body arrives too slowly: send it without a pause of {self._idle_s:g} seconds and at no "
+                f"less than {LEAST_RATE} bytes a second"
             ) from error
         except web.RequestPayloadError as error:
             raise Malformed("the body cannot be read: check its Transfer-Encoding") from error

@@ -1,7 +1,7 @@
-"""What a JSON text has that its parsed value does not show: names given twice, and where what is no JSON
-stands.
+"""Checks of a JSON text that its parsed value does not allow: names given twice, and the place of an error.
 
-The parser takes the last of several members of one name, and tells a line and a column.
+Of several members of one name the parser keeps the last. Of an error it tells the line and the column,
+but not the field.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from pydantic_core import ErrorDetails
 
 from hmi.api.census import exact_census
 from hmi.api.errors import Malformed, pointer
-from hmi.api.protocols.native.schemas import InferBody
 from hmi.errors import InvalidInput
 from hmi.words import HALF_A_PAIR, not_json
 
 SMALL_BYTES = 1 << 16
-"""A text of no more than this is read a second time at once, in less than 0.1 ms."""
+"""A text up to this size is parsed again without counting members first. That takes less than 0.1 ms."""
 DEEPEST = 200
-"""Levels of nesting that the parser takes."""
-_CUT_OFF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(\\u?)?\Z")
-_WIDE = re.compile(rb"\0{1,3}[^\0]|[^\0]\0")
+"""Most levels of nesting in a body: the limit of the parser."""
+_TRUNCATED = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(\\u?)?\Z")
+_UTF16 = re.compile(rb"\0{1,3}[^\0]|[^\0]\0")
 _MARKS = (
     (codecs.BOM_UTF8, "begins with a byte-order mark", "leave out its first three bytes, EF BB BF"),
     (codecs.BOM_UTF16_LE, "is UTF-16 or UTF-32", "send UTF-8"),
@@ -36,22 +35,23 @@ Place = tuple[str | int, ...]
 
 
 class _Repeated(dict[str, Any]):
-    """An object of which a member is given more than once: `name`, `times`."""
+    """A JSON object that gives the member `name` several times: `times`."""
 
     name = ""
     times = 0
 
 
-def refuse_repeated(data: bytes, found: Any) -> None:
-    """Raises InvalidInput naming the first member that an object of `data`, parsed to `found`, has more than
-    once.
+def refuse_repeated(data: bytes, count_members: Callable[[], int] | None = None) -> None:
+    """Raise InvalidInput, which names the member, if an object in the JSON text `data` gives a name twice.
 
-    A large text whose members are as many as those of `found` is not read a second time: that takes as long
-    as the first, and holds the interpreter's lock.
+    `count_members` counts the members that the parsed value has. If a large text holds no more members
+    than that, none was given twice and the text is not parsed again: a second parse takes as long as the
+    first, and holds the interpreter's lock.
     """
-    members = _members(found) if len(data) > SMALL_BYTES else None
-    if members is not None and (data.count(b":") == members or exact_census(data).members == members):
-        return
+    if count_members is not None and len(data) > SMALL_BYTES:
+        members = count_members()
+        if data.count(b":") == members or exact_census(data).members == members:
+            return
     repeated: list[_Repeated] = []
 
     def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def refuse_repeated(data: bytes, found: Any) -> None:
         repeated.append(again)
         return again
 
-    whole = json.loads(data, object_pairs_hook=read, parse_int=str)  # Python makes no int of 5,000 digits
+    # parse_int: Python refuses to convert an integer of 5,000 digits.
+    whole = json.loads(data, object_pairs_hook=read, parse_int=str)
     if not repeated:
         return
     place, first = next((place, value) for place, value in _walk(whole) if isinstance(value, _Repeated))
@@ -72,14 +73,14 @@ def refuse_repeated(data: bytes, found: Any) -> None:
 
 
 def malformed(problem: ErrorDetails, data: bytes) -> Malformed:
-    """Why and where `data` is no JSON, by the parser's finding."""
+    """The error for `data` that is not JSON: why and where, by the parser's finding."""
     for mark, what, cure in _MARKS:
         if data.startswith(mark):
             return Malformed(f"the body {what}: {cure}", field="body")
-    if _WIDE.match(data):
+    if _UTF16.match(data):
         return Malformed("the body is UTF-16 or UTF-32: send UTF-8", field="body")
-    if _CUT_OFF.search(data[-8:]):
-        return Malformed("the body is not JSON: it ends within a text: send all of it", field="body")
+    if _TRUNCATED.search(data[-8:]):
+        return Malformed("the body is not JSON: it ends within a string: send all of it", field="body")
     told = not_json(problem)
     place = _place_of(data, _is_half) if HALF_A_PAIR in told else None
     if not place:
@@ -88,29 +89,17 @@ def malformed(problem: ErrorDetails, data: bytes) -> Malformed:
 
 
 def too_deep() -> Malformed:
-    """Of a text whose lists and objects lie in one another more than DEEPEST levels deep."""
+    """The error for a text whose lists and objects are nested more than DEEPEST levels deep."""
     return Malformed(
-        f"the body is nested more than {DEEPEST} levels deep: no field here has more than a few, so look "
-        "for brackets "
-        "that do not close",
+        f"the body is nested more than {DEEPEST} levels deep: no field here has more than a few, so look for "
+        "brackets that do not close",
         field="body",
     )
 
 
-def _members(found: Any) -> int | None:
-    """How many members the objects have that a body of inference was made of; None for other bodies."""
-    if isinstance(found, list):
-        each = [_members(item) for item in found]
-        return None if None in each else sum(filter(None, each))
-    if not isinstance(found, InferBody):
-        return None
-    items = [] if isinstance(found.inputs, str) else found.inputs
-    inner = sum(len(item.model_fields_set) for item in items if not isinstance(item, str))
-    return len(found.model_fields_set) + len(found.parameters.model_fields_set) + inner
-
-
 def _place_of(data: bytes, wanted: Callable[[Any], bool]) -> Place | None:
-    """Where the first such value stands; None where the text cannot be read even so."""
+    """The place of the first value that `wanted` accepts; None if there is none, or Python cannot parse
+    the text."""
     try:
         return next((place for place, each in _walk(json.loads(data, parse_int=str)) if wanted(each)), None)
     except (ValueError, RecursionError):
@@ -118,8 +107,8 @@ def _place_of(data: bytes, wanted: Callable[[Any], bool]) -> Place | None:
 
 
 def _walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every value and where it stands, outer ones first. A name that is no text stands where its object
-    does."""
+    """Every value with its place, outer ones first. A name with half a surrogate pair has its object's
+    place."""
     yield place, value
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -133,5 +122,5 @@ def _walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _is_half(value: Any) -> bool:
-    """Whether it is text that holds half a surrogate pair."""
-    return isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value)
+    """Whether `value` is a string that holds half of a surrogate pair."""
+    return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)

@@ -1,4 +1,4 @@
-"""Closing all connections at shutdown, after every client that sent a request has its answer."""
+"""Closes all connections at shutdown, after every client that sent a request has its answer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ LINGER_S = 1.0
 GRACE_S = 1.0
 """The least time that a client has to read an answer, however late the answer was ready."""
 CUT_S = 0.5
-"""aiohttp waits twice so long for the handlers of connections that are cut."""
+"""At the very end, aiohttp waits at most twice this long for the handlers of connections that are cut."""
 POLL_S = 0.02
+"""Interval at which the connections are checked."""
 
 
 async def leave(
     server: web.Server, listener: socket.socket, stop_accepting: Callable[[], Awaitable[None]], until: float
 ) -> None:
-    """Take no more connections and wait for the ends of those there are, until `until` (of the loop's clock).
+    """Accept no more connections, and wait until the open ones are closed.
 
-    `stop_accepting` closes the listener. What is left in the end, since its answer is never read, is to be
-    cut.
+    The wait ends at the loop's time `until`, but not before LINGER_S + GRACE_S have passed.
+    `stop_accepting` closes the listener. The caller must cut the connections that are left: their
+    clients do not read their answers.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
     refuse_new(listener)
     await _ended(server, loop.time() + LINGER_S)
     await stop_accepting()
-    server.pre_shutdown()  # those that are at work end with this request, the others wait for none
+    server.pre_shutdown()  # busy connections close after their request, idle ones at once
     while not await _ended(server, loop.time() + POLL_S):
         for connection in server.connections:
-            if _waits(connection):
+            if _is_idle(connection):
                 connection.force_close()
         if loop.time() > max(until, began + LINGER_S + GRACE_S):
             log.warning(
@@ -48,15 +50,21 @@ async def leave(
 
 
 async def _ended(server: web.Server, until: float) -> bool:
-    """Whether every connection was closed, and its answer with the kernel, before `until`."""
+    """Wait until all connections are closed, at most until `until`; return whether they are.
+
+    A closed connection has handed its answer to the kernel.
+    """
     loop = asyncio.get_running_loop()
     while server.connections and loop.time() < until:
         await asyncio.sleep(POLL_S)
     return not server.connections
 
 
-def _waits(connection: web.RequestHandler) -> bool:
-    """Whether it has no request at work. aiohttp ends its task then, and forgets to close it."""
+def _is_idle(connection: web.RequestHandler) -> bool:
+    """Whether the connection has no request under way.
+
+    After pre_shutdown, aiohttp ends the task of such a connection but does not close the connection.
+    """
     task = connection._task_handler
     return task is not None and task.done()
 
@@ -68,15 +76,15 @@ class _Program(ctypes.Structure):
 
 
 _SO_ATTACH_FILTER = 26
-# Load the flags of the TCP header; with SYN among them drop the packet, else keep it whole.
+# A BPF program. It loads the flags of the TCP header, drops a packet with SYN, and keeps any other whole.
 _NO_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
 
 
 def refuse_new(listener: socket.socket) -> None:
-    """Have the kernel ignore whoever wants to connect from now on, while the loop accepts those that have.
+    """Have the kernel drop new connections, so that the queue of the listening socket runs empty.
 
-    Closing a socket that listens resets the connections in its queue, whose requests may have been sent in
-    full. So the queue must run empty first. On Linux only: elsewhere there is no way, and a few may be reset.
+    Closing a listening socket resets the connections in its queue, although their requests may have been
+    sent in full. Only Linux can do this: elsewhere a few connections may be reset.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -85,4 +93,4 @@ def refuse_new(listener: socket.socket) -> None:
     try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(program))
     except OSError as error:
-        log.debug("new connections cannot be kept out before the end: %s", error)
+        log.debug("cannot keep new connections out while the server stops: %s", error)

@@ -1,4 +1,4 @@
-"""The calls of the route table without HTTP. The command line runs them on a data folder, as
+"""The calls of the route table without HTTP. The command line makes them on a data folder, as the
 administrator."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hmi.api.app import build_engine, build_services
 from hmi.api.body import parse, parse_query
 from hmi.api.caller import ADMINISTRATOR
 from hmi.api.dispatch import plain
-from hmi.api.expand import expand_into
+from hmi.api.expand import decompress_to
 from hmi.api.inference import InferenceEngine
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
@@ -29,14 +29,15 @@ from hmi.metrics import Metrics
 
 
 class EngineAtStart:
-    """An engine that is made when it is started: most commands ask no model, and its import takes seconds."""
+    """An engine that is created when it is started: most commands ask no model, and importing it takes
+    seconds."""
 
     def __init__(self, manager: Manager, metrics: Metrics) -> None:
-        self._made_of = manager, metrics
+        self._parts = manager, metrics
         self._engine: InferenceEngine | None = None
 
     async def start(self) -> None:
-        self._engine = build_engine(*self._made_of)
+        self._engine = build_engine(*self._parts)
         await self._engine.start()
 
     async def stop(self, *, drain: bool = True) -> None:
@@ -55,7 +56,7 @@ class EngineAtStart:
 
 
 class LocalCalls:
-    """A data folder opened in this process. Close it."""
+    """The calls on a data folder, opened in this process. The caller must close it."""
 
     def __init__(self, settings: Settings) -> None:
         self.services = build_services(settings, EngineAtStart)
@@ -71,7 +72,7 @@ class LocalCalls:
         files: Mapping[str, Path] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """The JSON answer of a call; raises HmiError. `files` stay where they are: they are copied."""
+        """Make a call and return its JSON answer. `files`, by part name, are copied. Raises HmiError."""
         route, parameters = _match(method, path)
         call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
         call.query = parse_query(route, query or {})
@@ -90,25 +91,25 @@ class LocalCalls:
                 form.discard()
 
     def infer(self, path: str, body: Any) -> Any:
-        """As `request`, with an engine that runs for this one call."""
+        """Make a call to infer, with an engine that runs for this one call, and return the JSON answer."""
         route, parameters = _match("POST", path)
         call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
         call.body = parse(route.body, json.dumps(body).encode())
         return asyncio.run(_run_with_engine(route, call))
 
     def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:
-        """Run a queued job to its end, in a process of its own that dies with this one."""
+        """Run a queued job to its end, in a process of its own that ends with this one."""
         self.services.manager.runner.run_one(job, on_progress)
 
     def _hinted(self, error: Conflict) -> Conflict:
-        """A server goes on with a queued job by itself; on a folder somebody must say so."""
+        """The error with the commands for a queued job. A server would start it, but on a bare folder
+        nothing does."""
         job = error.details.get("job")
         if job is None or self.services.manager.job(job).state != "queued":
             return error
         return Conflict(
-            f"{error.message.partition(':')[0]}, and nothing runs it: go on with it by 'hmi job resume "
-            f"{job}', or give "
-            f"it up by 'hmi job cancel {job}'",
+            f"{error.message.partition(':')[0]}, and nothing runs it: continue it with 'hmi job resume "
+            f"{job}', or end it with 'hmi job cancel {job}'",
             **error.details,
         )
 
@@ -116,19 +117,20 @@ class LocalCalls:
         target = folder / name
         try:
             with file.open("rb") as source:
-                expand_into(source, target, name, self.services.settings.max_upload_bytes)
+                decompress_to(source, target, name, self.services.settings.max_upload_bytes)
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise InvalidInput(f"{file} cannot be read: {error.strerror}", field=name) from error
         return target
 
 
 def _match(method: str, path: str) -> tuple[Route, dict[str, str]]:
+    """The route of a call, and the parameters in its path. Raises NotFound for an empty parameter."""
     for route in ROUTES:
         pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.path)
         found = re.fullmatch(pattern, path)
         if route.method == method and found:
             return route, {name: unquote(value) for name, value in found.groupdict().items()}
-    # A part of it is empty: every other name fits some route.
+    # The command line builds the paths, so only an empty part can keep one from matching.
     raise NotFound(f"{unquote(path)!r} has an empty part: give each name and id at least one character")
 
 

@@ -11,14 +11,13 @@ from pydantic.json_schema import JsonSchemaMode
 import hmi
 from hmi.api.errors import RETRY_AFTER_S, STATUS
 from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
-from hmi.api.schemas import ErrorAnswer
 
 REF = "#/components/schemas/{model}"
 SUMMARY = "A language model of its own for each of thousands of tenants, served from one machine."
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The whole document; deterministic, so that it can be pinned."""
+    """The whole document. Equal routes give an equal document, so that a test can compare it with a file."""
     routes = list(routes)
     schemas = _Schemas(routes)
     paths: dict[str, Any] = {}
@@ -37,9 +36,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def error_kinds(route: Route) -> set[str]:
-    """The errors that `route` may answer with: those of its shape and those of its own."""
+    """The kinds of errors that `route` may answer: those that follow from its fields, and its `kinds`."""
     kinds = {"internal", *route.kinds}
-    if not route.draining:
+    if not route.while_draining:
         kinds.add("unavailable")
     if route.changes:
         kinds.add("quota_exceeded")
@@ -57,7 +56,7 @@ def error_kinds(route: Route) -> set[str]:
 
 
 class _Schemas:
-    """Schemas of all models of the table, each under its name in `components`."""
+    """The schemas of all bodies, answers and errors of the routes. Models are named in `components`."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
@@ -66,7 +65,7 @@ class _Schemas:
                 wanted.append((f"{_key(route)}:body", "validation", TypeAdapter(route.body)))
             if route.answer is not None:
                 wanted.append((f"{_key(route)}:answer", "serialization", TypeAdapter(route.answer)))
-        wanted.append(("error", "serialization", TypeAdapter(ErrorAnswer)))
+            wanted.append((f"{_key(route)}:error", "serialization", TypeAdapter(route.dialect.error)))
         by_key, rest = TypeAdapter.json_schemas(wanted, ref_template=REF)
         self._by_key = {key: schema for (key, _mode), schema in by_key.items()}
         self.definitions: dict[str, Any] = dict(sorted(rest.get("$defs", {}).items()))
@@ -77,9 +76,8 @@ class _Schemas:
     def answer(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:answer"]
 
-    @property
-    def error(self) -> Any:
-        return self._by_key["error"]
+    def error(self, route: Route) -> Any:
+        return self._by_key[f"{_key(route)}:error"]
 
 
 def _key(route: Route) -> str:
@@ -130,7 +128,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         for name, schema in route.query.model_json_schema()["properties"].items():
             found.append({"name": name, "in": "query", "required": False, "schema": _not_null(schema)})
-    if route.tagged:
+    if route.etag:
         schema = {"type": "string"}
         found.append({"name": "If-None-Match", "in": "header", "required": False, "schema": schema})
     if route.creates:
@@ -144,28 +142,28 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.answer is not None:
         success["content"] = {"application/json": {"schema": schemas.answer(route)}}
     elif route.media:
-        # Of events a schema tells nothing: tools take it for that of the text, or of each event.
+        # A stream of events gets no schema: tools read one as the whole text's, or as each event's.
         text = route.media.startswith("text/") and route.media != "text/event-stream"
         success["content"] = {route.media: {"schema": {"type": "string"} if text else {}}}
     if route.status == 202:
         success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
-    if route.tagged:
+    if route.etag:
         success.setdefault("headers", {})["ETag"] = {"schema": {"type": "string"}}
     responses = {str(route.status): success}
-    if route.tagged:
-        responses["304"] = {"description": "Unchanged: If-None-Match names its ETag."}
+    if route.etag:
+        responses["304"] = {"description": "Unchanged: If-None-Match gives the current ETag."}
     by_status: dict[int, list[str]] = {}
     for kind in sorted(error_kinds(route)):
         by_status.setdefault(STATUS[kind], []).append(kind)
     for status, kinds in sorted(by_status.items()):
-        responses[str(status)] = _error_response(status, kinds, schemas)
+        responses[str(status)] = _error_response(status, kinds, schemas.error(route))
     return responses
 
 
-def _error_response(status: int, kinds: list[str], schemas: _Schemas) -> dict[str, Any]:
+def _error_response(status: int, kinds: list[str], schema: Any) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": ", ".join(kinds),
-        "content": {"application/json": {"schema": schemas.error}},
+        "content": {"application/json": {"schema": schema}},
     }
     if status in RETRY_AFTER_S:
         response["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
@@ -177,7 +175,7 @@ def _inline(kind: Any) -> dict[str, Any]:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter that may be left out is never null: keep only what may be sent."""
+    """The schema of an optional query parameter without null: a parameter is left out, never sent as null."""
     plain = {k: v for k, v in schema.items() if k not in ("anyOf", "default", "title")}
     choices = [c for c in schema.get("anyOf", []) if c.get("type") != "null"]
     return {**plain, **(choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})}

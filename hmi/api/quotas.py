@@ -1,6 +1,6 @@
-"""Quotas on a tenant's keys: streams at once and changes in a row. They do not bind administrators.
+"""Quotas of tenants' own keys. They do not bind administrators.
 
-The registry counts a tenant's jobs and keys itself.
+Streams and changes are counted here; the registry counts jobs and keys itself.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from dataclasses import dataclass, field
 from hmi.errors import QuotaExceeded
 
 TENANT_JOBS = 100
-"""Queued and running jobs that a tenant may have."""
+"""Most queued and running jobs of a tenant."""
 TENANT_KEYS = 100
-"""Keys that a tenant may hold."""
+"""Most keys of a tenant."""
 TENANT_STREAMS = 32
-"""Jobs that a tenant may follow at once."""
+"""Most jobs that a tenant may follow at once."""
 CHANGES_AT_ONCE = 200
+"""Capacity of a tenant's token bucket: the changes that it may make in a row."""
 CHANGES_PER_S = 2.0
-"""A tenant may change things so many times in a row, and so many times a second in the long run."""
+"""Refill rate of the bucket: the changes a second that a tenant may make in the long run."""
 
 
 @dataclass
 class Quotas:
-    """The quotas of one server, in memory. Used by the event loop only."""
+    """Counts what tenants use of their quotas, in memory. For the event loop only."""
 
     _streams: Counter[str] = field(default_factory=Counter)
     _changes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each tenant the changes that it has left, and the time of that count."""
+    """For each tenant its token bucket: the changes that are left, and the monotonic time of that count."""
 
     @contextmanager
     def stream(self, tenant: str | None) -> Iterator[None]:
-        """Count a stream for the block; raises QuotaExceeded."""
+        """Context manager: a stream of the tenant is open in the block. Raises QuotaExceeded."""
         if tenant is None:
             yield
             return
         if self._streams[tenant] >= TENANT_STREAMS:
             raise QuotaExceeded(
-                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or ask GET "
-                "/manage/jobs",
+                f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or call GET "
+                "/manage/jobs instead",
                 limit=TENANT_STREAMS,
             )
         self._streams[tenant] += 1
@@ -53,7 +54,7 @@ class Quotas:
                 del self._streams[tenant]
 
     def change(self, tenant: str | None) -> None:
-        """Count a call that creates, changes or deletes; raises QuotaExceeded."""
+        """Count a call that creates, changes or deletes something. Raises QuotaExceeded."""
         if tenant is None:
             return
         at = time.monotonic()
@@ -61,7 +62,7 @@ class Quotas:
         left = min(float(CHANGES_AT_ONCE), left + (at - then) * CHANGES_PER_S)
         if left < 1:
             raise QuotaExceeded(
-                f"tenant {tenant} makes too many changes: at most {CHANGES_AT_ONCE} calls in a row, and "
+                f"tenant {tenant} makes too many changes: it may make {CHANGES_AT_ONCE} in a row, and "
                 f"{CHANGES_PER_S:g} a second in the long run; try again in a few seconds",
                 limit=CHANGES_AT_ONCE,
             )

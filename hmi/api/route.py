@@ -1,4 +1,4 @@
-"""The type of a route. `dispatch` serves the table of routes and `openapi` documents it."""
+"""The types of a route, a call and a reply. `dispatch` serves the route table and `openapi` documents it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hmi.errors import NotFound
 
 @dataclass
 class Call:
-    """One request, checked: what a handler gets. `body` and `query` are instances of the route's models.
+    """One checked request, as a handler gets it. `body` and `query` are instances of the route's models.
 
-    The command line makes the same calls without HTTP (`hmi.api.local`): then there is no `request`.
+    The command line makes the same calls without HTTP (`hmi.api.local`); `request` is then None.
     """
 
     services: Services
@@ -31,32 +31,33 @@ class Call:
     path: Mapping[str, str]
     """Parameters in the path."""
     arrived: float
-    """Monotonic seconds."""
+    """When the request arrived, in seconds of `time.monotonic()`."""
     request: web.Request | None = None
     body: Any = None
     query: Any = None
     files: Mapping[str, Path] = field(default_factory=dict)
     size: int = 0
-    """Bytes of the JSON body; 0 where it came without HTTP."""
+    """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
 
     def holder(self) -> str | None:
-        """The tenant whose share of the server the request uses: the caller's, or for an administrator the
-        model's.
+        """The tenant whose share of the server the request uses: the model's if the path names one, else
+        the caller's. None is the administrator.
 
-        Raises NotFound if the caller may not reach the model in the path.
+        Raises NotFound if the caller does not reach the model.
         """
         if "model" in self.path:
             return self.model().tenant
         return self.caller.tenant
 
     def model(self) -> ModelId:
-        """The model in the path; raises NotFound where the caller does not reach its tenant."""
+        """The model in the path. Raises InvalidInput, and NotFound if the caller does not reach its
+        tenant."""
         model = ModelId.parse(self.path["model"])
         self.caller.must_reach(model.tenant, f"model {str(model)!r}")
         return model
 
     def tenant(self) -> str:
-        """The tenant in the path; raises NotFound where the caller does not reach it."""
+        """The tenant in the path. Raises InvalidInput, and NotFound if the caller does not reach it."""
         tenant = check_name(self.path["tenant"], "tenant")
         self.caller.must_reach(tenant, f"tenant {tenant!r}")
         return tenant
@@ -68,7 +69,7 @@ class Call:
         return check_name(self.path["root"], "root")
 
     def opaque(self, name: str) -> str:
-        """The id of a job or key in the path; raises NotFound for one that no job or key can have."""
+        """The id of a job or key in the path. Raises NotFound for an id that no job or key can have."""
         value = self.path[name]
         if not re.fullmatch(ID_PATTERN, value):
             raise NotFound(f"there is no {name} {value[:80]!r}: check the id")
@@ -77,13 +78,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """A JSON answer. `location` is where to follow a job; `keep` replaces the body that an
-    Idempotency-Key keeps, where the body itself must not be stored; `large`: render it off the loop."""
+    """A JSON answer."""
 
     body: Any
+    """A pydantic model, or a list of them."""
     location: str | None = None
+    """The path of the job that the call started."""
     keep: dict[str, Any] | None = None
+    """What an Idempotency-Key stores instead of a body that must not be stored. `Route.again` gets it
+    back."""
     large: bool = False
+    """Render the body in a thread instead of on the event loop."""
 
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
@@ -92,41 +97,48 @@ Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
 
 @dataclass(frozen=True)
 class Route:
-    """One call. `answer` is the type of the JSON body; `media` other than JSON has none.
-
-    `files` are the multipart parts beside `spec`, True where required. `scope` None needs no key.
-    `creates`: Idempotency-Key is honoured; `again` then answers a repetition from what was kept.
-    `cancellable`: the work is dropped when the client goes away.
-    """
+    """One call of the server."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     answer: Any = None
+    """The type of the JSON answer; None if `media` is not JSON."""
     scope: Scope | None = None
+    """The scope that the key must have; None: no key is needed."""
     status: int = 200
+    """The status of success."""
     body: Any = None
+    """The type of the JSON body; None: the call has no body."""
     files: Mapping[str, bool] = field(default_factory=dict)
+    """The multipart parts beside `spec`, and whether each is required."""
     query: type[Query] | None = None
     media: str = "application/json"
+    """The media type of the answer."""
     creates: bool = False
+    """The call creates something, and honours Idempotency-Key."""
     again: Again | None = None
+    """Answers a repeated request from the `Reply.keep` of the first."""
     cancellable: bool = False
-    draining: bool = False
-    """Answered while the server drains, too."""
-    tagged: bool = False
-    """The answer has an ETag, and is 304 without a body to a client that has it."""
+    """The work is dropped when the client disconnects."""
+    while_draining: bool = False
+    """The call is answered while the server drains, too, and on guest connections."""
+    etag: bool = False
+    """The answer has an ETag. A client that already has this answer gets 304 without a body."""
     dialect: Dialect = NATIVE
-    """The protocol whose shape its errors have."""
+    """The protocol that shapes the call's errors."""
     inputs_field: str = "body"
-    """What an error names if the body has too many values."""
+    """The field that an error names if the body has too many values."""
+    count_members: Callable[[Any], int] | None = None
+    """See `Endpoint.count_members`."""
     kinds: tuple[str, ...] = ()
-    """Errors of its own, beside those that its shape implies."""
+    """Kinds of errors beside those that follow from the other fields; see `openapi.error_kinds`."""
 
     @property
     def changes(self) -> bool:
-        """Whether it creates, changes or deletes something: a tenant may do so often, and not without end."""
+        """Whether the call creates, changes or deletes something, and so counts towards the quota of
+        changes."""
         return self.method != "GET" and self.scope in ("manage", "admin")
 
     @property
@@ -135,5 +147,5 @@ class Route:
 
 
 PARAMETERS: dict[str, Any] = {"model": ModelName, "tenant": Name, "domain": DomainName, "root": Name}
-"""Types of path parameters; any other is an opaque id."""
+"""Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

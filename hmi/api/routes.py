@@ -40,7 +40,8 @@ from hmi.api.schemas_manage import (
 from hmi.api.schemas_stats import StatsView
 
 DATA = {"data": False, "dev": False, "unlabelled": False}
-"""No file is required here: the manager refuses missing data, since an embedding model needs none."""
+"""File parts of a model's rows. None is required here: an embedding model needs no data, and the manager
+refuses missing data for any other task."""
 ADAPTER = {
     "adapter_config": True,
     "adapter": True,
@@ -49,6 +50,8 @@ ADAPTER = {
     "data": False,
     "dev": False,
 }
+"""File parts of an adapter from adapter-hub. The manager refuses a request without a head and without
+data."""
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
 DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
@@ -56,14 +59,16 @@ DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/man
 
 @cache
 def contract() -> tuple[bytes, str]:
-    """The document as it is sent, and its ETag. Rendered once: anybody may ask, and it takes tens of
-    milliseconds."""
+    """The OpenAPI document as it is sent, and its ETag.
+
+    It is cached: rendering takes tens of milliseconds, and anybody may ask.
+    """
     body = json.dumps(document(ROUTES), ensure_ascii=False, separators=(",", ":")).encode()
     return body, hashlib.sha256(body).hexdigest()[:32]
 
 
 async def openapi(call: Call) -> web.StreamResponse:
-    """The document, or 304 to a client that has it."""
+    """Answer with the OpenAPI document, or with 304 if the client has the current one."""
     assert call.request is not None
     body, tag = contract()
     known = any(given.value in (tag, "*") for given in call.request.if_none_match or ())
@@ -306,23 +311,23 @@ JOBS = (
 )
 
 OPERATION = (
-    Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, draining=True),
+    Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, while_draining=True),
     Route(
         "GET",
         "/readyz",
         health.readyz,
         "Whether the server takes requests.",
         Health,
-        draining=True,
+        while_draining=True,
         kinds=("unavailable",),
     ),
-    Route("GET", "/metrics", health.metrics, "Prometheus metrics.", media="text/plain", draining=True),
-    Route("GET", "/openapi.json", openapi, "This document.", draining=True, tagged=True),
+    Route("GET", "/metrics", health.metrics, "Prometheus metrics.", media="text/plain", while_draining=True),
+    Route("GET", "/openapi.json", openapi, "This document.", while_draining=True, etag=True),
 )
 
 ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *infer.routes_of(NATIVE), *OPERATION)
 
 
 def openapi_text() -> str:
-    """The document as `docs/openapi.json` holds it."""
+    """The OpenAPI document as `docs/openapi.json` holds it."""
     return json.dumps(document(ROUTES), indent=1, ensure_ascii=False) + "\n"

@@ -1,6 +1,6 @@
-"""Schemas that all calls share: strict bases, names, the error shape, jobs.
+"""The schemas that calls share: base classes, names, errors, jobs.
 
-One pydantic model per request and per answer validates and generates the OpenAPI document.
+Each body and each answer is one pydantic model, which validates it and documents it in openapi.json.
 """
 
 from __future__ import annotations
@@ -41,50 +41,50 @@ NEXT = "Pass as `after` for the next page; null on the last page. An earlier pag
 
 
 class Request(BaseModel):
-    """A request body: unknown fields and wrong types are refused, never guessed at."""
+    """A request body. Unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Query(BaseModel):
-    """Query parameters, which arrive as text."""
+    """The query parameters of a call. They arrive as text, so their types are converted."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Answer(BaseModel):
-    """An answer."""
+    """The JSON body of an answer."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ErrorBody(Answer):
-    kind: str = Field(description="Stable name that clients may match on.")
-    message: str = Field(description="What is wrong and what to do.")
-    details: dict[str, Any] = Field(description="`field` and others, depending on the kind.")
+    kind: str = Field(description="A stable name, which clients may match on.")
+    message: str = Field(description="What is wrong, and what to do about it.")
+    details: dict[str, Any] = Field(description="`field` and other details, depending on the kind.")
     request_id: str
 
 
 class ErrorAnswer(Answer):
-    """The native shape of every error."""
+    """An error."""
 
     error: ErrorBody
 
 
 class JobAccepted(Answer):
-    """The operation runs as a job: follow `Location`."""
+    """The operation runs as a job, which `Location` shows."""
 
     job: str
 
 
 class JobView(Answer):
-    """A long operation and where it stands."""
+    """A job: a long operation, and its progress."""
 
     job: str
     kind: JobKind
     state: JobState
     tenant: str | None = Field(description="The tenant that owns the job; null for an administrator's.")
-    target: str = Field(description="The root, domain or model that it makes.")
+    target: str = Field(description="The root, domain or model that the job creates or changes.")
     created: str
     started: str | None
     ended: str | None
@@ -92,9 +92,9 @@ class JobView(Answer):
     cancel_requested: bool
     progress: Progress
     result: dict[str, Any] | None
-    error: dict[str, Any] | None = Field(description="`kind`, `message` and others if the job failed.")
+    error: dict[str, Any] | None = Field(description="`kind`, `message` and other details if the job failed.")
     cost: JobCost | None = Field(
-        description="What the job's process used; null until the job ended, and if the process was killed."
+        description="What the job's process used; null until the job ends, and if its process was killed."
     )
 
 
@@ -112,7 +112,7 @@ class JobQuery(Query):
 
 
 class Health(Answer):
-    """Liveness and readiness."""
+    """The state of the server, for liveness and readiness checks."""
 
     status: Literal["alive", "ready", "starting", "draining"]
 

@@ -1,4 +1,4 @@
-"""Answers about domains."""
+"""Requests and answers about domains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hmi.api.schemas import Answer, Request
 
 
 class ChangeDomain(Request):
-    """Changes to a domain. A field that is left out stays as it is."""
+    """Changes to a domain. A field that is left out is not changed."""
 
     record_misses: bool | None = Field(
         default=None,
@@ -21,7 +21,7 @@ class ChangeDomain(Request):
 
 class GrowDomain(Request):
     min_count: int = Field(
-        default=5, ge=1, le=2**31, description="How often an n-gram must have been missed."
+        default=5, ge=1, le=2**31, description="An n-gram is added if it was missed at least this often."
     )
 
 
@@ -32,15 +32,18 @@ class DomainVersionView(Answer):
     created: str
     entries: dict[str, int]
     bytes: int
-    alpha: float | None = Field(description="Percent of trigram occurrences covered, also with a budget.")
+    alpha: float | None = Field(
+        description="Percent of the corpus' trigram occurrences that it covers; given with a budget, too."
+    )
     budget_bytes: int | None = Field(
         description="The budget that it was built with; null if it was built with alpha."
     )
-    report: dict[str, Any] = Field(description="Figures of the build.")
+    report: dict[str, Any] = Field(description="Figures about the build.")
 
 
 class DomainView(Answer):
-    """A branch of a version tree. `entries` are the current version's own, without its ancestors'."""
+    """A branch of a version tree. `entries` counts the current version's own n-grams, without its
+    ancestors'."""
 
     domain: str
     root: str

@@ -40,12 +40,16 @@ class CreateDomain(Request):
     domain: DomainName
     alpha: Alpha | None = Field(default=None, description="Default 50, unless options.budget_bytes is given.")
     pretrain: bool = Field(default=False, description="Continue pretraining the lower layers on the corpus.")
-    corpus: PathRef | None = Field(default=None, description="The corpus, unless it is sent as a part.")
+    corpus: PathRef | None = Field(
+        default=None, description="The corpus, unless it is sent as a multipart part."
+    )
     options: BuildPlotOptions = BuildPlotOptions()
 
 
 class UpdateDomain(Request):
-    alpha: Alpha | None = Field(default=None, description="Default: the current version's alpha or budget.")
+    alpha: Alpha | None = Field(
+        default=None, description="Default: the alpha or the budget of the current version."
+    )
     pretrain: bool = False
     corpus: PathRef | None = None
     options: BuildPlotOptions = BuildPlotOptions()
@@ -67,13 +71,14 @@ class CreateModel(Request):
     model: ModelName
     domain: DomainName
     task: Task
-    data: PathRef | None = Field(default=None, description="The rows, unless they are sent as a part.")
+    data: PathRef | None = Field(
+        default=None, description="The rows, unless they are sent as a multipart part."
+    )
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is "
-        "fine-tuned on "
-        "the rows and labels the texts; the model is trained on both.",
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
+        "fine-tuned on the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
 
@@ -83,18 +88,15 @@ class UpdateModel(Request):
     dev: PathRef | None = None
     unlabelled: PathRef | None = Field(
         default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source, is "
-        "fine-tuned on "
-        "the rows and labels the texts; the model is trained on both.",
+        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
+        "fine-tuned on the rows and labels the texts; the model is trained on both.",
     )
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",
         description="When the new version answers: if it is not worse than the live one on the same "
-        "held-out rows "
-        "(a tie included), always, or never. A version that is held back is kept; `rollback` with its "
-        "number lets "
-        "it answer.",
+        "held-out rows (a tie included), always, or never. A version that is held back is kept; `rollback` "
+        "with its number lets it answer.",
     )
 
 
@@ -125,11 +127,11 @@ class RootView(Answer):
     dim: int
     layers: int
     split: int
-    n: int = Field(description="Tokens of the longest n-grams of its PLOTs.")
+    n: int = Field(description="Tokens in the longest n-grams of its PLOTs.")
     fidelity: dict[str, float] = Field(
-        description="How far its states are from its source's; see docs/http.md."
+        description="How far the root's states are from its source model's; see docs/http.md."
     )
-    fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The same for each kind of text.")
+    fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The fidelity for each kind of text.")
     bytes: int
 
 
@@ -147,7 +149,7 @@ class TenantList(Answer):
 
 
 class TenantCreated(Answer):
-    """The key is shown this once and stored hashed."""
+    """A new tenant and its first key. The key is shown only once and stored as a hash."""
 
     tenant: str
     key_id: str
@@ -171,13 +173,13 @@ class KeyList(Answer):
 
 
 class KeyCreated(KeyView):
-    """The key is shown this once and stored hashed."""
+    """A new key. It is shown only once and stored as a hash."""
 
     key: str
 
 
 class ModelView(Answer):
-    """A model; the fields from `domain` on are those of the version that answers."""
+    """A model. The fields `domain` to `bytes` are those of the version that answers."""
 
     model: str
     current: int
@@ -213,7 +215,7 @@ class ModelQuery(Query):
 
 
 class UsageView(Answer):
-    """What a tenant used since the server started, and what it keeps."""
+    """What a tenant used since the server started, and what it stores."""
 
     tenant: str
     since: str

@@ -1,4 +1,5 @@
-"""Metrics for callers who may not learn tenants' names: the series of all tenants are summed."""
+"""The text of /metrics. For callers who may not learn tenants' names, the series of all tenants are
+summed."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from hmi.api.shared import Shared
 from hmi.metrics import Metrics
 
 SHOWN_S = 1.0
-"""A scrape shows figures up to so old: anybody may ask, and each rendering takes milliseconds."""
+"""Age up to which the text is reused: rendering takes milliseconds, and anybody may ask."""
 
 
 class Scrape:
-    """The text of /metrics: for administrators, and for all others."""
+    """The cached text of /metrics: `whole` for administrators, `summed` for all others."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.whole: Shared[bytes] = Shared(metrics.render, SHOWN_S)
@@ -24,7 +25,7 @@ class Scrape:
 
 
 def totals(metrics: Metrics) -> bytes:
-    """As `Metrics.render`, without the label `tenant`."""
+    """The text of `Metrics.render` without the label `tenant`: series that differ only in it are summed."""
     registry = CollectorRegistry()
     registry.register(_Totals(metrics.registry))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""`serve`: starts the listening process from the settings, and shuts it down on SIGTERM."""
+"""Runs the server process: from opening its socket to its shutdown on SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ log = logging.getLogger("hmi.api")
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C. Blocks.
 
-    Raises Conflict (port or data folder in use), InvalidInput (a host that needs a key), Damaged.
+    Raises Conflict (the port or the data folder is in use), InvalidInput (a host that cannot be used, or
+    that needs an administrator's key) and Damaged.
     """
-    # Python remembers each warning by its text, and these quote what a client sent.
+    # Python remembers the text of each warning. These quote what clients send, so they would fill memory.
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     with ExitStack() as stack:
@@ -46,6 +47,7 @@ def serve(settings: Settings) -> None:
 
 
 def url_of(host: str, port: int) -> str:
+    """The server's URL; `host` may be an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -54,12 +56,13 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    # The work of a request whose client has gone is cancelled; dispatch shields what must be finished.
+    # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
+    # shields what must be finished.
     runner = web.AppRunner(
         application(services), handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S
     )
     await runner.setup()
-    _settle()
+    _freeze_objects()
     assert runner.server is not None
     door = Door(listener, runner.server, services.settings)
     try:
@@ -76,16 +79,18 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
         await runner.cleanup()
 
 
-def _settle() -> None:
-    """Exclude the objects that live as long as the process from garbage collection. A flood of inputs causes
-    several full collections a second; each would walk every imported library and hold all threads for 100 ms
-    or more."""
+def _freeze_objects() -> None:
+    """Exclude the objects that exist now, and live as long as the process, from garbage collection.
+
+    A flood of inputs causes several full collections a second. Each would visit the objects of every
+    imported library and stop all threads for 100 ms or more.
+    """
     gc.collect()
     gc.freeze()
 
 
 def greeting(services: Services, url: str) -> str:
-    """What the operator must know at start: where, and who may do what."""
+    """The line of the log that tells the operator where the server listens, and whether it needs keys."""
     where = f"serving {services.settings.data} on {url} (Ctrl-C or SIGTERM stops it)"
     if services.auth.open():
         return (
@@ -96,7 +101,8 @@ def greeting(services: Services, url: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; raises Conflict for a port in use and InvalidInput for an unusable host."""
+    """A listening socket. Raises Conflict for a port in use, and InvalidInput for a host or port that
+    cannot be used."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Which server owns a data folder: a lock that the kernel frees on death, and `server.json` to find it."""
+"""Ownership of a data folder: a lock that the kernel frees when its server dies, and a note to find that
+server."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hmi.stores.layout import Layout
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A live server."""
+    """A server that runs. Its URL is "" and its process 0 if its note cannot be read."""
 
     url: str
     pid: int
@@ -25,7 +26,7 @@ class LiveServer:
 
 @contextmanager
 def owning(data: Path) -> Iterator[None]:
-    """Own `data` as its server; raises Conflict naming the server that does."""
+    """Context manager: own the data folder. Raises Conflict, which names the server that owns it already."""
     data.mkdir(parents=True, exist_ok=True)
     fd = os.open(Layout(data).server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -40,7 +41,8 @@ def owning(data: Path) -> Iterator[None]:
 
 @contextmanager
 def announced(data: Path, url: str) -> Iterator[None]:
-    """Leave the note by which the command line finds this server, and take it away at the end."""
+    """Context manager: write the note by which the command line finds this server, and remove it at the
+    end."""
     note = Layout(data).server_note
     aside = note.with_suffix(".json.tmp")
     aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "started": now()}) + "\n", encoding="utf-8")
@@ -52,7 +54,7 @@ def announced(data: Path, url: str) -> Iterator[None]:
 
 
 def live_server(data: Path) -> LiveServer | None:
-    """The server that owns `data` now; a note whose lock is free was left by one that died."""
+    """The server that owns the data folder now, or None. A note without a held lock is from a dead server."""
     try:
         fd = os.open(Layout(data).server_lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The services that handlers use: one object, built at start; each of its parts owns its state."""
+"""The services that handlers use: one object, built at the start. Each of its parts owns its own state."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiohttp import web
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.limited_log import LimitedLog
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
-from hmi.api.seldom import Seldom
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -31,16 +31,19 @@ Phase = Literal["starting", "serving", "draining"]
 
 
 class Stopping(Unavailable):
-    """For a request after the signal to stop. Nothing is wrong, so no line is logged."""
+    """The answer to a request after the signal to stop. It is expected, so it is not logged."""
 
 
 class Unfinished(Stopping, TimeoutError):
-    """For a request whose body does not arrive in time. aiohttp, which reads on, accepts a TimeoutError."""
+    """The answer to a request whose body does not arrive before the server stops.
+
+    It is a TimeoutError, too, since aiohttp expects one when the read of a body fails.
+    """
 
 
 @dataclass
 class KeyLock:
-    """An Idempotency-Key in use, so that of two equal requests the second waits for the first."""
+    """The lock of an Idempotency-Key in use, and the number of requests that hold it or wait for it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
@@ -48,43 +51,46 @@ class KeyLock:
 
 @dataclass
 class Services:
-    """State of one server process. `phase` goes starting → serving → draining and never back."""
+    """The state of one server process."""
 
     settings: Settings
     manager: Manager
     engine: InferenceEngine
     inference: Inference
-    """The engine, behind the checks of what callers ask."""
+    """Checks what callers ask, and passes it to the engine."""
     metrics: Metrics
     auth: Auth
     uploads: Uploads
     bodies: Bodies
     places: Shares
-    """The places for requests under way: as many as connections."""
+    """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
     phase: Phase = "starting"
+    """It goes from starting to serving to draining, and never back."""
     started: str = field(default_factory=now)
+    """When this server started, in RFC 3339 UTC."""
     in_flight: InFlight = field(default_factory=InFlight)
-    """Requests that were accepted and are not answered yet."""
+    """Counts the requests that were accepted and are not answered yet."""
     quotas: Quotas = field(default_factory=Quotas)
     receiving: dict[int, web.Request] = field(default_factory=dict)
-    """Requests whose bodies are being read, by `id`: aiohttp's have no hash."""
+    """Requests whose bodies are being read, by `id(request)`, since aiohttp's requests cannot be hashed."""
     refused: int = 0
-    """Requests that came after the signal to stop."""
-    seldom: Seldom = field(default_factory=lambda: Seldom(log))
+    """Number of requests that arrived after the signal to stop."""
+    limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
-    """Requests that are finished even without their client."""
+    """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
+    """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 
     def admit(self) -> None:
-        """Raises Stopping once the server drains."""
+        """Raise Stopping if the server drains."""
         if self.phase == "draining":
             self.refused += 1
             raise Stopping("the server is stopping: try again in a few seconds")
 
     @contextmanager
     def reading(self, request: web.Request) -> Iterator[None]:
-        """Marks that the body of `request` is being read, for the block."""
+        """Context manager: the body of `request` is being read in the block."""
         self.receiving[id(request)] = request
         try:
             yield

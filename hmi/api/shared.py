@@ -1,4 +1,4 @@
-"""Answers that are the same for all callers: computed once, off the event loop, and reused for a while."""
+"""A single-flight cache for answers that are the same for all callers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The result of `work`, computed by one caller at a time and kept for `for_s` seconds. For one event
-    loop.
+    """The result of `work`, computed in a thread, once at a time, and reused for `for_s` seconds.
 
-    Work that failed is not kept: those who waited for it get its error, the next caller tries again.
+    For one event loop. An error is not kept: the callers that waited for the work get it, and
+    the next caller tries again.
     """
 
     def __init__(self, work: Callable[[], T], for_s: float) -> None:
         self._work, self._for_s = work, for_s
-        self._made: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T] | None = None
         self._until = 0.0
 
     async def get(self) -> T:
-        made = self._made
+        """The result. Raises what `work` raises."""
+        made = self._task
         if made is None or (
             made.done() and (time.monotonic() >= self._until or made.exception() is not None)
         ):
-            made = self._made = asyncio.create_task(self._make())
-        # Shielded: a client that goes away must not take the work from the others, nor have it begun anew.
+            made = self._task = asyncio.create_task(self._make())
+        # Shielded: a client that disconnects must not cancel the work that others wait for.
         return await asyncio.shield(made)
 
     async def _make(self) -> T:

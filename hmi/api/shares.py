@@ -1,4 +1,4 @@
-"""Dividing memory for bodies and places for requests among callers, so that none can take all."""
+"""Divides a resource, such as memory or places for requests, among callers, so that none can take all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import TracebackType
 from hmi.errors import QuotaExceeded, Unavailable
 
 Holder = str | None
-"""A tenant; None is the administrator."""
+"""A tenant's name, or None for the administrator."""
 
 
 class Shares:
-    """`total` units of something, lent to holders. Thread-safe.
+    """`total` units of the resource `what`, lent to holders. Thread-safe.
 
-    A holder may have at most as much as is then left for the others: alone half of all, of two each a third.
-    So however greedy some are, a newcomer finds room, and nobody needs to say beforehand how many there will
-    be.
+    A holder may hold at most as much as it leaves free for others: one holder alone half of all,
+    each of two a third. So a newcomer finds room however greedy the others are, and their number
+    need not be known beforehand.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -28,15 +28,20 @@ class Shares:
 
     @property
     def used(self) -> int:
+        """Units that all holders have together."""
         return self._used
 
     def loan(self, holder: Holder, amount: int = 0) -> Loan:
-        """Raises QuotaExceeded where the holder has its share, Unavailable where others have taken all."""
+        """Lend `amount`, which the loan may raise later. Raises as `take`."""
         loan = Loan(self, holder)
         loan.cover(amount)
         return loan
 
     def take(self, holder: Holder, amount: int) -> None:
+        """Lend `amount` more to the holder, without a `Loan`.
+
+        Raises QuotaExceeded if that exceeds the holder's share, or Unavailable if the holder has nothing yet.
+        """
         with self._lock:
             held, used = self._held[holder] + amount, self._used + amount
             if held <= self._total - used:
@@ -58,7 +63,7 @@ class Shares:
 
 
 class Loan:
-    """One request's part of the shares; `with` gives it back."""
+    """What one request holds of the shares. As a context manager it gives that back. Thread-safe."""
 
     def __init__(self, shares: Shares, holder: Holder) -> None:
         self._shares, self.holder = shares, holder
@@ -67,8 +72,11 @@ class Loan:
         self._lock = threading.Lock()
 
     def cover(self, amount: int) -> None:
-        """Hold at least `amount`. Raises QuotaExceeded or Unavailable, also after the loan was given back,
-        since a thread may go on with work that its request no longer waits for."""
+        """Raise the loan to at least `amount`. Raises QuotaExceeded or Unavailable.
+
+        It raises Unavailable, too, once the loan has ended: a thread may still work for a request that
+        has ended.
+        """
         with self._lock:
             if self._ended:
                 raise Unavailable("the request has ended")
@@ -77,6 +85,7 @@ class Loan:
                 self.amount = amount
 
     def end(self) -> None:
+        """Give everything back. A second call does nothing."""
         with self._lock:
             self._shares.give_back(self.holder, self.amount)
             self.amount, self._ended = 0, True

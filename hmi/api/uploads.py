@@ -1,4 +1,5 @@
-"""Files of a request: multipart parts that are streamed to disk, or paths below `<data>/uploads`."""
+"""The files of a request: multipart parts, streamed to the disk, or copies of files below
+`<data>/uploads`."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.multipart import MultipartReader
 
 from hmi.api.errors import Malformed, UnsupportedMediaType, over
-from hmi.api.expand import expanding, is_packed
+from hmi.api.expand import decompressing, is_compressed
+from hmi.api.fair_threads import FairThreads
 from hmi.api.inflow import Inflow
-from hmi.api.line import Line
 from hmi.api.shares import Holder, Shares
 from hmi.config import Settings
 from hmi.core import check_name
@@ -31,22 +32,24 @@ from hmi.stores.layout import Layout
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_SPEC_BYTES = 1 << 20
-MOST_PART_HEADERS = 32
+"""Size of the part `spec`, and of a JSON body of a call other than inference."""
+MAX_PART_HEADERS = 32
+"""Header lines of one multipart part."""
 SLICE_S = 0.02
-"""Of expanding, before it is another caller's turn."""
+"""A caller's file is decompressed for this long before another caller gets the thread."""
 UPLOADS_OF_LIMIT = 16
-"""Without a setting, the uploads under way may take so many times what one file may."""
+"""The default of `upload_bytes`, in multiples of `max_upload_bytes`."""
 
 
-class Loans:
-    """What the files of one request take: a place among the uploads under way, and space on the disk."""
+class UploadLoan:
+    """What one request with files reserves: a place among the uploads under way, and space on the disk."""
 
     def __init__(self, places: Shares, space: Shares, most: int, holder: Holder) -> None:
         self.holder = holder
         self._place, self._space, self._most, self._size = places.loan(holder, 1), space.loan(holder), most, 0
 
     def grow(self, size: int) -> None:
-        """Before so many bytes more are written. Raises TooLarge, QuotaExceeded, Unavailable."""
+        """Reserve `size` more bytes before they are written. Raises TooLarge, QuotaExceeded, Unavailable."""
         self._size += size
         if self._size > self._most:
             raise over(
@@ -55,68 +58,73 @@ class Loans:
         self._space.cover(self._size)
 
     def end(self) -> None:
+        """Give back the place and the space."""
         self._space.end()
         self._place.end()
 
 
 @dataclass
 class Form:
-    """A multipart body: the JSON part `spec`, and files on disk by part name."""
+    """The files of one request, in a folder of their own, and the JSON part `spec` of a multipart body."""
 
     folder: Path
-    loans: Loans
+    loan: UploadLoan
     spec: bytes = b""
     files: dict[str, Path] = field(default_factory=dict)
+    """The uploaded files by part name."""
     digest: str = ""
+    """SHA-256 of the names and contents of all parts."""
 
     def discard(self) -> None:
-        """Remove what the handler did not take over."""
+        """Remove the files that the handler has not moved away, and end the loan."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.loans.end()
+        self.loan.end()
 
 
 class Uploads:
-    """Owns `<data>/incoming`, where uploads wait until a job takes them, and reads `<data>/uploads`.
+    """Owns `<data>/incoming`, where files wait until a job takes them, and reads `<data>/uploads`.
 
-    Callers share places for uploads and room on the disk for them (`Shares`), and two threads (`Line`).
+    Callers share the places for uploads and their space on the disk (`Shares`), and two threads
+    (`FairThreads`).
     """
 
     def __init__(self, settings: Settings) -> None:
         layout = Layout(settings.data)
-        self._incoming, self._below = layout.incoming, layout.uploads
+        self._incoming, self._uploads = layout.incoming, layout.uploads
         self._limit = settings.max_upload_bytes
         total = settings.upload_bytes or UPLOADS_OF_LIMIT * settings.max_upload_bytes
         self._places, self._space = Shares(settings.max_uploads, "uploads"), Shares(total, "bytes of uploads")
-        self._most = total // 2  # what one holder may have at most: to wait for more would be in vain
-        # Apart: files that expand for seconds must not hold the threads that every other call uses.
+        self._most = total // 2  # a holder alone gets half, so a request for more could never succeed
+        # Threads of their own: a file that takes seconds to decompress must not block other calls' threads.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="hmi-uploads")
-        self._line = Line(self._threads)
+        self._fair = FairThreads(self._threads)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def apart(self, holder: Holder, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`work(…)`, which reads or writes an upload and is short, in a thread for uploads."""
-        return await self._line.work(holder, partial(work, *args, **kwargs))
+    async def in_thread(self, holder: Holder, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work(…)`, one short step of reading or writing an upload, in a thread for uploads."""
+        return await self._fair.work(holder, partial(work, *args, **kwargs))
 
     def clear(self) -> None:
-        """Remove what a killed server left. Call only while no other server uses the folder."""
+        """Remove the files that a killed server left. Call only while no other server uses the folder."""
         shutil.rmtree(self._incoming, ignore_errors=True)
-        self._below.mkdir(parents=True, exist_ok=True)
+        self._uploads.mkdir(parents=True, exist_ok=True)
 
     def form(self, holder: Holder) -> Form:
-        """A new one, which the caller discards. Raises QuotaExceeded, Unavailable."""
-        loans = Loans(self._places, self._space, self._most, holder)
+        """Create a form, which the caller must discard. Raises QuotaExceeded, Unavailable."""
+        loan = UploadLoan(self._places, self._space, self._most, holder)
         try:
             folder = self._incoming / uuid.uuid4().hex
             folder.mkdir(parents=True)
         except BaseException:
-            loans.end()
+            loan.end()
             raise
-        return Form(folder, loans)
+        return Form(folder, loan)
 
     async def receive(self, inflow: Inflow, names: tuple[str, ...], holder: Holder) -> Form:
-        """Read a multipart body; `names` are the file parts it may have. The caller discards the form.
+        """Read a multipart body. `names` are the file parts that it may have. The caller must discard the
+        form.
 
         Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
         """
@@ -142,7 +150,7 @@ class Uploads:
                 assert isinstance(part, BodyPartReader)
                 digest.update(name.encode() + b"\0")
                 if name == "spec":
-                    form.spec = await _small(part, digest)
+                    form.spec = await _read_spec(part, digest)
                 else:
                     form.files[name] = await self._file(part, name, form, digest)
         except _NOT_WELL_FORMED as error:
@@ -161,40 +169,42 @@ class Uploads:
                 if size > self._limit:
                     raise over(name, self._limit, "bytes", "send less, or raise max_upload_bytes")
                 digest.update(chunk)
-                form.loans.grow(len(chunk))
-                await self.apart(form.loans.holder, file.write, chunk)
-        if not is_packed(raw):
+                form.loan.grow(len(chunk))
+                await self.in_thread(form.loan.holder, file.write, chunk)
+        if not is_compressed(raw):
             return raw.rename(target)
-        await self._expand(raw, name, form)
+        await self._decompress(raw, name, form)
         raw.unlink()
         return target
 
-    async def copy_below(self, tenant: str | None, relative: str, field: str, form: Form) -> Path:
-        """Copy (and expand) a file that the caller may name into the form's folder, under the name `field`.
+    async def copy_named(self, tenant: str | None, relative: str, field: str, form: Form) -> Path:
+        """Copy a file that the request names to the form's folder, decompressed, under the name `field`.
 
-        `relative` starts at `<data>/uploads/<tenant>`, at `<data>/uploads` itself for those who reach every
-        tenant (None). Raises InvalidInput for a path that leads out of there, also by a symbolic link, and
-        NotFound for one that leads nowhere.
+        `relative` starts at `<data>/uploads/<tenant>`, or at `<data>/uploads` if `tenant` is None,
+        for callers that reach every tenant. Raises InvalidInput for a path that leads out of that
+        folder, also by a symbolic link, and for anything but a file; NotFound for a path that does
+        not exist; and as `decompressing`.
         """
-        found = await self.apart(form.loans.holder, self._found, tenant, relative, f"{field}.path")
-        return await self._expand(found, field, form)
+        found = await self.in_thread(form.loan.holder, self._resolve, tenant, relative, f"{field}.path")
+        return await self._decompress(found, field, form)
 
-    async def _expand(self, source: Path, name: str, form: Form) -> Path:
-        """In short pieces of work, so that others' come between."""
+    async def _decompress(self, source: Path, name: str, form: Form) -> Path:
+        """Copy and decompress a file, in short steps, so that other callers' steps come between."""
         target = form.folder / name
         with source.open("rb") as file:
-            steps = expanding(file, target, name, self._limit, form.loans.grow)
-            while await self.apart(form.loans.holder, _go_on, steps):
+            steps = decompressing(file, target, name, self._limit, form.loan.grow)
+            while await self.in_thread(form.loan.holder, _advance, steps):
                 pass
         return target
 
-    def _found(self, tenant: str | None, relative: str, field: str) -> Path:
+    def _resolve(self, tenant: str | None, relative: str, field: str) -> Path:
+        """The file that `relative` names. Raises InvalidInput and NotFound, as `copy_named`."""
         where = "<data>/uploads" if tenant is None else f"<data>/uploads/{check_name(tenant, 'tenant')}"
-        base = (self._below if tenant is None else self._below / tenant).resolve()
+        base = (self._uploads if tenant is None else self._uploads / tenant).resolve()
         if "\0" in relative or Path(relative).is_absolute() or ".." in Path(relative).parts:
             raise InvalidInput(f"a path must lie below {where} and have no '..'", field=field)
         try:
-            # Not strict: whether the target of a link that leads out exists is not to be told.
+            # Not strict: the error must not reveal whether the target of a link that leads out exists.
             found = (base / relative).resolve()
             if not found.is_relative_to(base):
                 raise InvalidInput(f"a path must not lead out of {where} by a symbolic link", field=field)
@@ -208,14 +218,14 @@ class Uploads:
         return found
 
 
-def _go_on(steps: Iterator[int]) -> bool:
-    """Whether there is more after a while of it."""
+def _advance(steps: Iterator[int]) -> bool:
+    """Take steps for about SLICE_S seconds; return whether more steps are left."""
     until = time.monotonic() + SLICE_S
     return any(time.monotonic() > until for _ in steps)
 
 
 _NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError)
-"""What aiohttp's reader raises for parts and headers that are not what they should be."""
+"""What aiohttp's reader raises for malformed parts and headers."""
 
 
 def _malformed(error: Exception) -> Malformed:
@@ -228,12 +238,13 @@ def _malformed(error: Exception) -> Malformed:
 
 def _reader(inflow: Inflow) -> MultipartReader:
     try:
-        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MOST_PART_HEADERS)
+        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MAX_PART_HEADERS)
     except _NOT_WELL_FORMED as error:
         raise _malformed(error) from error
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
+    """The name of a part, which is added to `seen`. Raises Malformed, InvalidInput, UnsupportedMediaType."""
     name = part.name if isinstance(part, BodyPartReader) else None
     if name is None:
         raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
@@ -247,16 +258,16 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     coding = part.headers.get("Content-Transfer-Encoding", "binary").lower()
     if coding not in ("binary", "8bit", "7bit"):
         raise UnsupportedMediaType(
-            f"part {name!r} has Content-Transfer-Encoding {coding[:80]!r}: send its bytes as they are"
+            f"part {name!r} has Content-Transfer-Encoding {coding[:80]!r}: send its bytes without one"
         )
     return name
 
 
-async def _small(part: BodyPartReader, digest: hashlib._Hash) -> bytes:
+async def _read_spec(part: BodyPartReader, digest: hashlib._Hash) -> bytes:
     data = bytearray()
     while chunk := await part.read_chunk(1 << 14):
         data += chunk
         if len(data) > MAX_SPEC_BYTES:
-            raise over("spec", MAX_SPEC_BYTES, "bytes", "send the rows as the part 'data'")
+            raise over("spec", MAX_SPEC_BYTES, "bytes", "send large data as files in parts of their own")
     digest.update(data)
     return bytes(data)

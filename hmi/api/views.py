@@ -1,4 +1,4 @@
-"""Converting the registry's records to the answers that a client or the command line gets."""
+"""Converts the registry's records to the answers that a client or the command line gets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
-from hmi.manager import DomainView as DomainRow
+from hmi.manager import DomainInfo
 from hmi.metrics import Metrics
 from hmi.stores.job_table import target_of
 
-ORDERS = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
+ORDER_NAMES = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
 def job_view(job: JobRecord, progress: Progress) -> JobView:
@@ -29,7 +29,7 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
         ended=job.ended,
         attempts=job.attempts,
         cancel_requested=job.cancel_requested,
-        # What a run that ended or was interrupted had left to do is no time to wait any more.
+        # Without a running process, the time that was left says nothing about when the job will end.
         progress=progress if job.state == "running" else progress.model_copy(update={"eta_ms": None}),
         result=job.result,
         error=job.error,
@@ -75,7 +75,7 @@ def model_view(model: ModelRecord) -> ModelView:
     )
 
 
-def domain_view(domain: DomainRow) -> DomainView:
+def domain_view(domain: DomainInfo) -> DomainView:
     return DomainView(
         domain=domain.domain,
         root=domain.root,
@@ -114,4 +114,4 @@ def stats_view(found: Mapping[str, Any], metrics: Metrics) -> StatsView:
 
 
 def _by_name(entries: Mapping[str, int]) -> dict[str, int]:
-    return {ORDERS[order]: count for order, count in entries.items()}
+    return {ORDER_NAMES[order]: count for order, count in entries.items()}

@@ -21,7 +21,7 @@ from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.backbones import EncoderBackbone
-from hmi.training.data.rows import read_rows
+from hmi.training.data.rows import read_labelled_rows
 from hmi.training.early_stopping import train_to_best
 from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
@@ -96,7 +96,7 @@ def mean_ratio(values: Mapping[str, float], dedicated: Sequence[Dedicated]) -> f
 def _problem(tenant: TenantFolder, tokenizer: Tokenizer) -> TokenisedTask:
     recipe = FineTuneOptions(**tenant.options).recipe()
     paths = {"train": tenant.train, "dev": tenant.dev or tenant.train, "test": tenant.test}
-    rows = {name: read_rows(path, tenant.task, field=name) for name, path in paths.items()}
+    rows = {name: read_labelled_rows(path, tenant.task, field=name) for name, path in paths.items()}
     if tenant.dev is None:
         held = max(1, int(recipe.held_out.share * len(rows["train"])))
         rows["train"], rows["dev"] = rows["train"][:-held], rows["train"][-held:]

@@ -17,7 +17,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Piece
 from hmi.errors import Damaged
 from hmi.execution.batch import Left
-from hmi.model.heads import Reads, read_rows
+from hmi.model.heads import Reads, pool_rows
 from hmi.model.lexical import bags_of
 
 Output = Tensor | Exception
@@ -65,7 +65,7 @@ def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Ten
         return part.head.with_attended(both[None], before[None], everywhere)[0]
     types = torch.tensor([piece.window.types])
     last = left.last[a:b][None]
-    return read_rows(reads, last, last, types, torch.ones_like(types, dtype=torch.bool))[0]
+    return pool_rows(reads, last, last, types, torch.ones_like(types, dtype=torch.bool))[0]
 
 
 def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[Tensor]:

@@ -24,7 +24,7 @@ log = logging.getLogger("hmi.engine")
 V = TypeVar("V")
 LOADERS = 8
 """Roots and domains that load at once, each once."""
-READERS = 2
+MODULE_LOADERS = 2
 """Threads that read modules: short work, which is not to wait for the long one."""
 
 
@@ -36,7 +36,7 @@ class Pins:
     def __init__(self, bundles: Bundles, pool: AdapterPool[TaskPart]) -> None:
         self._bundles, self._pool = bundles, pool
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="hmi-load")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hmi-modules")
+        self._readers = ThreadPoolExecutor(MODULE_LOADERS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
 
     def found(self, model: ModelId, *, exact: bool) -> Bundle | None:

@@ -1,5 +1,4 @@
-"""`python -m hmi.jobs --data DIR JOB`: run one job. Started by the runner; see
-hmi/jobs/runtime/process.py."""
+"""Run one job: `python -m hmi.jobs --data DIR JOB`. The job runner starts it (hmi/jobs/runtime/child.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from hmi.jobs.runtime.parent_death import die_with_parent
 
 def main() -> int:
     die_with_parent()
-    # The rest takes a while to import, which nobody may have to wait for whose parent has died.
+    # These imports take seconds, so they come after the guard that ends an orphaned process.
     from hmi.config import Settings
     from hmi.errors import HmiError
     from hmi.jobs.bodies import find_bodies

@@ -1,4 +1,5 @@
-"""The function that runs each kind of job, imported when a job starts, since some imports take seconds."""
+"""The function that runs each kind of job. It is imported when a job starts, since some
+imports take seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BODIES: Mapping[JobKind, Body] = {
 
 
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:
-    """BODIES, or those that `module:attribute` names."""
+    """The bodies that `name` ("module:attribute") points to; BODIES if it is None."""
     if name is None:
         return BODIES
     module, _, attribute = name.partition(":")

@@ -1,4 +1,5 @@
-"""Spending a budget of bytes: how many n-grams of each order to store, and which. Used instead of alpha."""
+"""The choice of n-grams that fit a budget of bytes: how many of each order, and which. A build has
+a budget or an alpha."""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ from plot_store import Among, CountedNgrams, Schema, disk_bytes, entries_within,
 
 FIELD: Final = "options.budget_bytes"
 SHORTER_SHARE: Final = 0.8
-"""Share of a budget for bigrams, measured in docs/design/0006-alpha-and-storage.md. The optimum is flat: .7
-to .9."""
+"""Share of a trigram PLOT's budget that bigrams get. Any share from 0.7 to 0.9 does about
+as well (docs/design/0006-alpha-and-storage.md)."""
 
-Histogram = Mapping[int, int]  # occurrences -> how many n-grams have as many
+Histogram = Mapping[int, int]  # number of occurrences -> number of n-grams that occur so often
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget stores. It covers `alpha` percent of the longest n-grams' occurrences, with its
-    ancestors."""
+    """The n-grams chosen for a PLOT. With its ancestors' entries they cover `alpha` percent of the
+    longest n-grams' occurrences."""
 
     wanted: list[Wanted]
     alpha: float
 
 
 def check_budget(budget: int, spent: int, schema: Schema) -> int:
-    """The bytes that are left of a budget where the version has `spent` already. Raises InvalidInput for too
-    few."""
+    """Return the bytes that remain of a budget of which `spent` are used. Raises InvalidInput if
+    they hold no entry."""
     least = disk_bytes(schema, schema.n, 1)
     if budget - spent >= least:
         return budget - spent
@@ -40,9 +41,8 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
             field=FIELD,
         )
     raise InvalidInput(
-        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its files "
-        "need room): "
-        f"give at least {least:,}, or alpha 0 for a branch without entries of its own",
+        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its "
+        f"files need room): give at least {least:,}, or alpha 0 for a branch without entries of its own",
         field=FIELD,
     )
 
@@ -50,15 +50,15 @@ def check_budget(budget: int, spent: int, schema: Schema) -> int:
 def choose_within(
     counted: CountedNgrams, schema: Schema, room: int, min_count: int, among: Callable[[int], Among | None]
 ) -> Choice:
-    """The most frequent n-grams that fit in `room` bytes, of those that `among` takes of an order: the rest
-    is there.
+    """Choose the most frequent n-grams that fit in `room` bytes.
 
-    Reads the counts once or twice for it. Raises as `CountedNgrams.histogram`.
+    `among(order)` selects the n-grams that would take bytes; the others are stored already. The
+    counts are read once or twice for each order. Raises as `CountedNgrams.histogram`.
     """
     orders, n = range(2, schema.n + 1), schema.n
     costing = {order: counted.histogram(order, among(order)) for order in orders}
-    there = {order: sum(k for c, k in costing[order].items() if c >= min_count) for order in orders}
-    numbers = split_budget(schema, room, there)
+    available = {order: sum(k for c, k in costing[order].items() if c >= min_count) for order in orders}
+    numbers = split_budget(schema, room, available)
     wanted = [
         Wanted(order, numbers[order], counted.most_frequent(order, numbers[order], min_count, among(order)))
         for order in orders
@@ -68,28 +68,28 @@ def choose_within(
     return Choice(wanted, round(100 * (bought + shared) / max(1, counted.total(n)), 2))
 
 
-def split_budget(schema: Schema, room: int, there: Mapping[int, int]) -> dict[int, int]:
-    """The number of n-grams of each order, from 2 up, to store in `room` bytes, limited by how many there
-    are.
+def split_budget(schema: Schema, room: int, available: Mapping[int, int]) -> dict[int, int]:
+    """The number of n-grams of each order, from 2 up, to store in `room` bytes; at most `available[order]`.
 
-    Bigrams get SHORTER_SHARE and trigrams the rest; with a wider window the rest is split again, order by
-    order. Room that an order does not need goes to the longer orders first, then to the shorter ones.
+    With n = 3, bigrams get SHORTER_SHARE and trigrams the rest. With a larger n, the rest of each
+    order is split again. Bytes that an order does not need go to the longer orders first, then to
+    the shorter ones.
     """
-    taken, spent, up_to = dict.fromkeys(there, 0), 0, 0.0
-    for order in sorted(there):
+    taken, spent, up_to = dict.fromkeys(available, 0), 0, 0.0
+    for order in sorted(available):
         longer = schema.n - order
         up_to += SHORTER_SHARE**longer * (1 - SHORTER_SHARE if order > 2 else 1)
-        taken[order] = min(there[order], entries_within(schema, order, int(room * up_to) - spent))
+        taken[order] = min(available[order], entries_within(schema, order, int(room * up_to) - spent))
         spent += disk_bytes(schema, order, taken[order])
-    for order in sorted(there):
+    for order in sorted(available):
         spent -= disk_bytes(schema, order, taken[order])
-        taken[order] = max(taken[order], min(there[order], entries_within(schema, order, room - spent)))
+        taken[order] = max(taken[order], min(available[order], entries_within(schema, order, room - spent)))
         spent += disk_bytes(schema, order, taken[order])
     return taken
 
 
 def top_occurrences(histogram: Histogram, most: int) -> int:
-    """How often the `most` frequent n-grams occur, together."""
+    """The total occurrences of the `most` most frequent n-grams."""
     found = 0
     for count in sorted(histogram, reverse=True):
         taken = min(most, histogram[count])

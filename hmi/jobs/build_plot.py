@@ -1,5 +1,5 @@
-"""A domain branch: check the corpus, pretrain further if asked, count n-grams, compute and publish the
-PLOT."""
+"""The job that builds a domain's PLOT: it checks the corpus, pretrains the lower layers if asked,
+counts n-grams, computes their entries and publishes a version."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from hmi.training.data.corpus import check_corpus, open_corpus, read_documents
 from hmi.training.pretraining import PretrainPlan, pretrain_lower
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
-PRETRAIN_DOCUMENTS = 20_000
-PRETRAINED_LEAST = 0.15
-"""min_difference of a branch that is pretrained further; measured: docs/design/0006-alpha-and-storage.md."""
+PRETRAIN_TEXTS = 20_000
+"""Further pretraining stops reading the corpus once it has this many texts."""
+PRETRAINED_MIN_DIFFERENCE = 0.15
+"""Default of min_difference with further pretraining (measured in docs/design/0006-alpha-and-storage.md)."""
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body."""
+    """Run the job."""
     spec = BuildPlotSpec.of(ctx.job)
     domain = spec.domain_id
     published = find_published(ctx, str(domain))
@@ -52,7 +53,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo:
-    """A version from the input corpus."""
+    """Build a version from the input corpus."""
     corpus, options = ctx.input / "corpus", spec.options
     documents = check_corpus(corpus)
     parent = _pinned_parent(ctx, domain, spec.mode)
@@ -64,11 +65,11 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
     if pretrained:
         lower_name = _pretrain(ctx, root, lower, corpus, options)
     counted = count_corpus(ctx, root.tokenizer, [corpus], documents, root.info.n)
-    differences = Differences(ctx.folder, _least(options, pretrained))
+    differences = Differences(ctx.folder, _min_difference(options, pretrained))
 
     with ctx.plots.reader(parent.id) as reader:
-        there = _There(reader, lower_name, fresh=pretrained, update=update)
-        choice = _choose(ctx, counted, spec, schema, room, there)
+        stored_before = _Stored(reader, lower_name, fresh=pretrained, update=update)
+        choice = _choose(ctx, counted, spec, schema, room, stored_before)
 
         def meta(stored: Mapping[int, int]) -> PlotMeta:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
@@ -80,7 +81,7 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
             ctx,
             str(domain),
             lower,
-            there.besides(choice.wanted),
+            stored_before.to_compute(choice.wanted),
             parent=None if update else parent.id,
             onto=parent.id if update else None,
             extend=update and not pretrained,
@@ -89,32 +90,35 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
         )
 
 
-def _least(options: BuildPlotOptions, pretrained: bool) -> float:
-    """The build's min_difference. Its default without further pretraining is 0: there an entry near an
-    ancestor's equals it and is never selected."""
+def _min_difference(options: BuildPlotOptions, pretrained: bool) -> float:
+    """The build's min_difference.
+
+    Without further pretraining, an entry that differs little from an ancestor's equals it, and
+    equal entries are never selected. The default is then 0.
+    """
     if options.min_difference is not None:
         return options.min_difference
-    return PRETRAINED_LEAST if pretrained else 0.0
+    return PRETRAINED_MIN_DIFFERENCE if pretrained else 0.0
 
 
 @dataclass(frozen=True)
-class _There:
-    """The n-grams that a build need not select, since the version that it extends has them."""
+class _Stored:
+    """The entries that exist before a build: those of the version that it extends or falls back on."""
 
     reader: Reader  # of that version
-    lower: str | None  # the lower layers that the build computes with
-    fresh: bool  # they were made by this build
+    lower: str | None  # the lower layers that this build computes with
+    fresh: bool  # this build trained those lower layers
     update: bool
 
-    def besides(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """The wanted n-grams that must be computed."""
+    def to_compute(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """The n-grams to compute: the wanted ones, without those that need not be stored again."""
         if not self.fresh:
             return only_missing(wanted, self.reader, self.lower)
-        # The new lower layers make every old row stale: what the domain covered is computed anew.
+        # New lower layers make every stored row stale, so an update computes the domain's own n-grams again.
         return with_own(wanted, self.reader) if self.update else list(wanted)
 
-    def lacks(self, order: int) -> Among | None:
-        """Which n-grams of an order would take bytes of their own; None: all."""
+    def candidates(self, order: int) -> Among | None:
+        """A filter for the n-grams of an order that would take further bytes; None: all of them."""
         if not self.fresh:
             return lambda ngrams: missing(self.reader, order, ngrams, self.lower)
         return (lambda ngrams: self.reader.depths(order, ngrams) != 0) if self.update else None
@@ -126,19 +130,20 @@ def _choose(
     spec: BuildPlotSpec,
     schema: Schema,
     room: int | None,
-    there: _There,
+    stored_before: _Stored,
 ) -> Choice:
     if room is None:
         assert spec.alpha is not None, "a build has an alpha or a budget"
         return Choice(choose(counted, spec.alpha, spec.options.min_count), spec.alpha)
     ctx.progress(0, 1, phase="choosing n-grams")
-    choice = choose_within(counted, schema, room, spec.options.min_count, there.lacks)
+    choice = choose_within(counted, schema, room, spec.options.min_count, stored_before.candidates)
     ctx.progress(1, 1, phase="choosing n-grams")
     return choice
 
 
 def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
-    """For the report: the number of entries left out as near their fallback, and the bytes saved."""
+    """Report fields: the number of entries left out because they are near their fallback, and
+    the bytes saved."""
     dropped = {f"dropped_{ORDER_NAMES[k]}s": differences.dropped[k] for k in schema.orders if k > 1}
     return {**dropped, "bytes_saved": sum(n * entry_bytes(schema, k) for k, n in differences.dropped.items())}
 
@@ -155,7 +160,8 @@ def _root_of(ctx: JobContext, domain: DomainId) -> Root:
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
-    """The version to build on, fixed at the first start: a resumed build must choose the same n-grams."""
+    """The version to build on. It is fixed at the job's first start, so that a resumed build
+    chooses the same n-grams."""
     pinned = ctx.pinned().parent
     if pinned is None:
         pinned = _parent_version(ctx, domain, mode).id
@@ -177,8 +183,8 @@ def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo
 
 
 def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | None, LocalLower]:
-    """The lower layers behind a PLOT version: a branch's own if it was pretrained further, else the
-    root's."""
+    """The lower layers that computed a PLOT version, and their name: the branch's own after further
+    pretraining, else the root's (name None)."""
     name = PlotMeta.of(version).lower
     if name is None:
         assert root.lower is not None
@@ -190,7 +196,8 @@ def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | 
 
 
 def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, options: BuildPlotOptions) -> str:
-    """Pretrain `lower` in place and store it; a resumed job takes the finished result from its checkpoint."""
+    """Pretrain `lower` in place, store it, and return its name. A resumed job loads the finished
+    result from its checkpoint."""
     done = ctx.folder / "pretrained.safetensors"
     found = read_checkpoint(done)
     if found is not None:
@@ -198,7 +205,7 @@ def _pretrain(ctx: JobContext, root: Root, lower: LocalLower, corpus: Path, opti
     else:
         texts: list[Encoded] = []
         for document in read_documents(corpus):
-            if len(texts) == PRETRAIN_DOCUMENTS:
+            if len(texts) == PRETRAIN_TEXTS:
                 break
             texts += (e for e in root.tokenizer.encode([document], 256) if len(e) > 4)
         plan = PretrainPlan(steps=options.pretrain_steps, seed=options.seed)

@@ -1,7 +1,7 @@
-"""Checking a file before a job: its format, its rows and labels, and what is wrong with it.
+"""Checks of a file before a job starts: its format, its rows and labels, and its errors.
 
-Only the beginning of a large file is read, so that a check takes less than a second; the job checks the rest.
-Nothing here needs torch.
+Only the beginning of a large file is read, so that a check takes less than a second. The job checks
+the rest. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hmi.training.data.rows import (
     MIN_ROWS,
     BadRow,
     RowFile,
-    collect,
-    given_rows,
-    given_texts,
     label_counts,
-    settled,
+    parse_rows,
+    read_labelled_file,
+    read_unlabelled_file,
+    refuse_bad_rows,
 )
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
@@ -30,55 +30,59 @@ from hmi.training.golds import checked_labels
 from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
-"""Bytes of a file (expanded) that a check before a job reads, in a fraction of a second."""
+"""A check reads at most this many bytes of a file, counted after decompression."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check. `count`: usable rows, or documents; `whole`: whether the whole file was read;
-    `error`: why every job would refuse the file, or None."""
+    """The result of a check."""
 
     kind: str
     """rows | corpus"""
     task: Task | None
     read: str | None
+    """The format that the file was read as; None if it could not be read."""
     count: int
+    """Usable rows, or documents."""
     whole: bool
+    """Whether the whole file was read."""
     labels: dict[str, int] = field(default_factory=dict)
     problems: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    """Why every job would refuse the file, or None."""
 
 
 def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
-    """The rows of a job's files, as far as their beginnings tell. Raises InvalidData (its details name field
-    and line) for those that the job would refuse."""
+    """Read the beginnings of a job's files and return their rows by field. Raises InvalidData, with
+    field and line in its details, for a file that the job would refuse."""
     found: dict[str, RowFile] = {}
     if task == "embedding":
         return found
     for name in ("data", "dev"):
         if name in files:
-            rows = found[name] = given_rows(files[name], task, name, skip=skip, first=CHECKED_BYTES)
+            rows = found[name] = read_labelled_file(files[name], task, name, skip=skip, first=CHECKED_BYTES)
             if name == "data" and rows.whole:
                 _refuse_unlearnable(rows, task, own_dev="dev" not in files)
     if "unlabelled" in files:
         paired = any(isinstance(row.text, tuple) for rows in found.values() for row in rows.rows[:1])
-        found["unlabelled"] = given_texts(
+        found["unlabelled"] = read_unlabelled_file(
             files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES
         )
     return found
 
 
 def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
-    """What a corpus, or a root's text, was read as. Raises as `checked_files`."""
+    """Check a corpus, or a root's text, and return the format that it was read as.
+    Raises as `checked_files`."""
     found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
     count_documents(found, field)
     return found.read
 
 
 def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
-    """What `source` is: rows of `task`, or of the task that its columns tell, or a corpus. Raises
-    InvalidInput where it cannot be read."""
+    """Check `source` as a corpus, as rows of `task`, or, with neither given, as what its columns
+    suggest. Raises InvalidInput if it cannot be read."""
     if corpus:
         return _checked_corpus(source)
     try:
@@ -89,18 +93,18 @@ def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bo
         found_text = _checked_corpus(source)
         if found_text.read is not None:
             return found_text
-        task = "classification"  # a table of other columns: it says which
+        task = "classification"  # a table with unknown columns: the error names the expected ones
     try:
-        found = collect(source, task, "the file", first=CHECKED_BYTES)
+        found = parse_rows(source, task, "the file", first=CHECKED_BYTES)
     except InvalidData as error:
         return _refused("rows", task, error)
     why = None
     try:
-        rows = settled(found, task, "the file", skip)
-        if rows.whole and len(rows.rows) < MIN_ROWS:
-            raise InvalidData(f"the file has {len(rows.rows) or 'no'} rows: give at least {MIN_ROWS}")
-        if rows.whole:
-            _refuse_unlearnable(rows, task, own_dev=True, field="the file")
+        refuse_bad_rows(found, task, "the file", skip)
+        if found.whole and len(found.rows) < MIN_ROWS:
+            raise InvalidData(f"the file has {len(found.rows) or 'no'} rows: give at least {MIN_ROWS}")
+        if found.whole:
+            _refuse_unlearnable(found, task, own_dev=True, field="the file")
     except HmiError as error:
         why = error.message
     labels = dict(label_counts(found.rows).most_common())
@@ -128,7 +132,8 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
 
 
 def _task_of(source: Upload) -> Task | None:
-    """The task that the file's columns fit; None for a corpus. Raises InvalidData if the file is not text."""
+    """The task that the file's columns fit; None if they fit none. Raises InvalidData if the file
+    is empty or is not text."""
     file = TextFile(source, "the file", first=CHECKED_BYTES)
     if file.empty:
         raise InvalidData("the file is empty: give rows, or text")
@@ -137,7 +142,7 @@ def _task_of(source: Upload) -> Task | None:
 
 
 def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:
-    """Raises InvalidData for rows with nothing to learn, as far as that is seen without a model."""
+    """Raise InvalidData for rows that visibly have nothing to learn, such as a single label."""
     if task in ("classification", "pair", "tagging"):
         checked_labels((row.label for row in rows.rows), field)
     elif task == "multilabel":

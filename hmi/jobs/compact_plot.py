@@ -1,8 +1,7 @@
-"""Merging the small segments that a domain's updates left. Readers and models keep using the old version
-meanwhile.
+"""The job that merges the small segments left by a domain's updates.
 
-The new version holds the same n-grams and vectors. A build on the same domain goes first; this job then gives
-up.
+The new version holds the same n-grams and vectors. Readers and models keep using the old version
+meanwhile. A build on the same domain takes precedence: this job then gives up.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ NICE: Final = 10
 
 
 class _Overtaken(Exception):
-    """A build wants to publish on the version that is being compacted."""
+    """A build on the domain that is being compacted is queued or running."""
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. The result says whether there was anything to merge, or what came first."""
+    """Run the job. The result says whether segments were merged, and if not, why."""
     spec = CompactPlotSpec.of(ctx.job)
     domain, most = str(DomainId.parse(spec.domain)), spec.max_segments
-    target = 2 * ctx.settings.compact_small_bytes  # the store takes what is below half of it for small
+    target = 2 * ctx.settings.compact_small_bytes  # the store counts segments below half of it as small
     os.nice(NICE)
     before = ctx.plots.version(domain)
     try:
@@ -47,7 +46,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 class _Watch:
-    """The store's progress as the job's; asks now and then whether a build has come."""
+    """Passes the store's progress on to the job. Every ASK_EVERY_S it looks for a build on the domain."""
 
     def __init__(self, ctx: JobContext, domain: str) -> None:
         self._ctx, self._domain = ctx, domain
@@ -63,4 +62,5 @@ class _Watch:
 
 
 def builds_on(ctx: JobContext, domain: str) -> bool:
+    """Whether a build on the domain is queued or running."""
     return any(j.kind == "build_plot" and j.spec.get("domain") == domain for j in ctx.registry.live_jobs())

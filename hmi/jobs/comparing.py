@@ -1,9 +1,9 @@
-"""An update against the version that answers: both are scored on the same held-out rows.
+"""Compares an update with the live version, the one that answers, on the same held-out rows.
 
-An update that is worse is held back. Not worse means: its headline score is below the live one by at most one
-standard error on that number of rows, or one row's worth if that is more. Held-out sets are small; without
-this tolerance chance would decide. Rows that the live version was trained on would flatter it: they are left
-out if enough others remain.
+An update that is worse is held back. It counts as worse if its headline score is below the live one
+by more than the tolerance: one standard error on that number of rows, or one row's worth if that is
+more. Held-out sets are small, so without a tolerance chance would decide. The live version may have
+been trained on some of the rows, which would flatter it; these are left out if enough others remain.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from hmi.training.splits import encoded_split, merged_outputs
 from hmi.training.trainer import tenant_trainer
 from plot_store import PlotStoreError
 
-NEAR = 2
-"""Standard errors above chance up to which a score cannot be told from it."""
+NEAR_CHANCE = 2
+"""A score counts as near chance if it is at most this many standard errors above."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a new version is held back, None where it is to answer; `scores` and `remark` for its report."""
+    """The result of a comparison. `held_back`: why the new version is not to answer; None if it is.
+    `scores` and `remark` go into its report."""
 
     held_back: str | None = None
     scores: dict[str, Any] | None = None
@@ -55,7 +56,7 @@ class HeldOutAnswers:
     merged: Sequence[Tensor]
 
     def score(self, rows: Sequence[Row], which: Sequence[int]) -> tuple[str | None, float]:
-        """The headline score on some of the rows, and its name."""
+        """The name of the headline metric, and its value on the rows whose indexes are in `which`."""
         metrics = objective_of(self.task).score(
             [rows[i].label for i in which], [self.merged[i] for i in which]
         )
@@ -65,8 +66,10 @@ class HeldOutAnswers:
 def judge_update(
     ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers, publish: Publish
 ) -> Verdict:
-    """Compare `new` with the live version on the rows `dev`; where that cannot be read, the update is its
-    cure."""
+    """Compare `new` with the live version on the rows `dev`.
+
+    If the live version cannot be read, the update replaces it, unless `publish` is "never".
+    """
     try:
         live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
         if live.module is None or not dev:
@@ -95,7 +98,8 @@ def judge_update(
         "tolerance": round(slack, 4),
         "seen_rows": 0 if which == fresh else seen,
         "chance": round(chance, 4),
-        "near_chance": max(before, after) <= chance + NEAR * tolerance(chance, len(which), signed=signed),
+        "near_chance": max(before, after)
+        <= chance + NEAR_CHANCE * tolerance(chance, len(which), signed=signed),
     }
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)
@@ -111,8 +115,8 @@ def judge_update(
 def tolerance(score: float, rows: int, *, signed: bool) -> float:
     """One standard error of a score on this many rows, at least one row's worth.
 
-    The score counts as a share of right answers, F1 too; half a right and half a wrong answer are added, so
-    that 1.0 on 20 rows is not taken for certain. signed: the score is a correlation.
+    A score, F1 included, is treated as a share of right answers. Half a right and half a wrong
+    answer are added, so that 1.0 on 20 rows still has an error. signed: the score is a correlation.
     """
     if signed:
         return max(1 / rows, (1 - min(abs(score), 1.0) ** 2) / math.sqrt(max(1, rows - 1)))
@@ -121,14 +125,16 @@ def tolerance(score: float, rows: int, *, signed: bool) -> float:
 
 
 def seen_by(ctx: JobContext, version: ModelVersion) -> RowKeys:
-    """Keys of the rows that a version was trained on, as far as it tells."""
+    """Keys of the rows that a version was trained on; empty if its artefact does not record them,
+    or is damaged."""
     try:
         return keys_from_text(ctx.adapters.about(version.artefact).get("rows", ""))
-    except (Damaged, ValueError):  # the hash is compared where the tensors are read, and not here
+    except (Damaged, ValueError):  # `about` does not check the file's hash
         return keys_from_text("")
 
 
 def unseen(rows: Sequence[Row], keys: RowKeys) -> list[int]:
+    """The indexes of the rows that are not among `keys`."""
     return [i for i, seen in enumerate(are_seen(rows, keys)) if not seen]
 
 
@@ -139,7 +145,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
 
 
 def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
-    """The live version's outputs on these rows, with its own weights, PLOT version, length and rules."""
+    """Run the live version on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.layout.root(live.root, live.root_version))
     assert live.module is not None

@@ -1,8 +1,8 @@
-"""Leaving out entries that are near their fallback, and recording the choice for a resumed build.
+"""Leaves out entries that are near their fallback, and records which, for a resumed build.
 
-An entry's fallback is what the build's own shorter n-grams and its ancestors give in its place. The choice
-needs the computed entry, so it is made batch by batch and stored in the job's folder: a resumed build neither
-computes nor chooses again what is durable.
+An entry's fallback is what the build's own shorter n-grams and its ancestors give in its place. The
+choice needs the computed entry, so it is made batch by batch. It is stored in the job's folder, so
+that a resumed build neither computes nor chooses again what is already durable.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ Ngrams = NDArray[np.uint32]  # [m, order]
 Rows = NDArray[np.float32]  # [m, roles, dim]
 Mask = NDArray[np.bool_]  # [m]
 SIZE_BYTES: Final = 4
-"""Bytes of a batch's size, which stands before its bits in the file."""
+"""Width of the batch size that precedes each batch's bits in the file."""
 
 
 class Decide(Protocol):
-    """Which entries of each batch of one order are stored. Call `known` and `now` in turn, batch by batch."""
+    """Decides which entries of one order are stored. For each batch call `known`, and `now` if
+    it returned None."""
 
     def known(self, count: int) -> Mask | None:
-        """The earlier choice for the next `count` n-grams; None: call `now` with their rows."""
+        """The recorded choice for the next `count` n-grams; None if there is none."""
 
     def now(self, ngrams: Ngrams, rows: Rows) -> Mask:
-        """Decide, and remember it."""
+        """Decide, and record the choice."""
 
 
 class StoreAll:
-    """Every entry is worth storing."""
+    """Stores every entry."""
 
     def known(self, count: int) -> Mask:
         return np.ones(count, np.bool_)
@@ -46,16 +47,16 @@ class StoreAll:
 
 
 class Differences:
-    """A build's filter. It drops entries nearer to their fallback than `least` (relative L2 distance); 0
-    keeps all."""
+    """A build's filter. It drops entries whose relative L2 distance to their fallback is below
+    `least`; 0 keeps all."""
 
     def __init__(self, folder: Path, least: float) -> None:
         self._folder, self._least = folder, least
-        self.dropped: Counter[int] = Counter()  # by order, those of earlier attempts included
+        self.dropped: Counter[int] = Counter()  # order -> entries dropped, earlier attempts included
 
     @contextmanager
     def of(self, writer: Writer, order: int) -> Iterator[Decide]:
-        """For the entries of one order, once those of the shorter orders are added to the writer.
+        """Open the filter for one order. The shorter orders must have been added to the writer before.
 
         Raises OSError (disk full), and as `Writer.so_far`.
         """
@@ -79,7 +80,7 @@ class _Deciding:
 
     def now(self, ngrams: Ngrams, rows: Rows) -> Mask:
         away, depths = differences(self._view, self._order, ngrams, rows)
-        # At depth 0 is what an earlier attempt at this build has stored: it was worth it then.
+        # Entries at depth 0 were stored by an earlier attempt at this build, so they stay.
         kept: Mask = (away >= self._least) | (depths == 0)
         self._log.append(kept)
         self._count(kept)
@@ -91,10 +92,10 @@ class _Deciding:
 
 
 class _Log:
-    """Decisions in a file, one record a batch: its size, and a bit for each n-gram.
+    """A file of decisions, with one record for each batch: its size, and a bit for each n-gram.
 
-    A crash may cut the last record short, and a power failure may lose several; lost decisions are made
-    again.
+    A crash may cut the last record short, and a power failure may lose several. Lost decisions
+    are made again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,8 +103,8 @@ class _Log:
         self._read = path.read_bytes() if path.exists() else b""
 
     def next(self, count: int) -> Mask | None:
-        """The next batch's decisions; None where they, or it, are not there: that is the end of what is
-        known."""
+        """The next batch's decisions. Returns None at the end of the log, or if the next record is
+        incomplete or of another batch size."""
         begin = self._at + SIZE_BYTES
         end = begin + (count + 7) // 8
         if self._read[self._at : begin] != count.to_bytes(SIZE_BYTES, "little") or len(self._read) < end:

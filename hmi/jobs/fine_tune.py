@@ -1,5 +1,5 @@
-"""A tenant's model: check the rows, look up their PLOT features, train module and head, publish the
-version."""
+"""The job that trains a tenant's model: it checks the rows, looks up their PLOT features, trains
+module and head, and publishes the version."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from plot_store import Reader, VersionInfo
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body."""
+    """Run the job."""
     keep_freed_memory()
     spec = FineTuneSpec.of(ctx.job)
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
     options, name = spec.options, _known(spec.task)
-    # Rows first: what is wrong with them is said at once.
+    # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
     plot = _pinned_plot(ctx, spec.domain)
     root = load_root(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
@@ -100,14 +100,14 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Made:
-    """What a job publishes, and what it makes of the held-out rows. `afresh`: a remark where it does not go
-    on from the live version, since that is damaged."""
+    """A model that is ready to be published, with its answers on the held-out rows."""
 
     answers: HeldOutAnswers
     artefact: Artefact
     max_length: int
     metrics: dict[str, Any]
     afresh: str | None = None
+    """A remark if an update started without the live version's weights, because that version is damaged."""
 
     @property
     def task(self) -> TaskKind:
@@ -115,7 +115,7 @@ class Made:
 
 
 def _embedding(root: Root, options: FineTuneOptions) -> Made:
-    """Nothing is trained: the root's upper layers, pooled as the root's authors do."""
+    """An embedding model: the root's upper layers, pooled as the root's authors do. Nothing is trained."""
     rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
     length = min(options.max_length, root.max_length)
     return Made(HeldOutAnswers(Embedding((), rules), []), Artefact(), length, {"dim": root.dim})
@@ -153,7 +153,7 @@ def _train(
     dev: Split,
     weights: tuple[float, ...] | None,
 ) -> Made:
-    """Train with a checkpoint after each epoch; the best one is kept, in fp16."""
+    """Train, with a checkpoint after each epoch, and keep the weights of the best epoch, in fp16."""
     task, targets = data.task, task_targets(data.task, train)
     recipe = replace(spec.options.recipe(), module=data.module)
     plan = plan_training(recipe, task, len(targets), weights=weights)
@@ -175,26 +175,26 @@ def _train(
         trainer,
         lambda: _judged(trainer.reading(task), dev, trainer.predict(held_out))[1],
         report,
-        choosy=len(dev.rows) >= recipe.held_out.enough,
+        keep_best=len(dev.rows) >= recipe.held_out.enough,
         start=begun.history,
         after_epoch=keep,
     )
     published = trainer.publishable(history.kept.artefact)
-    # The metrics of the weights that users get, not of the fp32 ones before rounding.
+    # Score the fp16 weights that users get, not the fp32 ones.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
     metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
     return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:
-    """The answers of the task with what is chosen on these rows, and its metrics on them."""
+    """Tune the task's rules (such as a threshold) on these rows. Returns its answers and metrics on them."""
     golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
     task = objective_of(task).tuned(golds, merged)
     return HeldOutAnswers(task, merged), objective_of(task).score(golds, merged)
 
 
 def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
-    """Of the tenant's own rows."""
+    """Report fields about the tenant's own rows."""
     return {
         "train_rows": len(train.rows),
         "truncated_rows": sum(e.truncated for e in train.encoded),
@@ -210,7 +210,8 @@ def _known(value: str) -> Task:
 
 
 def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
-    """The PLOT version to train on, fixed at the first start so that a resumed run sees the same features."""
+    """The PLOT version to train on. It is fixed at the job's first start, so that a resumed run
+    sees the same features."""
     pinned = ctx.pinned().plot
     if pinned is None:
         refs = ctx.plots.refs()
@@ -222,11 +223,11 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
 
 
 def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
-    """An update continues from the live version where labels and module are the same, a new model from the
-    sibling that it names, an import from its adapter.
+    """Load the weights that training starts from.
 
-    Returns a remark where the live version is damaged: the update is its cure, and begins afresh. Raises
-    Damaged for a sibling.
+    An update continues from the live version if labels and module are the same; a new model from the
+    sibling in options.start; an import from its adapter. If the live version is damaged, the update
+    starts without it, and a remark on this is returned. Raises Damaged for a damaged sibling.
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
@@ -238,7 +239,7 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
     same = live.labels == task.labels and task_of_version(live).reads == task.reads
     if mode == "create" and live.module != data.module:
         raise InvalidInput(
-            f"{source} has another module: leave module out, and it is taken over", field="options.start"
+            f"{source} has another module: leave module out to take that module over", field="options.start"
         )
     if live.module != data.module or (mode == "update" and not same):
         return None
@@ -248,15 +249,17 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
         ctx.log(error.message)
         if mode != "update":
             raise error.of(f"version {live.version} of {source}, which options.start names,") from error
-        return f"the live version {live.version} is damaged: this one began afresh, with these rows alone"
-    # Of another task only the module is of use; what goes with it may have been turned on or off since.
+        return (
+            f"the live version {live.version} is damaged: this update was trained afresh, on these rows alone"
+        )
+    # If the labels or the task differ, only the module can be reused, not the head and its companions.
     artefact = artefact if same else Artefact(artefact.module)
     trainer.start_from(artefact.map(lambda value: value.float()))
     return None
 
 
 def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[RowKeys]:
-    """Keys of the rows that the model was trained on which this one may go on from."""
+    """Row keys of the model that this one may continue from."""
     if spec.source is None:
         return []
     return [seen_by(ctx, ctx.registry.model(ModelId.parse(spec.source, "options.start")).live)]

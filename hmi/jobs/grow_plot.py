@@ -1,5 +1,5 @@
-"""Growing a PLOT: adds the trigrams that a domain's texts missed most, read from the sketch in the job's
-input."""
+"""Grows a PLOT by the n-grams that a domain's texts missed most. They come from the sketch in
+the job's input."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def grow(
     lower: LocalLower,
     min_count: int,
 ) -> VersionInfo:
-    """Publish an extension of `parent` by the n-grams that were missed at least `min_count` times and are
-    still not stored.
+    """Publish `parent` extended by the n-grams that were missed at least `min_count` times and are
+    not stored yet.
 
     Raises Conflict if there are none, or if the domain has a newer version.
     """
@@ -54,6 +54,6 @@ def grow(
 
 
 def grown(ctx: JobContext, domain: DomainId, epoch: str | None) -> None:
-    """Deletes the recorded misses after the publication. A second call does nothing."""
+    """Delete the recorded misses after the publication. A second call does nothing."""
     files = MissFiles(ctx.layout.misses)
     files.forget(str(domain), only_epoch=epoch)

@@ -1,8 +1,8 @@
-"""A tenant's model from an adapter of the `adapters` library: published as it is with its head, or trained
-further.
+"""Creates a tenant's model from an adapter of the `adapters` library: publishes it unchanged with
+its head, or trains it further.
 
-A part of the job kind `fine_tune`, whose spec then has the mode "import"; inputs: adapter-config, adapter,
-and head-config with head, or data (and maybe dev), or both.
+This is a part of the job kind `fine_tune`, in its mode "import". The inputs are adapter-config and
+adapter, and then head-config with head, or data (optionally with dev), or both.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def without_rows(ctx: JobContext) -> bool:
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Publish the adapter with its own head. Raises InvalidInput where a tensor or the head has no twin
-    here."""
+    """Publish the adapter with its own head. Raises InvalidInput if a tensor or the head has no
+    counterpart in HMI."""
     spec = FineTuneSpec.of(ctx.job)
     domain, model = spec.domain, spec.model_id
     plots = ctx.plots.refs()
@@ -42,7 +42,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     ctx.progress(0, 1, phase="importing")
     twin, module = _module(ctx, info)
     head = _head(ctx, info)
-    assert head is not None, "the manager asks for a head where there are no rows"
+    assert head is not None, "the manager requires a head if there are no rows"
     made = Artefact(module, head_tensors(head.weight, head.bias)).map(lambda value: value.half())
     artefact, size = ctx.adapters.put(made.joined(), {"task": head.task})
     metrics = {"imported": FORMAT.partition(".")[0]}
@@ -67,13 +67,13 @@ def run(ctx: JobContext) -> dict[str, Any]:
         ),
     )
     version = next(v for v in record.versions if v.job == ctx.job.job)
-    told = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
-    return {**told, "published": True, "reason": None, "publish": None}
+    result = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
+    return {**result, "published": True, "reason": None, "publish": None}
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
-    """The start of training on rows: the imported module, and the head if its task and labels are those of
-    the rows."""
+    """The weights that training on rows starts from: the imported module, and the head if it has
+    the rows' task and labels."""
     _, module = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:
@@ -83,8 +83,8 @@ def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, .
 
 
 def _rules(head: HeadTwin) -> TaskRules:
-    """Tags that name the beginning and the inside of entities are taken for BIO: there are no rows to tell
-    by."""
+    """The task's rules, guessed from the labels, since there are no rows: the scheme is BIO if
+    every tag is O, B-… or I-…."""
     begins = any(label[:2] == "B-" for label in head.labels)
     bio = (
         head.task == "tagging"

@@ -1,4 +1,5 @@
-"""Root import: load, split, make the lower layers local, write the artefact, publish the root's PLOT."""
+"""The job that imports a root: it loads the source, splits it, makes the lower layers local, writes
+the artefact and publishes the root's PLOT."""
 
 from __future__ import annotations
 
@@ -38,19 +39,21 @@ from plot_store import ORDER_NAMES
 
 LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
 Texts = dict[str, list[Encoded]]  # by kind
-Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # of all texts, by kind
+Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # over all texts; by kind
 MAX_TEXTS = 40_000
+"""Locality is learnt from at most this many texts."""
 FIDELITY_TEXTS = 160
-"""Texts that fidelity is measured on, of all kinds together; never more than a third of what there is."""
-LEAST_TEXTS = 100
-PAIR_SHARE = 16
-"""One training text in this many is a pair, so that the second segment's type vector is learnt."""
+"""An import measures fidelity on this many texts over all files, but on at most a third of each
+file's. `measure_root` takes this many of each file."""
+MIN_TEXTS = 100
+"""Learning locality takes at least this many texts."""
+PAIR_EVERY = 16
+"""One pair is added for every this many texts, so that the second segment's type vector is learnt."""
 _KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
-    """Job body. Where the spec names a version that it repairs, that root's files become what they were
-    (`hmi.jobs.repair_root`)."""
+    """Run the job. If its spec names a damaged version, repair that root instead (`hmi.jobs.repair_root`)."""
     keep_freed_memory()
     spec = ImportRootSpec.of(ctx.job)
     source = find_source(spec.source)
@@ -69,7 +72,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         name=info.name,
         version=info.version,
         created=info.created,
-        source={k: v for k, v in info.source.items() if k != "folder"},  # shown to others
+        source={k: v for k, v in info.source.items() if k != "folder"},  # users see this record
         dim=info.shape.dim,
         layers=info.shape.layers,
         split=info.split,
@@ -86,10 +89,11 @@ def run(ctx: JobContext) -> dict[str, Any]:
 def measure_root(
     record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """A root's fidelity on some of each file's documents, by file; `short` is their beginnings.
+    """Measure a root's fidelity on some documents of each file. Returns it by file name, and for
+    their beginnings as `short`.
 
-    `source` says where the source lies if it is not found by its recorded name. Raises Conflict for other
-    weights, UnsupportedModel, InvalidData, Damaged.
+    `source` names the source if it is not found by its recorded name. Raises Conflict (other
+    weights), UnsupportedModel, InvalidData, Damaged.
     """
     found = find_source(record.source["name"] if source is None else source)
     if found.sha256 != record.source["sha256"]:
@@ -109,8 +113,8 @@ def measure_root(
 
 
 def _about(source: Source) -> dict[str, str]:
-    """What a root stores about its source: for a folder also the path, since its name alone does not find it
-    again."""
+    """What a root records about its source. For a folder this includes the path, since the name
+    alone does not find it."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
@@ -158,7 +162,7 @@ def _make_local(
     options: ImportRootOptions,
     paths: list[Path],
 ) -> Fidelity:
-    """Change `parts` into a root's, by shipped weights or by learning from the texts; what it is worth."""
+    """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity."""
     lower = parts[0]
     shipped = None if options.distil else shipped_locality(source.sha256, lower.depth, lower.n)
     most = MAX_TEXTS if shipped is None else 3 * FIDELITY_TEXTS
@@ -166,8 +170,8 @@ def _make_local(
     if shipped is None:
         if not paths:
             raise InvalidInput(
-                f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}: "
-                "give unlabelled text (--text) to learn them",
+                f"no locality weights ship for {source.name} split at {lower.depth} with n = "
+                f"{lower.n}: give unlabelled text (--text) to learn them",
                 field="texts",
             )
         _learn(ctx, teacher, parts, texts, options)
@@ -190,11 +194,12 @@ def _measured(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Te
 def _learn(
     ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
 ) -> None:
-    """Ridge, distillation, co-training; each phase is checkpointed as it ends."""
-    if len(texts) < LEAST_TEXTS:
+    """Learn locality in three phases: ridge regression, distillation, co-training. Each ends
+    with a checkpoint."""
+    if len(texts) < MIN_TEXTS:
         raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: "
-            f"give at least {FIDELITY_TEXTS + LEAST_TEXTS} lines",
+            f"{len(texts)} usable texts are too few to learn locality: give at least "
+            f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
             field="texts",
         )
     lower, upper, bias = parts
@@ -221,8 +226,8 @@ def _learn(
 
 
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
-    """The root's own PLOT: a unigram of every token, where every look-up ends, and n-grams of the text if
-    any."""
+    """Publish the root's own PLOT: every token's unigram, the last fallback of every look-up, and
+    the n-grams of the text, if there is one."""
     root = load_root(folder, with_lower=True)
     assert root.lower is not None
     counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
@@ -243,8 +248,11 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
 def _sample_texts(
     tokenizer: Tokenizer, paths: list[Path], seed: int, most: int
 ) -> tuple[list[Encoded], Texts]:
-    """Up to `most` shuffled pieces of at most 256 tokens to learn from, evenly from each file, with some
-    pairs among them; and of each kind some that are held out."""
+    """Sample the files evenly. Returns the shuffled texts to learn from, of at most 256 tokens, and
+    the held-out ones by kind.
+
+    At most `most` pieces are drawn in all; some pairs of them are added.
+    """
     rng = random.Random(seed)
     texts: list[Encoded] = []
     held_out: Texts = {}
@@ -263,7 +271,7 @@ def _sample_texts(
 
 
 def _some_paired(lines: list[str]) -> list[Text]:
-    pairs = zip(lines[::PAIR_SHARE], lines[1::PAIR_SHARE], strict=False)
+    pairs = zip(lines[::PAIR_EVERY], lines[1::PAIR_EVERY], strict=False)
     return [*lines, *pairs]
 
 
@@ -273,7 +281,8 @@ def _kind_of(path: Path) -> str:
 
 
 def _piece(document: str, rng: random.Random) -> str:
-    """A random run of words of a long document, so that training sees starts that are not the document's."""
+    """A random run of words of a long document, so that training also sees texts that
+    start in mid-document."""
     words = document.split()
     if len(words) <= 60 or rng.random() < 0.3:
         return document[:3000]

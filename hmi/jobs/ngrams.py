@@ -1,8 +1,8 @@
-"""Counting a corpus' n-grams and choosing which a PLOT stores.
+"""Counts a corpus' n-grams and chooses which of them a PLOT stores.
 
-Coverage is by occurrence: the most frequent n-grams that together make up α% of all occurrences (HMI section
-7.7; section 5.1's "α% of the fragments" does not fit the paper's own sizes). Counts lie on disk, in the job's
-folder.
+α is a share of occurrences: a PLOT stores the most frequent n-grams that together make up α% of
+them (HMI, section 7.7; "α% of the fragments" in section 5.1 does not fit the paper's own sizes).
+The counts are kept on disk, in the job's folder.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from plot_store import CountedNgrams, NgramCounter
 N: Final = 3
 TOKENISE_AT_ONCE: Final = 256
 UNCUT: Final = 1 << 30
+"""A maximal length that cuts no text."""
 LONGEST_PIECE: Final = 100_000
+"""Characters. Longer documents are tokenised and counted in pieces."""
 
-# Tokens, and where each text begins and the last one ends.
 Ragged = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""The tokens of several texts, end to end [total], and their offsets [texts + 1]: text i is
+tokens[offsets[i]:offsets[i + 1]]."""
 
 
 def count_corpus(
     ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int, n: int = N
 ) -> CountedNgrams:
-    """The counts of all corpora together, or those of an earlier attempt at the same job if it finished them.
+    """Count the n-grams of all corpora together. Finished counts of an earlier attempt at the job are reused.
 
     Raises as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
     """
@@ -45,7 +48,7 @@ def count_corpus(
         for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
             counter.add(tokens, offsets)
             done += len(offsets) - 1
-            # Long documents count as several.
+            # A long document counts as several, so `done` may pass `documents`.
             ctx.progress(min(done, documents), documents, phase="counting n-grams")
         made = counter.finish(lambda merged, of: ctx.progress(merged, of, phase="merging counts"))
     ctx.checkpointed()
@@ -53,10 +56,10 @@ def count_corpus(
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
-    """The longest n-grams that cover α% of their occurrences, the next shorter ones that cover half of the
-    rest, and so on down to bigrams.
+    """Choose the n-grams of each order, from the longest to bigrams, by the share of occurrences to cover.
 
-    A missed trigram falls back on bigrams, and few of them are needed: at α = 50 they cover 75%.
+    The longest n-grams cover α%. Each shorter order covers half of what the next longer one leaves: with
+    n = 3 and α = 50, bigrams cover 75%. A missed trigram falls back on bigrams, of which few are needed.
     """
     rest = {order: 1 - 0.5 ** (counted.n - order) for order in range(2, counted.n + 1)}
     shares = {order: alpha + (100 - alpha) * share if alpha > 0 else 0 for order, share in rest.items()}
@@ -67,8 +70,8 @@ def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wan
 
 
 def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[Ragged]:
-    """The documents' ids, uncut, some documents at a time; one of over LONGEST_PIECE characters comes as
-    several."""
+    """Tokenise a corpus in batches, without cutting. A document of more than LONGEST_PIECE
+    characters becomes several texts."""
     batch: list[str] = []
     for document in read_documents(corpus):
         for piece in pieces(document):
@@ -81,14 +84,14 @@ def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[Ragged]:
 
 
 def ragged(texts: Sequence[Sequence[int]]) -> Ragged:
-    """Texts end to end: tokens int32 [total], offsets int64 [texts + 1]."""
+    """Concatenate texts. Returns tokens int32 [total] and offsets int64 [texts + 1]."""
     tokens = np.fromiter((i for text in texts for i in text), np.int32)
     return tokens, np.cumsum([0, *map(len, texts)], dtype=np.int64)
 
 
 def pieces(document: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """A document split at whitespace into pieces of at most `longest` characters (mid-word where there is
-    none)."""
+    """Split a document at whitespace into pieces of at most `longest` characters. Where there is no
+    whitespace, it is split in mid-word."""
     start = 0
     while len(document) - start > longest:
         end = start + longest

@@ -10,22 +10,26 @@ from hmi.core import ModuleSpec, Record
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 
 Publish = Literal["if-better", "always", "never"]
-"""When an update becomes the version that answers: if it is not worse than the live version (see
-`hmi.jobs.comparing`), always, or only when it is published by hand."""
+"""When an update becomes the version that answers: if it is not worse than the live version
+(`hmi.jobs.comparing`), always, or only when a user publishes it."""
 
 
 class FineTuneOptions(Record):
-    """Fine-tuning of a tenant's module and head. None = chosen from task and data."""
+    """Options of the training of a tenant's module and head. A field that is None is chosen from
+    task and data."""
 
     module: ModuleSpec | None = Field(
         default=None,
-        description="None: the module that an update, a start or an import begins with; a new model gets "
-        "bottlenecks "
-        "after the FFN (sequential) for pairs of texts, else LoRA. `kind` left out: LoRA (an update: "
-        "the live kind).",
+        description="None: an update keeps the live version's module, a new model with `start` takes "
+        "that model's, an import the adapter's; any other new model gets bottlenecks after the FFN "
+        "(sequential) for pairs of texts, else LoRA. A module without `kind` is LoRA; in an update it "
+        "takes the live version's kind.",
     )
     lr: float | None = Field(
-        default=None, gt=0, le=0.1, description="None: chosen by task, module and number of rows."
+        default=None,
+        gt=0,
+        le=0.1,
+        description="Learning rate. None: chosen by task, module and number of rows.",
     )
     epochs: int | None = Field(default=None, ge=1, le=200)
     batch: int = Field(default=RECIPE.batch, ge=1, le=256)
@@ -34,47 +38,43 @@ class FineTuneOptions(Record):
     dropout: float = Field(default=RECIPE.dropout, ge=0, lt=1)
     class_weights: ClassWeights = Field(
         default=RECIPE.class_weights,
-        description="balanced: rare labels weigh more in the loss, at most 10 times; auto: balanced if "
-        "the commonest "
-        "label has 10 times the rows of the rarest, else off.",
+        description="balanced: rare labels weigh more in the loss, with a weight of at most 10; auto: "
+        "balanced if the commonest label has at least 10 times the rows of the rarest, else off.",
     )
     long_texts: LongTexts | None = Field(
         default=None,
-        description="A text longer than max_length is cut, or read in up to 8 overlapping windows. None: "
-        "windows for "
-        "tagging, cut for the other tasks.",
+        description="How a text longer than max_length is read: cut, or in up to 8 overlapping "
+        "windows. None: windows for tagging, cut for other tasks.",
     )
     start: str | None = Field(
         default=None,
         max_length=130,
-        description="Another model of the same tenant, tenant.model, on the same root: a new model "
-        "starts from its "
-        "module, and from its head if the labels are the same.",
+        description="Another model of the same tenant on the same root, as tenant.model. A new model "
+        "starts from its module, and from its head if that has the same labels and inputs.",
     )
     lexical: bool | None = Field(
         default=None,
-        description="Train hashed features of words and tokens beside the module. None: yes for "
-        "tagging and pairs.",
+        description="Also train hashed features of words and tokens. None: yes for tagging and pairs.",
     )
     skip_bad_rows: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="The job leaves out up to this many bad rows of a file and lists them in the report; "
-        "more fail it.",
+        description="The job leaves out up to this many bad rows of each file and reports them. With "
+        "more bad rows it fails.",
     )
     variants: int = Field(
         default=RECIPE.variants,
         ge=0,
         le=20,
-        description="A teacher labels up to this many changed copies of each row, and the model is trained "
-        "on them too "
-        "(at most 20,000 texts in all): often better, slower to train. 3 is a good number.",
+        description="A teacher labels this many changed copies of each row (at most 20,000 texts in "
+        "all), and the model is trained on them too. Training is slower, its result often better. 3 is "
+        "a good number.",
     )
     transitions: bool | None = Field(
         default=None,
-        description="Tagging: also learn which tag follows which. None: yes, up to 200 tags and without "
-        "class weights.",
+        description="Tagging: also learn which tag follows which. None: yes, with at most 200 tags and "
+        "no class weights.",
     )
 
     def recipe(self) -> Recipe:
@@ -85,26 +85,26 @@ class FineTuneOptions(Record):
 
 
 NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows"})
-"""Options that say what to begin with and which rows to read, not how to train."""
+"""Options that choose the initial weights and the rows, not how to train."""
 
 
 class BuildPlotOptions(Record):
-    """Building of a PLOT version. A job's `alpha` and `budget_bytes` exclude each other."""
+    """Options of a build of a PLOT version. A build takes `alpha` or `budget_bytes`, not both."""
 
     budget_bytes: int | None = Field(
         default=None,
         ge=1,
         le=2**60,
-        description="Store the most frequent n-grams that fit into this many bytes on the disk. "
-        "Excludes alpha.",
+        description="Store the most frequent n-grams that fit into this many bytes on disk. Not "
+        "together with alpha.",
     )
     min_difference: float | None = Field(
         default=None,
         ge=0,
         le=10,
-        description="Do not store an entry whose distance to its fallback (what a look-up gives without "
-        "it), divided "
-        "by its length, is below this; 0 stores all. None: 0.15 with further pretraining, else 0.",
+        description="Leave out an entry if its distance to its fallback (what a look-up gives without "
+        "it), divided by its length, is below this. 0 stores all entries. None: 0.15 with further "
+        "pretraining, else 0.",
     )
     min_count: int = Field(default=1, ge=1)
     pretrain_steps: int = Field(default=200, ge=1, le=100_000)
@@ -112,9 +112,9 @@ class BuildPlotOptions(Record):
 
 
 class ImportRootOptions(Record):
-    """Import of a root. `distil`: train locality even if HMI ships weights for this source. `n`: tokens of
-    the longest n-grams. `steps` of distillation and `upper_steps` of co-training of the upper layers; 0
-    leaves either out."""
+    """Options of the import of a root. `n`: tokens of the longest n-grams. `distil`: train locality
+    even if HMI ships weights for this source. `steps`: steps of distillation; 0 skips it.
+    `upper_steps`: steps of co-training of the upper layers; 0 skips it."""
 
     n: int = Field(default=3, ge=2, le=5)
     distil: bool = False

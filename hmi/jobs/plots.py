@@ -1,5 +1,5 @@
-"""Writing a PLOT version: which n-grams, their rows in batches, one atomic publish. Shared by roots and
-branches."""
+"""Writes a PLOT version: computes the rows of the wanted n-grams in batches and publishes them at
+once. For roots and branches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from hmi.stores.plot_meta import PlotMeta
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
 
 BATCH = 1024
+"""N-grams whose rows are computed at once."""
 CHUNK = 32 * BATCH
+"""N-grams in a chunk of `in_chunks`."""
 STORAGE: Final = "int8"
 ID_BITS: Final = 20  # a token id is below 2²⁰ (docs/plot-store.md, limits)
 
@@ -30,10 +32,11 @@ Compute = Callable[[Ngrams], NDArray[np.float32]]  # the rows [m, roles, dim] of
 
 @dataclass(frozen=True)
 class Wanted:
-    """The n-grams of one order that a version shall have: distinct, in chunks, always in the same order.
+    """The n-grams of one order that a version is to have: distinct, in chunks, in the same sequence
+    in every attempt.
 
-    `keep` drops those of a chunk that need not be stored; `total` counts without `keep`, so it may be too
-    high.
+    `keep` drops the n-grams of a chunk that need not be stored. `total` ignores `keep`, so it is
+    an upper bound.
     """
 
     order: int
@@ -56,11 +59,12 @@ def write_version(
 ) -> VersionInfo:
     """Compute the rows of the wanted n-grams and publish them as the next version of `ref`.
 
-    `onto` is the version that an update was computed against: it must still be current, or Conflict is
-    raised. `meta` is given how many n-grams of each order were stored; `differences` leaves some out (None:
-    all are stored), shorter orders first, since they stand in for longer ones. Resumes from the last finished
-    segment, and finds its own publication if it was killed just after it: the version names the build. Raises
-    Conflict, plot_store errors and JobCancelled.
+    `onto` is the version that an update was computed against. If it is no longer current, Conflict
+    is raised. `meta` receives the number of n-grams stored by order. `differences` leaves some out;
+    None stores all. Shorter orders are written first, since longer ones fall back on them.
+
+    A resumed job continues from the last finished segment. If it was killed just after publishing,
+    it finds its version by the build's name. Raises Conflict, plot_store errors and JobCancelled.
     """
     published = find_published(ctx, ref)
     if published is not None:
@@ -86,21 +90,22 @@ def write_version(
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
-    """The version that this very job has published already, before it was killed; None if it has not."""
+    """The version that an earlier attempt at this job published before it was killed; None if
+    there is none."""
     if ref not in ctx.plots.refs():
         return None
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 
 
 def schema_of(lower: LocalLower) -> Schema:
-    """The stored n-grams that these lower layers computed."""
+    """The schema of entries that these lower layers compute."""
     return Schema(n=lower.n, dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
 
 
 def _write_order(
     ctx: JobContext, writer: Writer, lower: LocalLower, want: Wanted, decide: Decide, done: int, total: int
 ) -> int:
-    """How many n-grams of this order the version has now, those of an earlier attempt included."""
+    """Write one order. Returns its number of n-grams in the version, with those of earlier attempts."""
     compute = _compute(lower)
     durable, stored = writer.resume_point(want.order), 0
     for chunk in want.chunks:
@@ -116,7 +121,8 @@ def _write_order(
 
 
 def _write_batch(writer: Writer, ngrams: Ngrams, compute: Compute, decide: Decide, durable: int) -> int:
-    """How many of the n-grams the version has; of those the first `durable` are on disk already."""
+    """Write the n-grams that are to be stored, except for the first `durable`, which are on disk.
+    Returns how many are to be stored."""
     kept, order = decide.known(len(ngrams)), ngrams.shape[1]
     if kept is None:
         rows = compute(ngrams)
@@ -138,21 +144,22 @@ def _compute(lower: LocalLower) -> Compute:
 
 
 def missing(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> NDArray[np.bool_]:
-    """Which n-grams [m, order] a look-up would not find as the lower layers `lower` compute them, bool
-    [m]."""
-    # Depth -1 (absent) picks the last entry.
+    """Which n-grams [m, order] the reader's chain lacks, or has only from other lower layers than
+    `lower`; bool [m]."""
+    # Depth -1 (absent) selects the last element.
     same = np.array([*(PlotMeta.of(version).lower == lower for version in reader.chain), False])
     return np.asarray(~same[reader.depths(order, ngrams)])
 
 
 def not_stored(reader: Reader, order: int, ngrams: Ngrams, lower: str | None) -> Ngrams:
-    """Those of `ngrams` that ancestors lack; the others are shared."""
+    """The n-grams for which `missing` holds."""
     kept: Ngrams = ngrams[missing(reader, order, ngrams, lower)]
     return kept
 
 
 def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) -> list[Wanted]:
-    """Leave out what the reader's chain has already. The reader must stay open until all is written."""
+    """Drop the n-grams that the reader's chain has already. The reader must stay open until
+    all is written."""
 
     def keep(order: int) -> Callable[[Ngrams], Ngrams]:
         return lambda ngrams: not_stored(reader, order, ngrams, lower)
@@ -161,7 +168,7 @@ def only_missing(wanted: Sequence[Wanted], reader: Reader, lower: str | None) ->
 
 
 def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
-    """The wanted n-grams plus all that the reader's own version stores, without its ancestors'."""
+    """The wanted n-grams and all that the reader's own version stores, but not its ancestors'."""
     by_order = {want.order: want for want in wanted}
     both = []
     for order in reversed(reader.version.schema.orders):
@@ -171,12 +178,13 @@ def with_own(wanted: Sequence[Wanted], reader: Reader) -> list[Wanted]:
 
 
 def in_chunks(ngrams: Ngrams) -> Iterator[Ngrams]:
+    """Split n-grams into chunks of CHUNK."""
     for at in range(0, len(ngrams), CHUNK):
         yield ngrams[at : at + CHUNK]
 
 
 def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
-    """All chunks, then those of `own` (ascending) that were in none of them."""
+    """Yield all chunks, then the n-grams of `own` (ascending) that were in none of them."""
     keys, left = _keys(own), np.ones(len(own), np.bool_)
     for chunk in chunks:
         yield chunk
@@ -189,7 +197,7 @@ def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
 
 
 def _keys(ngrams: Ngrams) -> NDArray[Any]:
-    """One key for each n-gram, ascending as they are: a number for up to three ids, else their bytes. [m]."""
+    """One key for each n-gram, in the same order: a number for up to three ids, else their bytes; [m]."""
     if ngrams.shape[1] * ID_BITS > 64:
         big = np.ascontiguousarray(ngrams, ">u4")
         return big.view(f"S{big.itemsize * big.shape[1]}")[:, 0]

@@ -1,6 +1,8 @@
-"""A root whose files are damaged, made sound by importing its source again: file by file, each by a rename,
-so that who has mapped the old one keeps what it had. Its PLOTs and the models on it stay as they are, and so
-the files must become what they were: their hashes tell.
+"""Repairs a root whose files are damaged, by importing its source again.
+
+Each bad file is replaced by a rename, so a process that has mapped the old file keeps it. The
+root's PLOTs and models stay, so each file must have its old content again. Hashes prove this where
+they are known.
 """
 
 from __future__ import annotations
@@ -23,23 +25,25 @@ from hmi.model.source import Source, read_pooling
 from hmi.stores.layout import read_json
 
 TOKENIZER = "tokenizer.json"
-"""A copy of the source's: to have it again, nothing needs to be learnt."""
+"""This file is a copy of the source's, so its repair needs no training."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What is known of a root's files: `info` where root.json can be read, else its bytes; and the hashes of
-    today."""
+    """The state of a root's files before the repair."""
 
     info: RootInfo | None
+    """From root.json; None if that is damaged."""
     raw: bytes
+    """The bytes of a damaged root.json."""
     found: Mapping[str, str | None]
+    """File name -> its SHA-256 now; None if it is missing."""
 
     def had(self, name: str, sha256: str | None) -> bool | None:
-        """Whether the file had this content; None: nothing tells."""
+        """Whether the file once had the content with this hash; None if that is unknown."""
         if self.info is not None and name in self.info.files:
             return sha256 == self.info.files[name]
-        # A hash that is still to be read in a damaged root.json was written there.
+        # A damaged root.json may still show the hash.
         return True if sha256 is not None and sha256.encode() in self.raw else None
 
     @property
@@ -51,25 +55,26 @@ class Before:
 def run(
     ctx: JobContext, source: Source, about: dict[str, str], make: Callable[[Path], None]
 ) -> dict[str, Any]:
-    """Repair the root that the job's spec names. `make` imports `source` into a folder; `about` it a root
-    says this.
+    """Repair the root that the job's spec names.
 
-    Raises Conflict where the import gives another root, Damaged where the disk does not keep what is written.
+    `make` imports `source` into a folder. `about` is what a root records about its source. Raises
+    Conflict if the import gives another root, Damaged if the files are bad again once written.
     """
     spec = ImportRootSpec.of(ctx.job)
     record = ctx.registry.root(spec.name)
     if (record.version, record.source.get("sha256")) != (spec.repairs, source.sha256):
-        raise Conflict(f"root {record.name} is another one than this import was to repair", field="source")
+        raise Conflict(f"root {record.name} is not the one that this import was to repair", field="source")
     folder = ctx.layout.root(record.name, record.version)
-    before = _look(folder)
-    told, made = ctx.folder / "repaired.json", folder.parent / ctx.job.job
+    before = _inspect(folder)
+    list_path, made = ctx.folder / "repaired.json", folder.parent / ctx.job.job
     if before.bad or before.info is None:
-        pieces = _pieces(record, before, source, made, make)
-        names = [*pieces, *([] if before.info is not None else ["root.json"])]
-        write_json(told, {"repaired": sorted({*_told(told), *names})})  # who resumes the job finds less to do
+        replacements = _replacements(record, before, source, made, make)
+        names = [*replacements, *([] if before.info is not None else ["root.json"])]
+        # The list is kept, since a resumed job finds fewer bad files.
+        write_json(list_path, {"repaired": sorted({*_repaired(list_path), *names})})
         folder.mkdir(exist_ok=True)
-        for name, piece in pieces.items():
-            piece.replace(folder / name)
+        for name, replacement in replacements.items():
+            replacement.replace(folder / name)
         sync_folder(folder)
         _write_info(folder, record, before.info, source, about)
     problems = verify_root(folder)
@@ -77,10 +82,15 @@ def run(
         raise Damaged(f"root {record.name} was repaired and is damaged again: check the disk ({problems[0]})")
     shutil.rmtree(made, ignore_errors=True)
     fidelity = read_root_info(folder).fidelity
-    return {"root": record.name, "version": record.version, "fidelity": fidelity, "repaired": _told(told)}
+    return {
+        "root": record.name,
+        "version": record.version,
+        "fidelity": fidelity,
+        "repaired": _repaired(list_path),
+    }
 
 
-def _look(folder: Path) -> Before:
+def _inspect(folder: Path) -> Before:
     info, raw = None, b""
     try:
         info = read_root_info(folder)
@@ -92,19 +102,18 @@ def _look(folder: Path) -> Before:
     return Before(info, raw, {name: _sha256(folder / name) for name in FILES})
 
 
-def _pieces(
+def _replacements(
     record: RootRecord, before: Before, source: Source, made: Path, make: Callable[[Path], None]
 ) -> dict[str, Path]:
-    """The files that take the place of bad ones, in a folder beside. Raises Conflict."""
+    """Make the files that replace the bad ones, in the folder `made`. Raises Conflict."""
     bad = before.bad
     if set(bad) <= {TOKENIZER} and (not bad or before.had(TOKENIZER, file_sha256(source.folder / TOKENIZER))):
         made.mkdir(exist_ok=True)
         for name in bad:
             shutil.copyfile(source.folder / name, made / name)
     else:
-        if not all(
-            (made / name).exists() for name in (*bad, "root.json")
-        ):  # some are there if the job is resumed
+        # An earlier attempt at the job may have made them.
+        if not all((made / name).exists() for name in (*bad, "root.json")):
             shutil.rmtree(made, ignore_errors=True)
             make(made)
         _check_same(record, before, made)
@@ -112,11 +121,10 @@ def _pieces(
 
 
 def _check_same(record: RootRecord, before: Before, made: Path) -> None:
-    """Raise Conflict where what was made is not the root that was there."""
+    """Raise Conflict if the files in `made` are not those that the root had."""
     new = {**before.found, **{name: file_sha256(made / name) for name in FILES if (made / name).exists()}}
     sound = [name for name in FILES if name not in before.bad]
-    # Where no hash is left, what is left must be the same: the other files, and how far the root is from its
-    # source.
+    # Without a hash of a file, the other files and the root's fidelity must be the same.
     alike = all(new[name] == before.found[name] for name in sound) and (
         read_root_info(made).fidelity == record.fidelity
     )
@@ -124,9 +132,8 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
         had = before.had(name, new[name])
         if not (alike if had is None else had):
             raise Conflict(
-                f"the import gives another {name} than root {record.name} had: give the files, options "
-                "and texts of "
-                "its first import, or restore <data>/roots from a copy",
+                f"the import gives another {name} than root {record.name} had: give the source, "
+                "options and texts of its first import, or restore <data>/roots from a copy",
                 field="source",
             )
 
@@ -134,7 +141,7 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
 def _write_info(
     folder: Path, record: RootRecord, info: RootInfo | None, source: Source, about: dict[str, str]
 ) -> None:
-    """Write root.json anew where it is damaged, or lacks a hash (earlier releases wrote none)."""
+    """Write root.json again if it is damaged or lacks a hash (earlier releases wrote none)."""
     files = {name: file_sha256(folder / name) for name in FILES}
     if info is not None:
         if info.files != files:
@@ -158,7 +165,7 @@ def _write_info(
     write_root_info(folder, info)
 
 
-def _told(path: Path) -> list[str]:
+def _repaired(path: Path) -> list[str]:
     found = read_json(path)
     return list(found["repaired"]) if isinstance(found, dict) else []
 

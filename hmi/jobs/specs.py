@@ -1,5 +1,5 @@
-"""What each kind of job is to do, as its record keeps it. The manager writes a spec, and the job's body reads
-it."""
+"""The spec of each kind of job: what the job is to do. The manager writes it to the job's record,
+and the job's body reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOption
 
 
 class Spec(Record):
-    """Fields that this release does not know are left out: a job may have been queued by another one."""
+    """The base of all specs. Unknown fields are ignored, since another release may have queued the job."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -21,7 +21,7 @@ class Spec(Record):
         return cls.model_validate(job.spec)
 
     def stored(self) -> dict[str, Any]:
-        """The fields that were given, as JSON; options whole."""
+        """The fields that were set, as JSON; options with all their fields."""
         return self.model_dump(mode="json", include=self.model_fields_set)
 
     @field_validator("options", mode="before", check_fields=False)
@@ -31,8 +31,8 @@ class Spec(Record):
 
 
 class FineTuneSpec(Spec):
-    """A tenant's model. Inputs: data (none for embeddings), maybe dev and unlabelled; of an import, the
-    adapter's."""
+    """Train or import a tenant's model. Inputs: data (none for embeddings), optionally dev and
+    unlabelled; for an import also the adapter's files."""
 
     model: str
     domain: str
@@ -40,7 +40,7 @@ class FineTuneSpec(Spec):
     mode: Literal["create", "update", "import"]
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish | None = None
-    """None: not an update."""
+    """None if the job is not an update."""
 
     @property
     def model_id(self) -> ModelId:
@@ -48,17 +48,17 @@ class FineTuneSpec(Spec):
 
     @property
     def source(self) -> str | None:
-        """The model whose live version this one may go on from."""
+        """The model whose live version this one may continue from; None if there is none."""
         return self.model if self.mode == "update" else self.options.start
 
 
 class BuildPlotSpec(Spec):
-    """A domain's PLOT. `create` and `update` read the input corpus, `grow` a sketch of misses."""
+    """Build a domain's PLOT. `create` and `update` read the input corpus, `grow` a sketch of misses."""
 
     domain: str
     mode: Literal["create", "update", "grow"]
     alpha: float | None = None
-    """None where options.budget_bytes is given."""
+    """None if options.budget_bytes is given."""
     pretrain: bool = False
     options: BuildPlotOptions = BuildPlotOptions()
     min_count: int = 1
@@ -72,12 +72,12 @@ class BuildPlotSpec(Spec):
 
 
 class ImportRootSpec(Spec):
-    """A root. Inputs: text-KIND[.txt], a file for each kind of text; text-0, text-1, … are general."""
+    """Import a root. Inputs: text-KIND[.txt], a file for each kind of text; text-0, text-1, … are general."""
 
     name: str
     source: str
     split: int | None = None
-    """Layers to replace; None: half of them."""
+    """Number of lower layers; None: half of all layers."""
     alpha: float = 50
     options: ImportRootOptions = ImportRootOptions()
     repairs: str | None = None
@@ -85,7 +85,7 @@ class ImportRootSpec(Spec):
 
 
 class CompactPlotSpec(Spec):
-    """A domain's small segments, merged where an order has more than `max_segments`."""
+    """Merge a domain's small segments, in each order that has more than `max_segments`."""
 
     domain: str
     max_segments: int

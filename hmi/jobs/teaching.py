@@ -1,5 +1,5 @@
-"""A teacher in a fine-tuning job: trained once, its labels kept in the job's folder for a run that is
-resumed."""
+"""The teacher in a fine-tuning job. It is trained once; its labels stay in the job's folder for
+a resumed run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from hmi.model.root import Root
 from hmi.model.source import find_source, load_encoder
 from hmi.training.data.rows import Row
 from hmi.training.recipe import Recipe
-from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, teach, unlearnt_score
+from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, teach, unlearnt_score
 
 
 @dataclass(frozen=True)
 class Taught:
-    """Rows whose right answers are the teacher's; what the held-out report says of it, and what a user should
-    know."""
+    """Rows that the teacher labelled, its metrics for the held-out report, and warnings for the user."""
 
     rows: list[Row]
     metrics: dict[str, Any]
@@ -29,10 +28,10 @@ class Taught:
 
 
 def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> Taught:
-    """Train a teacher and let it label the texts; a resumed job uses the stored labels.
+    """Train a teacher and let it label the texts. A resumed job uses the stored labels.
 
-    recipe.variants: how many changed copies of each row are labelled too. Raises Conflict (the source is
-    gone, or has changed), InvalidData (diverged).
+    The teacher also labels `recipe.variants` changed copies of each row. Raises Conflict (the
+    source is gone, or has changed), InvalidData (training diverged).
     """
     path = ctx.folder / "teacher.json"
     if not path.exists():
@@ -43,11 +42,11 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> 
         encoder = load_encoder(_source(root, "unlabelled" if lesson.texts else "options.variants"))
         texts = lesson_texts(lesson, recipe, encoder, root)
         if not texts:
-            remark = "every text for a teacher is a labelled or held-out row, too: no teacher was trained"
+            remark = "every text for a teacher is also a labelled or held-out row: no teacher was trained"
             return Taught([], {}, [remark])
-        score, said = teach(encoder, root, replace(lesson, texts=texts), recipe, report)
+        score, golds = teach(encoder, root, replace(lesson, texts=texts), recipe, report)
         answers = [
-            {"text": row.text, "said": said_as_json(gold)} for row, gold in zip(texts, said, strict=True)
+            {"text": row.text, "said": gold_to_json(gold)} for row, gold in zip(texts, golds, strict=True)
         ]
         write_json(path, {"score": score, "answers": answers})
         ctx.checkpointed()
@@ -58,12 +57,12 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> 
         remark = f"the teacher learnt nothing (held-out score {kept['score']:.3f}): its texts were left out"
         return Taught([], metrics, [remark])
     form = tuple if lesson.task.paired else lambda text: text
-    rows = [Row(form(answer["text"]), gold_from(answer["said"])) for answer in answers]
+    rows = [Row(form(answer["text"]), gold_from_json(answer["said"])) for answer in answers]
     return Taught(rows, metrics, [])
 
 
 def _source(root: Root, field: str) -> Path:
-    """The folder of the root's source. field: the option that needs it, for errors."""
+    """The folder of the root's source. `field` is the option that needs it, for errors."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))
@@ -75,6 +74,6 @@ def _source(root: Root, field: str) -> Path:
 
 
 def _gone(root: Root, what: str, field: str) -> Conflict:
-    """The error does not name the folder, which only the operator may know."""
+    """An error that does not name the folder, which only the operator may know."""
     cure = "leave `unlabelled` and options.variants out, or ask the operator to import the root again"
     return Conflict(f"the source of root {root.info.name} {what}: {cure}", field=field)

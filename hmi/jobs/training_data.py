@@ -1,5 +1,5 @@
-"""The data of a fine-tuning job: training rows, held-out rows, texts without answers, and the task they
-describe."""
+"""The data of a fine-tuning job: training rows, held-out rows, unlabelled texts, and the task
+that they describe."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.tasks import TaskKind
-from hmi.training.data.rows import Row, RowFile, given_rows, given_texts
+from hmi.training.data.rows import Row, RowFile, read_labelled_file, read_unlabelled_file
 from hmi.training.defaults import default_module
 from hmi.training.objectives import learn_task
 from hmi.training.row_keys import hold_out
 
 SHOWN = 5
+"""A remark quotes at most this many of the rows left out."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """A task, the module for it, and its rows. `dev_given`: the user held some out; `unlabelled`: texts for a
-    teacher to label; `read`: what each file was read as; `notes`: what a user should know of them."""
+    """A task, the module for it, and its rows."""
 
     task: TaskKind
     module: ModuleSpec
     train: list[Row]
     dev: list[Row]
     dev_given: bool
+    """Whether the user gave the held-out rows."""
     unlabelled: list[Row]
+    """Texts for a teacher to label."""
     read: dict[str, str]
+    """The format that each file was read as."""
     notes: list[str]
+    """Remarks on the files, for the user."""
 
 
 def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
-    """The files of a job's input. Raises InvalidData, InvalidInput."""
+    """Read the files of a job's input. Raises InvalidData, InvalidInput."""
     skip, files = (
         options.skip_bad_rows,
-        {"data": given_rows(folder / "data", name, skip=options.skip_bad_rows)},
+        {"data": read_labelled_file(folder / "data", name, skip=options.skip_bad_rows)},
     )
     dev_given = (folder / "dev").exists()
     if dev_given:
-        files["dev"] = given_rows(folder / "dev", name, "dev", skip=skip)
+        files["dev"] = read_labelled_file(folder / "dev", name, "dev", skip=skip)
         train, dev = files["data"].rows, files["dev"].rows
     else:
         train, dev = hold_out(files["data"].rows, options.recipe().held_out)
@@ -51,7 +55,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     task = learn_task(name, [row.label for row in train], paired=paired)
     rules = task.rules.model_copy(update={"windows": _windows(task, options)})
     if (folder / "unlabelled").exists():
-        files["unlabelled"] = given_texts(folder / "unlabelled", name, paired=paired, skip=skip)
+        files["unlabelled"] = read_unlabelled_file(folder / "unlabelled", name, paired=paired, skip=skip)
     texts = files["unlabelled"].rows if "unlabelled" in files else []
     module = options.module or default_module(paired=paired)
     notes = [note for field, found in files.items() for note in _notes(field, found)]
@@ -60,7 +64,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
 
 
 def _notes(field: str, found: RowFile) -> list[str]:
-    """Remarks on a file: the rows left out, and what is unusual."""
+    """Remarks on a file: the rows left out, and anything unusual."""
     left = found.left_out
     if not left:
         return found.notes
@@ -70,7 +74,8 @@ def _notes(field: str, found: RowFile) -> list[str]:
 
 
 def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
-    """Whether long texts are read in windows: as asked for, else where tags of the rest would be lost."""
+    """Whether long texts are read in windows: as the option says, else for tagging only, where a
+    cut would lose tags."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(
             f"a {task.name} model of pairs always cuts long texts: leave long_texts out",

@@ -1,5 +1,5 @@
-"""Exports of domains: the PLOT with all its ancestors, and the lower layers of a branch that was pretrained
-further."""
+"""Exports of domains: a PLOT version with all its ancestors, and the lower layers of branches that
+were pretrained further."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hmi.stores.plot_meta import lowers_of
 from hmi.stores.plots import plot_errors
 from plot_store import Store, VersionInfo
 
-Bytes = Callable[[int, int], None]
-"""Told of bytes done and bytes in all."""
+ByteProgress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
 
 
-def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) -> None:
+def export_domain(parts: Parts, version: str, archive: Path, progress: ByteProgress) -> None:
     """Write a version to `archive`. Raises NotFound, Damaged, StorageFull, Unavailable."""
     with plot_errors():
         lowers = lowers_of(parts.plots.chain(version))
@@ -28,17 +28,18 @@ def export_domain(parts: Parts, version: str, archive: Path, progress: Bytes) ->
 
 
 def import_domain(
-    parts: Parts, archive: Path, name: str | None, progress: Bytes
+    parts: Parts, archive: Path, name: str | None, progress: ByteProgress
 ) -> tuple[VersionInfo, list[str]]:
     """Import an export.
 
-    Returns the version, and the refs whose lower layers are neither in the export nor here (earlier releases
-    exported none). Such versions answer but cannot be built upon. Raises plot_store's errors and Damaged,
-    StorageFull.
+    Returns the version, and the refs whose lower layers are neither in the export nor in this store
+    (earlier releases exported none). Such versions answer, but no build can extend them. Raises
+    plot_store's errors and Damaged, StorageFull.
     """
     lowers = lowers_of(Store.archived(archive))
     for lower, content in Store.attached(archive):
-        # Before the versions that need them; the collection spares what was stored in the last hour.
+        # Lower layers come before the versions that need them; collection spares what was stored in
+        # the last hour.
         if lower in lowers:
             parts.lowers.take_over(lower, content)
     version = parts.plots.import_archive(archive, ref=name, progress=progress)

@@ -1,5 +1,5 @@
-"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, reports what is
-lost."""
+"""Keeps registry, PLOT store and files consistent: removes what crashes and deletions leave, and
+reports what is missing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ log = logging.getLogger("hmi.manager")
 
 
 class Consistency:
-    """Collection and consistency."""
+    """Verification, and garbage collection across the stores."""
 
     def __init__(self, parts: Parts, roots: Roots) -> None:
         self._parts, self._roots = parts, roots
 
     def housekeeping(self) -> None:
-        """Once at the start and then hourly, in the jobs' thread. What fails is told of, and holds up no
-        other part."""
+        """Verify and collect: once at the start and then hourly, in the jobs' supervisor thread. A
+        part that fails is logged; the others still run."""
         run_each(
             log,
             {
@@ -50,8 +50,8 @@ class Consistency:
                     log.info("removed the PLOT of %s, whose import never ended", ref)
 
     def verify(self) -> tuple[str, ...]:
-        """Damaged records of the registry, or else everything that it names and that is not there; no file is
-        read."""
+        """Damaged records of the registry; if there are none, everything that it names but that is
+        missing. Reads no artefact."""
         parts = self._parts
         damaged = parts.registry.problems()
         if damaged:
@@ -81,21 +81,22 @@ class Consistency:
         return tuple(problems)
 
     def verify_files(self) -> tuple[str, ...]:
-        """Read every byte of roots, lower layers, modules and heads.
+        """Read every byte of roots, lower layers, modules and heads. Returns one sentence for
+        each damaged part.
 
-        Returns what is damaged, one sentence each; `verify` reports missing artefacts.
+        Missing artefacts are left to `verify`.
         """
-        from hmi.model.root import verify_root  # torch, which other commands need not wait for
+        from hmi.model.root import verify_root  # imports torch, which takes seconds
 
         parts, problems = self._parts, list[str]()
         with plot_errors():
             lowers = self._lowers()
         for root in parts.registry.roots(tolerant=True):
             folder = parts.layout.root(root.name, root.version)
-            problems += self._told(verify_root, folder) if folder.is_dir() else []
+            problems += self._problems(verify_root, folder) if folder.is_dir() else []
         for lower, domain in lowers.items():
             if parts.lowers.has(lower):
-                problems += self._told(
+                problems += self._problems(
                     parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE
                 )
         have = parts.adapters.names()
@@ -105,27 +106,27 @@ class Consistency:
             for version in model.versions
         }
         for name in sorted(have & owners.keys()):
-            problems += self._told(parts.adapters.check, name, owners[name], MODEL_CURE)
+            problems += self._problems(parts.adapters.check, name, owners[name], MODEL_CURE)
         return tuple(problems)
 
     @staticmethod
-    def _told(check: Callable[..., list[str] | None], *given: object) -> list[str]:
+    def _problems(check: Callable[..., list[str] | None], *given: object) -> list[str]:
         try:
             return check(*given) or []
         except (Damaged, Unavailable) as error:
             return [error.message]
 
     def _lowers(self) -> dict[str, str]:
-        """The lower layers that domains' versions have of their own, with a domain of each."""
+        """Name of each branch's own lower layers -> a domain that uses them."""
         plots = self._parts.plots
         versions = [version for ref in plots.refs() for version in plots.history(ref)]
         return lowers_of(versions)
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
-        """Free PLOT versions, artefacts and lower layers that nothing needs any more; returns bytes freed by
-        kind.
+        """Free PLOT versions, artefacts and lower layers that nothing needs any more. Returns the
+        bytes freed by kind.
 
-        plots=False leaves the versions alone: whoever calls has collected them by a retention of its own.
+        plots=False leaves PLOT versions alone, for a caller that has collected them with another retention.
         """
         parts = self._parts
         _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
@@ -136,22 +137,23 @@ class Consistency:
             used = {PlotMeta.of(v).lower for ref in parts.plots.refs() for v in parts.plots.history(ref)}
             used |= {PlotMeta.of(parts.plots.version(v)).lower for v in keep if self._has_plot(v)}
         parts.misses.files.prune(self._has_plot)
-        # A build may train for hours on lower layers that it has stored and not yet published.
+        # A running build may have stored lower layers whose version it will publish hours later.
         building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
         lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
         return {"adapters": adapters, "plots": freed, "lowers": lowers}
 
     def pinned_plots(self) -> set[str]:
-        """PLOT versions that a kept model version or a live job stands on."""
+        """PLOT versions that a kept model version or a live job depends on."""
         parts = self._parts
         pinned: set[str] = set()
-        # Jobs first: one that ends meanwhile has published its model before, so the models read next have it.
+        # Jobs are read first. A job that ends meanwhile has published its model before, so the
+        # models read next include it.
         for job in parts.registry.live_jobs():
             pinned |= JobFolder(parts.layout.jobs, job.job).pinned().versions
         return pinned | {v.plot_version for m in parts.registry.models() for v in m.versions}
 
     def stats(self) -> dict[str, Any]:
-        """Bytes on disk by part, and how many there are of what."""
+        """Bytes on disk by part, and the numbers of roots, domains, tenants, models and jobs."""
         parts, layout = self._parts, self._parts.layout
         with plot_errors():
             plots = parts.plots.info()

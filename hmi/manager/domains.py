@@ -1,5 +1,5 @@
-"""Domains: branches of a root's version tree. The PLOT store holds their state; this module holds the
-rules."""
+"""Domains: branches of a root's version tree. The PLOT store holds their state; this module
+holds the rules."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ DEFAULT_ALPHA = 50.0
 
 
 @dataclass(frozen=True)
-class DomainVersionView:
-    """One published version of a domain's PLOT. `entries` by order "3", "2", "1"; `bytes` of its own
-    segments."""
+class DomainVersionInfo:
+    """One published version of a domain's PLOT. `entries`: order ("3", "2", "1") -> number of
+    entries; `bytes`: of its own segments."""
 
     version: str
     created: str
@@ -40,14 +40,14 @@ class DomainVersionView:
 
 
 @dataclass(frozen=True)
-class DomainView:
-    """A domain as users see it; versions are newest first. `parent` is None for a root's own PLOT."""
+class DomainInfo:
+    """A domain as users see it. Versions are newest first. `parent` is None for a root's own PLOT."""
 
     domain: str
     root: str
     parent: str | None
     current: str
-    versions: tuple[DomainVersionView, ...]
+    versions: tuple[DomainVersionInfo, ...]
     children: tuple[str, ...]
     entries: dict[str, int]
     bytes: int
@@ -97,11 +97,11 @@ class Domains:
     ) -> JobRecord:
         branch = DomainId.parse(domain)
         current = self.current(branch)
-        # A root's own PLOT may be updated as well: its branches stay on the version that they were built on.
+        # A root's own PLOT may be updated, too: its branches stay on the version that they were built on.
         return self._submit(branch, "update", corpus, alpha, pretrain, options, PlotMeta.of(current))
 
     def grow(self, domain: str, min_count: int) -> JobRecord:
-        """Extend the domain by what was recorded as missed. Raises Conflict where that is nothing."""
+        """Extend the domain by the recorded misses. Raises Conflict if there are none."""
         branch = DomainId.parse(domain)
         self.current(branch)
         if isinstance(min_count, bool) or min_count < 1:
@@ -122,18 +122,18 @@ class Domains:
         spec = BuildPlotSpec(domain=name, mode="grow", min_count=min_count, epoch=epoch)
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={SKETCH: sketch_bytes(sketch)})
 
-    def set(self, domain: str, record_misses: bool | None) -> DomainView:
+    def set(self, domain: str, record_misses: bool | None) -> DomainInfo:
         branch = DomainId.parse(domain)
         self.current(branch)
         if record_misses is not None:
             self._record(str(branch), record_misses)
         return self.one(domain)
 
-    def all(self) -> list[DomainView]:
+    def all(self) -> list[DomainInfo]:
         refs, models = self._refs(), self._models_by_domain()
         return [self._view(refs[ref], refs, models) for ref in sorted(refs)]
 
-    def one(self, domain: str) -> DomainView:
+    def one(self, domain: str) -> DomainInfo:
         self.current(DomainId.parse(domain))
         wanted = str(DomainId.parse(domain))
         refs = self._refs()
@@ -141,8 +141,8 @@ class Domains:
             raise _unknown(wanted)
         return self._view(refs[wanted], refs, self._models_by_domain())
 
-    def rollback(self, domain: str, version: str) -> DomainView:
-        """New fine-tunings use that version; models stay on the one that they were made on."""
+    def rollback(self, domain: str, version: str) -> DomainInfo:
+        """Make `version` current: new fine-tunings use it, and existing models keep theirs."""
         branch = DomainId.parse(domain)
         self.current(branch)
         with plot_errors():
@@ -157,10 +157,10 @@ class Domains:
         self.drop(branch)
 
     def drop(self, branch: DomainId) -> None:
-        """Remove a ref that nothing depends on; raises Conflict naming what does."""
+        """Remove a ref that nothing depends on. Raises Conflict, which names its dependants."""
 
         def act(models: list[str], jobs: list[str]) -> None:
-            # Runs alone among all processes: no model or job can come to depend on it meanwhile.
+            # The registry excludes all other processes meanwhile, so no model or job can become a dependant.
             refs = self._refs()
             below = sorted(r for r in refs if r.startswith(f"{branch}/"))
             for what, names in (("domain", below), ("model", models), ("job", jobs)):
@@ -207,22 +207,23 @@ class Domains:
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={"corpus": corpus})
 
     def _models_by_domain(self) -> Counter[str]:
-        """Kept while the registry stays as it is: anybody with a key may ask, and it reads all models."""
-        # Before reading: a change meanwhile only makes it be read again.
+        """The number of models of each domain. It is cached until the registry changes, since
+        counting reads all models and anybody with a key may ask."""
+        # Taken before reading, so that a change meanwhile causes another count.
         at = self._parts.registry.generation()
         if self._counted is None or self._counted[0] != at:
             models = self._parts.registry.models()
             self._counted = at, Counter(d for m in models for d in {v.domain for v in m.versions})
         return self._counted[1]
 
-    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainView:
+    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainInfo:
         branch = DomainId.parse(current.ref)
         with plot_errors():
             history = self._parts.plots.history(current.ref)
         level = len(branch.parts)
         children = sorted(r for r in refs if r.startswith(f"{branch}/") and r.count("/") == level)
         sizes = {s.name: s.bytes for v in history for s in v.segments}
-        return DomainView(
+        return DomainInfo(
             domain=current.ref,
             root=branch.root,
             parent=None if branch.parent is None else str(branch.parent),
@@ -240,13 +241,13 @@ class Domains:
 def _extent(
     alpha: float | None, budget: int | None, before: PlotMeta | None
 ) -> tuple[float | None, int | None]:
-    """(alpha, budget_bytes), one of them None: as given, else as in the previous version, else alpha 50.
+    """(alpha, budget_bytes), one of them None: the given one, else the previous version's, else alpha 50.
 
     Raises InvalidInput if both are given.
     """
     if alpha is not None and budget is not None:
         raise InvalidInput(
-            "alpha and options.budget_bytes both say how much is stored: give one of them",
+            "alpha and options.budget_bytes both decide how much is stored: give one of them",
             field="options.budget_bytes",
         )
     if alpha is None and budget is None and before is not None:
@@ -257,9 +258,9 @@ def _extent(
     return checked_alpha(DEFAULT_ALPHA if kept is None else kept), None
 
 
-def _version_view(version: VersionInfo, current: bool) -> DomainVersionView:
+def _version_view(version: VersionInfo, current: bool) -> DomainVersionInfo:
     meta = PlotMeta.of(version)
-    return DomainVersionView(
+    return DomainVersionInfo(
         version=version.id,
         created=version.created,
         entries=_entries(version),

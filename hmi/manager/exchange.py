@@ -1,6 +1,7 @@
-"""Tenants' modules to and from the format of the `adapters` library. `hmi.model.interchange` converts them.
+"""Imports and exports tenants' modules in the format of the `adapters` library.
+`hmi.model.interchange` converts them.
 
-torch takes seconds to import, so what needs it is imported where it is used.
+torch takes seconds to import, so modules that need it are imported where they are used.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
-from hmi.errors import Conflict, InvalidInput
-from hmi.jobs.checks import checked_files
+from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
-from hmi.manager.models import model_exists
+from hmi.manager.models import refuse_existing, submit_fine_tune
 from hmi.manager.parts import Parts, checked_options
 from hmi.model.artefact import Artefact
 from hmi.stores.adapter_store import DamagedArtefact
@@ -31,8 +31,8 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """An exported module: its files by name as `adapters` expects them, and what could not come along, and
-    why."""
+    """An exported module: its files under the names that `adapters` expects, and what was left out,
+    with the reason."""
 
     model: str
     version: int
@@ -41,14 +41,14 @@ class ModuleFiles:
 
 
 class Exchange:
-    """The operations on modules besides training."""
+    """Export and import of modules."""
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
-        """The live version's module and, where it has a twin, its head. Raises NotFound, InvalidInput (no
-        twin), Damaged."""
+        """Export the live version's module and, if `adapters` has a counterpart, its head. Raises
+        NotFound, InvalidInput (no counterpart of the module), Damaged."""
         from safetensors.torch import save
 
         from hmi.model.interchange import write_adapter_config
@@ -78,15 +78,17 @@ class Exchange:
             files |= {"head_config.json": _json(written[0]), "model_head.safetensors": save(written[1])}
         if artefact.lexical:
             left_out.append(
-                "lexical features: adapters has none; a model trained with lexical=false needs none"
+                "lexical features: adapters has none; train with lexical=false for a model without them"
             )
         if artefact.transitions:
             left_out.append(
-                "which tag follows which: adapters has no such table; transitions=false makes none"
+                "which tag follows which: adapters has no such table; train with transitions=false for "
+                "a model without it"
             )
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(
-                "the rows' tag scheme: the head's labels are BIO's, and so are answers of a model made of it"
+                "the rows' tag scheme: the head's labels are BIO, and so are the answers of a model "
+                "made from it"
             )
         return ModuleFiles(str(wanted), live.version, files, left_out)
 
@@ -99,18 +101,16 @@ class Exchange:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """A new model from the files of an adapter (see `hmi.jobs.import_module`), checked as far as its
-        configuration.
+        """Create a model from the files of an adapter (see `hmi.jobs.import_module`). Only its
+        configuration and rows are checked here; the job checks the tensors.
 
-        Raises InvalidInput naming the setting that has no twin here, NotFound, Conflict, QuotaExceeded,
-        StorageFull.
+        Raises InvalidInput (which names a setting without counterpart in HMI), NotFound,
+        Conflict, QuotaExceeded, StorageFull.
         """
         from hmi.model.interchange import read_adapter_config
 
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
-        self._parts.registry.tenant(wanted.tenant)
-        if model_exists(self._parts, wanted):
-            raise Conflict(f"model {wanted} exists already: choose another name", field="model")
+        refuse_existing(self._parts, wanted)
         _check_parts(files)
         if task == "embedding" or task not in get_args(Task):
             known = ", ".join(t for t in get_args(Task) if t != "embedding")
@@ -121,14 +121,8 @@ class Exchange:
         info = self._root(branch.root, PlotMeta.of(plot).root_version)
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
-        checked_files(
-            cast(Task, task), {n: f for n, f in files.items() if n in ("data", "dev")}, checked.skip_bad_rows
-        )
         spec = FineTuneSpec(model=str(wanted), domain=str(branch), task=task, mode="import", options=checked)
-        inputs = {name.replace("_", "-"): file for name, file in files.items()}
-        return self._parts.runner.submit(
-            "fine_tune", spec.stored(), wanted.tenant, inputs, tenant_limit=job_limit
-        )
+        return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def _root(self, name: str, version: str) -> RootInfo:
         from hmi.model.root import read_root_info
@@ -137,18 +131,15 @@ class Exchange:
 
 
 def _check_parts(files: Mapping[str, Path | bytes]) -> None:
-    """Raises InvalidInput unless a head comes along whole, or rows to train one."""
+    """Raise InvalidInput unless the files have a complete head, or rows to train one."""
     if "dev" in files and "data" not in files:
-        raise InvalidInput(
-            "dev holds rows out, but there are no rows to train on: give data, too", field="data"
-        )
+        raise InvalidInput("there are dev rows, but no rows to train on: give data, too", field="data")
     if ("head" in files) != ("head_config" in files):
         raise InvalidInput("head and head_config go together: give both, or neither", field="head")
     if "head" not in files and "data" not in files:
         raise InvalidInput(
-            "the adapter came without a head: give rows (data; on the command line --rows) to train "
-            "one, or save it "
-            "with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
+            "the adapter came without a head: give rows (data; on the command line --rows) to train one, or "
+            "save it with its head, model.save_adapter(folder, name, with_head=True, use_safetensors=True)",
             field="data",
         )
 

@@ -24,7 +24,7 @@ log = logging.getLogger("hmi.manager")
 def probe_plots(data: Path) -> None:
     """Check the catalogue of a data folder's PLOTs in a child process, before anything opens it.
 
-    Raises Damaged, Unavailable (the disk or memory stood in the way of an answer).
+    Raises Damaged; Unavailable if the check itself failed, for lack of memory or because of the disk.
     """
     with plot_errors():
         probe(Layout(data).plots)
@@ -32,8 +32,8 @@ def probe_plots(data: Path) -> None:
 
 @dataclass(frozen=True)
 class DomainOnDisk:
-    """What the disk tells of a domain's current version; `chain` is how many versions a look-up may fall back
-    on."""
+    """A domain's current version on disk. `chain` is the length of the chain of versions that a
+    look-up goes through."""
 
     domain: str
     version: str
@@ -45,16 +45,15 @@ class DomainOnDisk:
 
 
 class Maintenance:
-    """Compaction, collection with other retention than the default, and figures of the store. Thread-safe."""
+    """Compaction, collection with a given retention, and figures of the store. Thread-safe."""
 
     def __init__(self, parts: Parts, pinned: Callable[[], set[str]]) -> None:
-        """`pinned` tells which versions models and live jobs stand on."""
+        """`pinned` returns the versions that models and live jobs depend on."""
         self._parts, self._pinned = parts, pinned
-        self._tried: dict[str, str] = {}  # by domain, the version that housekeeping had compacted last
+        self._tried: dict[str, str] = {}  # domain -> the version that housekeeping last tried to compact
 
     def housekeeping(self) -> None:
-        """Look whether the catalogue is still sound, and queue the compaction of every domain that needs
-        it."""
+        """Check the catalogue, and queue the compaction of every domain that needs it."""
         try:
             probe_plots(self._parts.settings.data)
         except HmiError as error:
@@ -62,7 +61,8 @@ class Maintenance:
             return
         refs = self._refs()
         for domain in self.due():
-            # The store may find too little to gain and leave a version as it is: once is enough.
+            # The store may leave a version unchanged if there is too little to gain, so each
+            # version is tried once.
             version = refs.get(domain)
             if version is None or self._tried.get(domain) == version.id:
                 continue
@@ -83,16 +83,15 @@ class Maintenance:
         ]
 
     def compact(self, domain: str, *, max_segments: int = 1) -> JobRecord:
-        """Queue the merging of small segments, of each order of n-grams that has more than `max_segments` of
-        them.
+        """Queue the merging of small segments, in each order of n-grams that has more than `max_segments`.
 
-        Raises InvalidInput (no domain's name), NotFound, Conflict (a job builds or compacts it).
+        Raises InvalidInput (not a domain's name), NotFound, Conflict (a job builds or compacts the domain).
         """
         name = str(DomainId.parse(domain))
         if name not in self._refs():
             raise NotFound(f"there is no domain {name!r}: see the list of domains", field="domain")
-        # A damaged job of whatever domain must not end the care of all; the store itself keeps two builders
-        # apart.
+        # Damaged job records are skipped, so that they do not stop compaction; the store itself
+        # keeps two builders apart.
         for job in self._parts.registry.live_jobs(tolerant=True):
             if job.kind == "build_plot" and job.spec.get("domain") == name:
                 raise Conflict(
@@ -103,11 +102,11 @@ class Maintenance:
         )
 
     def collect(self, *, dry_run: bool, keep_versions: int | None, keep_days: float | None) -> GcReport:
-        """Collect PLOT versions that nothing keeps: not retention, a model, a job, a tag or a pin. Raises
-        InvalidInput.
+        """Collect the PLOT versions that neither retention nor a model, job, tag or pin
+        keeps. Raises InvalidInput.
 
-        Versions are kept that are among a domain's newest `keep_versions` or younger than `keep_days`; None:
-        default.
+        Retention keeps a domain's newest `keep_versions` versions, and those younger than
+        `keep_days`; None: the default.
         """
         least = self._parts.settings.plot_keep_versions if keep_versions is None else keep_versions
         given: dict[str, Any] = {"keep_versions": least, "keep_days": keep_days}
@@ -134,7 +133,7 @@ class Maintenance:
         )
 
     def _small(self, version: VersionInfo) -> Counter[int]:
-        """Rows segments that merging would do away with, by order of n-grams."""
+        """The number of row segments that merging would remove, by order of n-grams."""
         limit = self._parts.settings.compact_small_bytes
         return Counter(s.order for s in version.segments if s.kind == "rows" and s.bytes < limit)
 

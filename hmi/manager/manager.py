@@ -1,4 +1,4 @@
-"""The manager: the one object through which the API, the command line and the demo change anything."""
+"""The manager: the API, the command line and the demo make all changes through it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runtime.runner import JobRunner
-from hmi.manager.archives import Bytes, export_domain, import_domain
+from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import Domains, DomainView
+from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
@@ -29,10 +29,9 @@ from plot_store import VersionInfo
 
 
 class Manager:
-    """Opens a data folder and owns what it opened. Thread-safe. Every method raises only HmiError for outside
-    causes.
+    """Opens a data folder and owns its stores. Thread-safe. For outside causes, methods raise only HmiError.
 
-    What takes long returns a JobRecord at once; `runner.start()` or `runner.run_one(job)` does the work.
+    A long operation returns a JobRecord at once; `runner.start()` or `runner.run_one(job)` does the work.
     """
 
     def __init__(self, settings: Settings, *, bodies: str | None = None) -> None:
@@ -58,7 +57,7 @@ class Manager:
         self.maintenance = Maintenance(self._parts, self._consistency.pinned_plots)
 
     def close(self) -> None:
-        """Stop the jobs so that they can be resumed, and close the stores. Again: nothing."""
+        """Stop the jobs so that they can be resumed, and close the stores. A second call does nothing."""
         self.runner.stop()
         self.misses.stop()
         self._undo.close()
@@ -75,14 +74,16 @@ class Manager:
         alpha: float = 50,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Import a pretrained model. `texts` are named text-0.txt, text-1.txt, …
+        """Import a pretrained model. texts: file name -> text; text-KIND.txt holds one kind of
+        text, text-0.txt, text-1.txt, … are general.
 
         Raises InvalidInput, UnsupportedModel, Conflict (name taken), StorageFull.
         """
         return self._roots.import_root(name, source, split, texts or {}, alpha, options)
 
     def delete_root(self, name: str) -> None:
-        """Raises NotFound, Conflict (naming domains, models or jobs that depend on it)."""
+        """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the
+        domains, models or jobs that depend on it)."""
         self._roots.delete(name)
 
     # Domains
@@ -96,9 +97,11 @@ class Manager:
         pretrain: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Stores n-grams that cover `alpha` percent, 50 unless `options` has a `budget_bytes` instead.
+        """Build a new domain. It stores the n-grams that cover `alpha` percent of occurrences, or
+        those that fit `options["budget_bytes"]`; with neither, alpha is 50.
 
-        Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull."""
+        Raises InvalidInput, Conflict (exists, or a job is at work on it), NotFound (parent), StorageFull.
+        """
         return self._domains.create(domain, corpus, alpha, pretrain, options)
 
     def update_domain(
@@ -110,61 +113,64 @@ class Manager:
         pretrain: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """Add a corpus; `alpha` None keeps the current version's, or its budget. Raises as
-        `create_domain`."""
+        """Add a corpus. alpha=None keeps the current version's alpha or budget. Raises as `create_domain`."""
         return self._domains.update(domain, corpus, alpha, pretrain, options)
 
     def grow_domain(self, domain: str, *, min_count: int = 5) -> JobRecord:
-        """Add the trigrams that its texts missed at least `min_count` times since recording began, or was
-        used last.
+        """Add the n-grams that the domain's texts missed at least `min_count` times since recording
+        began or the domain last grew.
 
-        Raises InvalidInput, NotFound, StorageFull, Conflict (recording is off, nothing was missed so often,
-        or a job is at work on the domain).
+        Raises InvalidInput, NotFound, StorageFull, Conflict (recording is off, nothing was missed
+        so often, or a job is at work on the domain).
         """
         return self._domains.grow(domain, min_count)
 
-    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainView:
-        """Change what is not None. `record_misses`: True records n-grams that users' texts miss, False
-        deletes them.
+    def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainInfo:
+        """Change the settings that are not None. record_misses=True records the n-grams that users'
+        texts miss; False stops this and deletes the record.
 
         Raises InvalidInput, NotFound, StorageFull.
         """
         return self._domains.set(domain, record_misses)
 
-    def domains(self) -> list[DomainView]:
-        """All domains by name, each root's own PLOT included."""
+    def domains(self) -> list[DomainInfo]:
+        """All domains by name, including each root's own PLOT."""
         return self._domains.all()
 
-    def domain(self, domain: str) -> DomainView:
-        """Raises NotFound."""
+    def domain(self, domain: str) -> DomainInfo:
+        """The domain of this name. Raises NotFound."""
         return self._domains.one(domain)
 
-    def export_domain(self, version: str, archive: Path, progress: Bytes) -> None:
+    def export_domain(self, version: str, archive: Path, progress: ByteProgress) -> None:
+        """Write a version with its ancestors and lower layers to `archive`. See `archives.export_domain`."""
         export_domain(self._parts, version, archive, progress)
 
     def import_domain(
-        self, archive: Path, name: str | None, progress: Bytes
+        self, archive: Path, name: str | None, progress: ByteProgress
     ) -> tuple[VersionInfo, list[str]]:
+        """Import an export, as `archives.import_domain` describes."""
         return import_domain(self._parts, archive, name, progress)
 
-    def rollback_domain(self, domain: str, version: str) -> DomainView:
-        """Raises NotFound, InvalidInput (a version of another domain)."""
+    def rollback_domain(self, domain: str, version: str) -> DomainInfo:
+        """Make an earlier version current. Raises NotFound, InvalidInput (a version of another domain)."""
         return self._domains.rollback(domain, version)
 
     def delete_domain(self, domain: str) -> None:
-        """Raises NotFound, InvalidInput (a root), Conflict naming the domains, models or jobs that depend on
-        it."""
+        """Remove a domain and free its bytes. Raises NotFound, InvalidInput (a root), Conflict
+        (which names the domains, models or jobs that depend on it)."""
         self._domains.delete(domain)
         self._consistency.collect()
 
     # Tenants and keys
 
     def create_tenant(self, name: str) -> tuple[TenantRecord, str]:
-        """The tenant and its first key in plain text, shown this once. Raises InvalidInput, Conflict."""
+        """Create a tenant. Returns it with its first key in plain text, which is not stored.
+        Raises InvalidInput, Conflict."""
         return self._tenants.create(name)
 
     def delete_tenant(self, name: str) -> dict[str, int]:
-        """Remove a tenant, its keys, models and jobs; returns the counts. Models' files go an hour later.
+        """Remove a tenant, its keys, models and jobs. Returns the counts. Its models' files are
+        freed an hour later.
 
         Raises NotFound.
         """
@@ -173,15 +179,15 @@ class Manager:
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
     ) -> tuple[KeyRecord, str]:
-        """A key in plain text, shown this once; `tenant` None reaches all. `limit`: how many keys it may
-        have.
+        """Create a key. Returns it in plain text, too, which is not stored. A key with tenant=None
+        reaches all tenants. limit: how many keys the tenant may have.
 
         Raises InvalidInput, NotFound, QuotaExceeded.
         """
         return self._tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
-        """Raises NotFound."""
+        """Revoke a key. Raises NotFound."""
         return self.registry.revoke_key(key_id)
 
     # Models
@@ -198,11 +204,13 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """`data`: rows, which every task but embedding needs. `unlabelled`: texts for a teacher to label (see
-        `hmi.training.teacher`). `job_limit`: how many queued and running jobs the tenant may have.
+        """Train a new model.
 
-        Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on it),
-        QuotaExceeded, StorageFull.
+        data: rows, which every task but embedding needs. unlabelled: texts for a teacher to label
+        (see `hmi.training.teacher`). job_limit: how many queued and running jobs the tenant may have.
+
+        Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on
+        it), QuotaExceeded, StorageFull.
         """
         return self._models.create(model, domain, task, _given(data, dev, unlabelled), options, job_limit)
 
@@ -217,8 +225,11 @@ class Manager:
         job_limit: int | None = None,
         publish: str = "if-better",
     ) -> JobRecord:
-        """As `create_model`; `publish` says whether the new version answers (`hmi.jobs.options.Publish`).
-        Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull."""
+        """Train a model further, with the arguments of `create_model`. publish: when the new
+        version becomes the one that answers (`hmi.jobs.options.Publish`).
+
+        Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull.
+        """
         return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
 
     def import_module(
@@ -231,52 +242,53 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
     ) -> JobRecord:
-        """A new model from an adapter of the `adapters` library: `files` adapter_config and adapter, with
-        head_config and head, or with data (and dev) of `task` to train on.
+        """Create a model from an adapter of the `adapters` library. files: adapter_config and
+        adapter, and then head_config and head, or data (and dev) of `task` to train on, or both.
 
-        Raises InvalidInput naming what has no twin here, and as `create_model`.
+        Raises as `create_model`; InvalidInput also names what has no counterpart in HMI.
         """
         return self._exchange.import_(model, domain, task, files, options, job_limit)
 
     def export_module(self, model: str) -> ModuleFiles:
-        """The live module as files of the `adapters` library. Raises NotFound, InvalidInput (no twin),
-        Damaged."""
+        """Export the live module as files of the `adapters` library. Raises NotFound, InvalidInput
+        (no counterpart there), Damaged."""
         return self._exchange.export(model)
 
     def rollback_model(self, model: str, version: int) -> ModelRecord:
-        """Raises NotFound."""
+        """Make a version the one that answers. Raises NotFound."""
         return self._models.rollback(model, version)
 
     def delete_model(self, model: str) -> None:
-        """Remove a model and stop its jobs; its files go an hour later. Raises NotFound."""
+        """Remove a model and stop its jobs. Its files are freed an hour later. Raises NotFound."""
         self._models.delete(model)
 
     def models(
         self, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> list[ModelRecord]:
-        """Models after `after`, in ascending order of `tenant.name`."""
+        """The models after `after`, at most `limit` of them, in ascending order of `tenant.name`."""
         return self.registry.models(tenant, after, limit)
 
     def model(self, model: str) -> ModelRecord:
-        """Raises NotFound."""
+        """The model of this name. Raises NotFound."""
         return self.registry.model(ModelId.parse(model))
 
     # Jobs
 
     def jobs(self, tenant: str | None = None, state: JobState | None = None) -> list[JobRecord]:
-        """The oldest first. Reads them all: `registry.page_of_jobs` does not."""
+        """All jobs, oldest first. `registry.page_of_jobs` reads only a page of them."""
         return self.registry.jobs(tenant, state)
 
     def job(self, job: str) -> JobRecord:
-        """The job as it stands; if its process has died, it is put back first. Raises NotFound."""
-        return self.runner.look(job)
+        """The job's record. A job whose process has died is put back into the queue
+        first. Raises NotFound."""
+        return self.runner.refresh(job)
 
     def cancel_job(self, job: str) -> JobRecord:
-        """Raises NotFound, Conflict (it has ended)."""
+        """Ask a job to stop. Raises NotFound, Conflict (it has ended)."""
         return self.runner.cancel(job)
 
     def job_progress(self, job: str) -> Progress:
-        """Raises NotFound for an impossible id."""
+        """The job's last progress; empty before it began. Raises NotFound for an impossible id."""
         return self.runner.read_progress(job)
 
     # Consistency
@@ -286,16 +298,17 @@ class Manager:
         return self._consistency.stats()
 
     def verify(self) -> tuple[str, ...]:
-        """Parts that the registry names and that are missing, one sentence each; empty = consistent."""
+        """Problems of the stores, one sentence each: damaged records, missing parts. Empty if
+        they are consistent."""
         return self._consistency.verify()
 
     def verify_files(self) -> tuple[str, ...]:
-        """Damage in roots, lower layers, modules and heads, one sentence each; reads every byte."""
+        """Damage in roots, lower layers, modules and heads, one sentence each. Reads every byte."""
         return self._consistency.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
-        """Free what nothing needs; returns bytes freed by kind. plots=False: PLOT versions have been seen
-        to."""
+        """Free what nothing needs. Returns the bytes freed by kind. plots=False leaves
+        PLOT versions alone."""
         return self._consistency.collect(plots=plots)
 
     def _housekeeping(self) -> None:

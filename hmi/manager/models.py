@@ -1,8 +1,9 @@
-"""Tenants' models: created and updated by fine-tuning jobs, rolled back and deleted at once."""
+"""Tenants' models. Fine-tuning jobs create and update them; rollback and deletion take effect at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -15,12 +16,22 @@ from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
 
 
-def model_exists(parts: Parts, model: ModelId) -> bool:
-    try:
+def refuse_existing(parts: Parts, model: ModelId) -> None:
+    """Raise NotFound if the model's tenant does not exist, Conflict if the model does."""
+    parts.registry.tenant(model.tenant)
+    with suppress(NotFound):
         parts.registry.model(model)
-    except NotFound:
-        return False
-    return True
+        raise Conflict(f"model {model} exists already: update it, or choose another name", field="model")
+
+
+def submit_fine_tune(
+    parts: Parts, spec: FineTuneSpec, files: Mapping[str, Path | bytes], job_limit: int | None
+) -> JobRecord:
+    """Check the rows among `files` and queue the job. Raises InvalidData, and as `JobRunner.submit`."""
+    checked_files(cast(Task, spec.task), files, spec.options.skip_bad_rows)
+    inputs = {name.replace("_", "-"): file for name, file in files.items()}
+    tenant = spec.model_id.tenant
+    return parts.runner.submit("fine_tune", spec.stored(), tenant, inputs, tenant_limit=job_limit)
 
 
 class Models:
@@ -43,9 +54,7 @@ class Models:
             known = ", ".join(get_args(Task))
             raise InvalidInput(f"task {task[:80]!r} is unknown: use one of {known}", field="task")
         _check_data(task, files)
-        self._parts.registry.tenant(wanted.tenant)
-        if model_exists(self._parts, wanted):
-            raise Conflict(f"model {wanted} exists already: update it, or choose another name", field="model")
+        refuse_existing(self._parts, wanted)
         self._domains.current(branch)
         options = self._with_sibling(wanted, branch, options)
         return self._submit(wanted, str(branch), cast(Task, task), "create", files, options, job_limit)
@@ -58,16 +67,16 @@ class Models:
         job_limit: int | None,
         publish: str,
     ) -> JobRecord:
-        """Fine-tune a model further. Options that are not given stay as in the live version. It uses the
-        domain's current version, which may be newer than the live one's."""
+        """Fine-tune a model further, on the domain's current version, which may be newer than that of
+        the live version. Options that shape answers and are not given stay as in the live version."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         _check_data(live.task, files)
         if (options or {}).get("start") is not None:
             raise InvalidInput(
-                "an update goes on from its own live version: leave start out", field="options.start"
+                "an update starts from its own live version: leave start out", field="options.start"
             )
-        options = {**_choices(live), **_told(options, live)}
+        options = {**_choices(live), **_overrides(options, live)}
         self._domains.current(DomainId.parse(live.domain))
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
@@ -87,19 +96,21 @@ class Models:
     def _with_sibling(
         self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Options with the module of the model that a new one starts from. Raises InvalidInput, NotFound."""
+        """The options, completed by the module of the model in `start`, if there is one.
+        Raises InvalidInput, NotFound."""
         start = (options or {}).get("start")
         if options is None or start is None:
             return options
         sibling = ModelId.parse(str(start), "options.start")
         if sibling.tenant != model.tenant:
             raise InvalidInput(
-                f"start {sibling} is of another tenant: name a model of {model.tenant}", field="options.start"
+                f"start {sibling} belongs to another tenant: name a model of {model.tenant}",
+                field="options.start",
             )
         live = self._parts.registry.model(sibling).live
         if live.module is None or live.root != branch.root:
             raise InvalidInput(
-                f"{sibling} has no module for root {branch.root}: name a model of a domain of that root",
+                f"{sibling} has no module for root {branch.root}: name a model on a domain of that root",
                 field="options.start",
             )
         module = live.module.model_dump(mode="json")
@@ -125,17 +136,14 @@ class Models:
         publish: Publish | None = None,
     ) -> JobRecord:
         checked = checked_options(FineTuneOptions, options)
-        checked_files(task, files, checked.skip_bad_rows)
         spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
         if publish is not None:
             spec = spec.model_copy(update={"publish": publish})
-        return self._parts.runner.submit(
-            "fine_tune", spec.stored(), model.tenant, files, tenant_limit=job_limit
-        )
+        return submit_fine_tune(self._parts, spec, files, job_limit)
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:
-    """Options that a version was made with, as far as they shape its answers."""
+    """The options of a version that shape its answers."""
     if live.module is None:
         return {}
     module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
@@ -147,16 +155,18 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
     return made
 
 
-def _told(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
-    """The options in which an update differs from the live version: without a module it keeps the live one,
-    and a module without a kind takes the live kind."""
-    told = dict(options or {})
-    module = told.get("module")
+def _overrides(options: Mapping[str, Any] | None, live: ModelVersion) -> dict[str, Any]:
+    """The options of an update that override the live version's.
+
+    Without `module` the live module's settings stay. A `module` without `kind` takes the live module's kind.
+    """
+    given = dict(options or {})
+    module = given.get("module")
     if module is None:
-        told.pop("module", None)
+        given.pop("module", None)
     elif isinstance(module, Mapping) and live.module is not None:
-        told["module"] = {"kind": live.module.kind, **module}
-    return told
+        given["module"] = {"kind": live.module.kind, **module}
+    return given
 
 
 def _check_data(task: str, files: Mapping[str, Path | bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Stores and checks that the manager's parts share."""
+"""The stores and checks that the manager's parts share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a manager has opened."""
+    """The stores and services of a manager."""
 
     settings: Settings
     layout: Layout
@@ -38,15 +38,12 @@ class Parts:
     misses: MissRecorder
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
-        """Call before these models are deleted: requests in flight have pinned versions of them, and will
-        read them.
-
-        The collection frees the artefacts once an hour has passed.
-        """
+        """Keep these models' artefacts for an hour; call it before the models are deleted. Requests in
+        flight that pinned their versions may still read them. Afterwards collection frees the artefacts."""
         self.adapters.spare({v.artefact for m in models for v in m.versions})
 
     def freed_artefacts(self, deleted: Iterable[ModelRecord]) -> int:
-        """The number of artefacts that are unused now that these models are deleted."""
+        """The number of these deleted models' artefacts that no other model uses."""
         return len({v.artefact for m in deleted for v in m.versions} - self.used_artefacts())
 
     def used_artefacts(self) -> set[str]:
@@ -54,7 +51,7 @@ class Parts:
 
 
 def checked_alpha(alpha: float) -> float:
-    """Raises InvalidInput unless 0 <= alpha <= 100."""
+    """Return alpha as a float. Raises InvalidInput unless 0 <= alpha <= 100."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise InvalidInput(
             f"alpha = {alpha!r} is not a number: give 0 to 100 (percent covered)", field="alpha"
@@ -67,7 +64,7 @@ def checked_alpha(alpha: float) -> float:
 
 
 def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:
-    """The options of a job; raises InvalidInput naming the first impossible one."""
+    """Validate the options of a job. Raises InvalidInput, which names the first invalid one."""
     given = options.model_dump() if isinstance(options, Record) else dict(options or {})
     try:
         return kind.model_validate(given)

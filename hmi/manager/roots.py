@@ -1,4 +1,4 @@
-"""Roots: imported by a job; deleted only if no domain or model uses them."""
+"""Roots. A job imports them; they are deleted only if no domain or model uses them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Roots:
         alpha: float,
         options: Mapping[str, Any] | None,
     ) -> JobRecord:
-        """As `Manager.import_root`; the import of a damaged root's own source repairs it."""
+        """See `Manager.import_root`. Importing a damaged root's own source under its name
+        repairs the root."""
         check_name(name, "root")
         checked = checked_options(ImportRootOptions, options)
         if split is not None and (isinstance(split, bool) or split < 1):
@@ -57,35 +58,33 @@ class Roots:
     def _repair(
         self, record: RootRecord, source: str, split: int | None, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What makes the spec of an import one that repairs `record`, whose files are damaged. Raises
-        Conflict where they are sound, or where the import would make another root."""
-        from hmi.model.root import verify_root  # torch: other commands need not wait for it
+        """The fields that turn the spec of an import into a repair of the damaged root `record`.
+        Raises Conflict if its files are sound, or if the import would make another root."""
+        from hmi.model.root import verify_root  # imports torch, which takes seconds
         from hmi.model.source import find_source, must_be_fetched
 
         known = f"root {record.name!r} exists already"
         if not verify_root(self._parts.layout.root(record.name, record.version)):
             raise Conflict(f"{known}, and its files are sound: choose another name", field="root")
-        # What must be fetched first is compared by the job.
+        # If the source must be downloaded first, the job compares it.
         if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
             raise Conflict(
-                f"{known} and is damaged, but was made of {record.source.get('name')}, whose weights "
-                "these are not: "
-                "give its own source to repair it, or choose another name",
+                f"{known} and is damaged, but was made from {record.source.get('name')}, which has "
+                "other weights: give its own source to repair it, or choose another name",
                 field="source",
             )
         if split not in (None, record.split) or options.get("n", record.n) != record.n:
             raise Conflict(
-                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: leave "
-                "them out to "
-                "repair it, or choose another name",
+                f"{known} and is damaged, but was made with split {record.split} and n = {record.n}: "
+                "leave them out to repair it, or choose another name",
                 field="split" if split not in (None, record.split) else "options.n",
             )
         checked = checked_options(ImportRootOptions, {**options, "n": record.n})
         return {"split": record.split, "options": checked, "repairs": record.version}
 
     def delete(self, name: str) -> None:
-        """Remove a root, its PLOT and its files. Raises Conflict naming the domains and models on it,
-        NotFound."""
+        """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the domains
+        and models on it)."""
         self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
@@ -93,7 +92,8 @@ class Roots:
             shutil.rmtree(self._parts.layout.roots / name)
 
     def drop_stray(self, name: str) -> bool:
-        """Remove the PLOT of an import that failed before the root was published. Whether there was one."""
+        """Remove the PLOT of an import that failed before the root was published. Returns whether
+        there was one."""
         with suppress(Conflict):  # an import is at work on it
             with plot_errors():
                 refs = self._parts.plots.refs()
@@ -106,13 +106,13 @@ class Roots:
 def export_locality(
     registry: Registry, layout: Layout, name: str, path: Path, source: str | None
 ) -> tuple[str, int]:
-    """Write a root's locality weights to `path`; returns the name under which they would ship with HMI, and
-    the bytes.
+    """Write a root's locality weights to `path`. Returns the name under which they would ship with
+    HMI, and their size in bytes.
 
-    `source` says where the source model lies if it is not found by its recorded name. Raises NotFound,
+    source: the path of the source model if it is not found by its recorded name. Raises NotFound,
     Conflict (another source), UnsupportedModel, Damaged, StorageFull.
     """
-    # Torch, which other commands need not wait for.
+    # These import torch, which takes seconds.
     from hmi.model.locality import locality_name, save_difference
     from hmi.model.root import load_root
     from hmi.model.source import find_source
@@ -124,18 +124,18 @@ def export_locality(
 
 
 def _resolved(source: str) -> str:
-    """The source as a job in another process finds it. Raises UnsupportedModel for what cannot be
-    imported."""
-    # Torch: other commands need not wait for it.
+    """The source in a form that a job in another process can find. Raises UnsupportedModel if it
+    cannot be imported."""
+    # This imports torch, which takes seconds.
     from hmi.model.source import find_source, is_folder, must_be_fetched
 
     folder = Path(source)
-    with suppress(RuntimeError):  # there is no such user
+    with suppress(RuntimeError):  # no such user
         folder = folder.expanduser()
     if is_folder(folder):
         source = str(folder.resolve())
     elif must_be_fetched(source):
-        # Looking there means to download it, which is the job's work.
+        # find_source would download it, which is the job's work.
         return source
     find_source(source)
     return source

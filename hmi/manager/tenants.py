@@ -1,4 +1,4 @@
-"""Tenants and their keys. A key is shown once; only its SHA-256 is kept."""
+"""Tenants and their keys. A key is shown once; only its SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Tenants:
         return key, plain
 
     def delete(self, name: str) -> dict[str, int]:
-        """Remove a tenant and all that is its own; returns how many of what."""
+        """Remove a tenant with its models, keys and jobs. Returns their numbers, and that of the
+        artefacts to be freed."""
         self._parts.registry.tenant(name)
         self._parts.spare_artefacts(self._parts.registry.models(name))
         models, keys, jobs = self._parts.registry.delete_tenant(name)
@@ -52,7 +53,7 @@ class Tenants:
 
 
 def new_key(tenant: str | None, scopes: tuple[Scope, ...]) -> tuple[KeyRecord, str]:
-    """A key of 256 random bits, and its record."""
+    """Generate a key of 256 random bits. Returns its record and the key in plain text."""
     plain = f"hmi_{secrets.token_urlsafe(32)}"
     record = KeyRecord(
         key_id=f"k{secrets.token_hex(8)}",

@@ -1,1 +1,2 @@
-"""Pure torch: roots (loading, splitting, locality), shared upper layers, tenant modules, heads."""
+"""The models in plain torch: roots (loading, splitting, locality), shared upper layers,
+tenant modules, heads."""

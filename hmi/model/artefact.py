@@ -1,7 +1,7 @@
-"""The tensors of a tenant's model by part. In a file each tensor's name stands behind its part's:
-`head.out.weight`.
+"""The tensors of a tenant's model, grouped by part.
 
-Does not import torch, for code that only hands the tensors on.
+In a file, a tensor's name is prefixed with its part: `head.out.weight`. Does not import torch, so that code
+which only passes the tensors on starts quickly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Artefact:
-    """A module, a head, lexical features and transitions, each as its own class names its tensors; {} for
-    none."""
+    """The tensors of a module, a head, lexical features and transitions.
+
+    Each part names its tensors as the `state_dict` of its class does. A part that the model lacks is empty.
+    """
 
     module: Tensors = field(default_factory=dict)
     head: Tensors = field(default_factory=dict)
@@ -28,17 +30,17 @@ class Artefact:
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:
-        """The parts of a file's tensors; those of no part are left out."""
+        """Group a file's tensors by part. Tensors of no part are dropped."""
         return cls(**{part: tensors_below(tensors, part) for part in cls._parts()})
 
     def joined(self) -> dict[str, Tensor]:
-        """The tensors under the names that a file gives them."""
+        """The inverse of `split`: all tensors under their names in a file."""
         return {
             f"{part}.{name}": value for part in self._parts() for name, value in getattr(self, part).items()
         }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Artefact:
-        """With each tensor changed."""
+        """A copy in which `change` has been applied to each tensor."""
         return Artefact(
             **{part: {k: change(v) for k, v in getattr(self, part).items()} for part in self._parts()}
         )
@@ -49,6 +51,6 @@ class Artefact:
 
 
 def tensors_below(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix` and a dot, without both."""
+    """The tensors whose names begin with `prefix.`, under the rest of their names."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""Tokenised texts, padded batches, and length-grouped order: shared by training, building and tests."""
+"""Tokenised texts, padding, and batches grouped by length: shared by training, PLOT builds and tests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Encoded:
-    """One tokenised text: ids and token types, [CLS] first and [SEP] last, and the word of each token."""
+    """One tokenised text or pair, with its special tokens."""
 
     ids: list[int]
+    """Token ids: [CLS] first, [SEP] last."""
     types: list[int]
+    """Token types: 0 in the first text, 1 in the second."""
     words: list[int | None]
+    """The index of the word that each token is part of; None for special tokens."""
     truncated: bool = False
+    """Whether tokens were cut off."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def pad_ids(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Ragged ids -> int64 [B, T], padded with 0."""
+    """Ids of B texts -> int64 [B, T], padded with 0 to the longest."""
     out = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row)
@@ -32,7 +36,7 @@ def pad_ids(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def pad_rows(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ragged [T_i, dim] -> fp32 [B, T, dim] and its mask [B, T]."""
+    """B tensors [T_i, dim] -> fp32 [B, T, dim], padded with 0, and a mask [B, T] that is true at tokens."""
     lengths = torch.tensor([len(r) for r in rows])
     out = torch.zeros(len(rows), int(lengths.max()), rows[0].shape[1])
     for i, row in enumerate(rows):
@@ -41,7 +45,10 @@ def pad_rows(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def length_grouped(lengths: Sequence[int], size: int, rng: random.Random | None) -> Iterator[list[int]]:
-    """Indices in batches of like lengths; shuffled where `rng` is given, else from short to long."""
+    """Yield the indices of `lengths` in batches of `size`, each of similar lengths.
+
+    With `rng` the batches are shuffled; without it they go from short to long.
+    """
     order = list(range(len(lengths)))
     if rng is None:
         order.sort(key=lengths.__getitem__)

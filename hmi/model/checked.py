@@ -1,6 +1,7 @@
-"""Files compared with the SHA-256 that was recorded when they were written.
+"""Comparison of files with the SHA-256 that was recorded when they were written.
 
-A process reads an unchanged file only once; inode, size and change times tell whether it is unchanged.
+Hashes are cached for the life of the process. A file counts as unchanged while its device, inode, size and
+modification and change times are the same.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ from pathlib import Path
 from hmi.errors import Damaged, Unavailable
 
 ROOT_CURE = (
-    "import the root again with the source, options and texts of its first import ('hmi root "
-    "import'), or restore "
-    "<data>/roots from a copy"
+    "import the root again with the source, options and texts of its first import ('hmi root import'), "
+    "or restore <data>/roots from a copy"
 )
-Identity = tuple[int, int, int, int, int]
-_found: dict[Identity, str] = {}
+"""What to do about a damaged root, for error messages."""
+_Identity = tuple[int, int, int, int, int]
+_MAX_CACHED = 256
+_cache: dict[_Identity, str] = {}
 _lock = threading.Lock()
-_KEPT = 256
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of the file's content, in hexadecimal. Raises OSError."""
+    """The SHA-256 of the file's content as lower-case hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_file(path: Path, sha256: str | None, whose: str, *, cure: str, again: bool = False) -> None:
-    """Raise Damaged unless the file's content has this hash; None: none was recorded, which is damage, too.
+    """Raise Damaged unless the file's content has this hash. None means that no hash was
+    recorded, which is damage, too.
 
-    whose, cure: for the message, which names no path, for tenants may see it. again: read it however often
-    this process has done so, for damage that the disk did by itself changes no time. Raises Unavailable (the
-    disk refused).
+    `whose` and `cure` go into the message, which names no path because tenants may see it. `again` bypasses
+    the cache: a failing disk can change a file's content without changing its times. Raises Unavailable if
+    the file cannot be read.
     """
     try:
         found = _sha256(path, again)
@@ -54,12 +56,12 @@ def _sha256(path: Path, again: bool) -> str:
         status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         with _lock:
-            known = None if again else _found.get(identity)
+            known = None if again else _cache.get(identity)
         if known is not None:
             return known
         found = hashlib.file_digest(file, "sha256").hexdigest()
     with _lock:
-        if len(_found) >= _KEPT:
-            _found.clear()
-        _found[identity] = found
+        if len(_cache) >= _MAX_CACHED:
+            _cache.clear()
+        _cache[identity] = found
     return found

@@ -1,7 +1,7 @@
-"""One transformer layer and the embeddings, written once for padded training and packed serving.
+"""The transformer layer, the embeddings and the whole encoder, shared by padded training and packed serving.
 
-The caller passes how to attend (padded with a mask, or packed per text) and how a tenant's module changes
-each linear map (`Delta`); the layer itself knows neither tenants nor batches.
+The caller passes two functions to a layer: how to attend (padded with a mask, or packed by text), and how a
+tenant's module changes the layer (`Delta`). The layer itself knows neither tenants nor batches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hmi.model.shape import EncoderShape
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(q [..., Tq, dim], k and v [..., T, dim], the layer's relative table or None) -> context [..., Tq, dim]."""
 
-
 Norm = Callable[[Tensor], Tensor]
+"""A LayerNorm: [..., dim] -> [..., dim]."""
 
 
 class Delta(Protocol):
-    """Adds a tenant's change at a site of this layer: reads x, returns y with the change (maybe in place).
+    """Add a tenant's change at a site of a layer: return y + change(x), possibly in place.
 
     With `norm` the change reads norm(y + x) instead, computed only for the rows that have such a change.
     """
@@ -34,13 +34,16 @@ class Delta(Protocol):
 
 
 def no_delta(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
-    """The layer as it is: no tenant module."""
+    """Return y unchanged: the layer without a tenant's module."""
     return y
 
 
 class EncoderLayer(nn.Module):
-    """A post-LayerNorm layer. q, k and v share one matrix, so that one product serves all three. `relative`
-    [buckets, heads] is its table of relative attention, None in BERT."""
+    """A post-LayerNorm transformer layer.
+
+    q, k and v share one matrix, so that one product computes all three. `relative` [buckets, heads] is the
+    table of relative attention, None in BERT.
+    """
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -55,10 +58,10 @@ class EncoderLayer(nn.Module):
         self.relative = nn.Parameter(torch.zeros(shape.buckets, shape.heads)) if shape.buckets else None
 
     def pack(self, *, last: bool) -> None:
-        """Prepare for serving: reorder the weights if this machine is faster so, and drop the plain ones.
+        """Reorder the weights for serving, where that is faster on this machine, and drop the plain ones.
 
-        A `last` layer may be asked for the output of a few rows only. The layer can then be neither trained
-        nor saved.
+        Set `last` for a layer that may be called with `queries`. A packed layer can be
+        neither trained nor saved.
         """
         qkv, o, fi, fo = self.qkv, self.o, self.fi, self.fo
         assert isinstance(qkv, nn.Linear)
@@ -67,8 +70,10 @@ class EncoderLayer(nn.Module):
         self.o, self.fi, self.fo = _packed(o), _packed(fi), _packed(fo)
 
     def project(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., dim] -> q, k, v, each [..., dim], without a tenant's change; q of other rows where `xq` is
-        given."""
+        """x [..., dim] -> q, k and v, each [..., dim], without a tenant's change.
+
+        If `xq` is given, q is computed from it and k and v from x.
+        """
         d = self.dim
         if isinstance(self.qkv, PackedProjection):
             k, v = self.qkv.kv(x).split(d, dim=-1)
@@ -76,7 +81,7 @@ class EncoderLayer(nn.Module):
         if xq is None:
             q, k, v = self.qkv(x).split(d, dim=-1)
             return q, k, v
-        assert isinstance(self.qkv, nn.Linear), "only a last layer is asked for a few rows"
+        assert isinstance(self.qkv, nn.Linear), "pack() this layer with last=True to project a few rows"
         w, b = self.qkv.weight, self.qkv.bias
         k, v = F.linear(x, w[d:], b[d:]).split(d, dim=-1)
         return F.linear(xq, w[:d], b[:d]), k, v
@@ -93,9 +98,9 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """x [..., dim] -> [..., dim].
 
-        `queries` picks the rows whose output is wanted (the [CLS] rows in the last layer of a sequence task):
-        keys and values still come from every row, so the picked rows are exact. `query_delta` is then the
-        module's change for the picked rows.
+        `queries` selects the rows whose output is wanted, such as the [CLS] rows in the last layer of a
+        classifier. Keys and values still come from all rows, so the result equals those rows of the full
+        output. `query_delta` is then the module's change for the selected rows.
         """
         if queries is None:
             xq, dq = x, delta
@@ -107,7 +112,8 @@ class EncoderLayer(nn.Module):
         return self.finish(xq, attend(q, k, v, self.relative), dq, dropout)
 
     def finish(self, xq: Tensor, context: Tensor, delta: Delta, dropout: float = 0.0) -> Tensor:
-        """Everything after attention, row by row: xq and context [..., dim] -> [..., dim]."""
+        """The layer after attention, row by row: its input xq and attention's context,
+        [..., dim] -> [..., dim]."""
         a = delta("attn", xq, delta("o", context, self.o(context)))
         a = _drop(delta("after_attn", a, a), dropout) + xq
         h = delta("ln1", a, self.ln1(a))
@@ -129,7 +135,7 @@ def _drop(x: Tensor, p: float) -> Tensor:
 
 
 class Embeddings(nn.Module):
-    """Word and position embeddings, those of token types where the source has any, and their LayerNorm."""
+    """The LayerNorm of the sum of word, position and, if the source has them, token-type embeddings."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -139,7 +145,7 @@ class Embeddings(nn.Module):
         self.ln = nn.LayerNorm(shape.dim, eps=shape.eps)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """ids and positions [..., T] (int64) -> [..., T, dim]."""
+        """ids, positions and types [..., T] int64 -> [..., T, dim]. Without `types`, all types are 0."""
         x = self.word(ids) + self.position(positions)
         if self.token_type is not None:
             x = x + (self.token_type.weight[0] if types is None else self.token_type(types))
@@ -154,11 +160,11 @@ def heads_first(x: Tensor, heads: int) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Scaled dot-product attention [..., heads, T, head_dim]; mask: bool, true where a key is read, or an
-    added bias.
+    """Scaled dot-product attention over [..., heads, T, head_dim].
 
-    The fused kernel's backward pass in bf16 is 3 to 8 times slower on CPUs than these three products; in
-    fp32, and forward, it is the faster one.
+    `mask` is bool, true where a key is attended to, or a bias that is added to the scores. With gradients
+    in bf16 it uses plain matrix products, since the backward pass of torch's fused kernel is then 3 to 8
+    times slower on CPUs. In fp32, and without gradients, the fused kernel is faster.
     """
     if q.dtype != torch.bfloat16 or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -169,8 +175,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def attend_padded(mask: Tensor, heads: int) -> Attend:
-    """Attention over padded texts; mask [B, T] is true at tokens. The queries are all rows, or the first
-    ones."""
+    """Attention over padded texts; mask [B, T] is true at tokens. Queries may be a text's first rows only."""
     allowed = mask[:, None, None, :]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
@@ -185,7 +190,7 @@ def attend_padded(mask: Tensor, heads: int) -> Attend:
 
 
 class Encoder(nn.Module):
-    """The source model in full: the teacher of the root, and the dedicated baseline."""
+    """The whole source model, not split: for distillation, teachers and dedicated copies."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -202,8 +207,8 @@ class Encoder(nn.Module):
         upto: int | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after layer `upto` (all by
-        default)."""
+        """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after the first `upto`
+        layers (by default all)."""
         x = self.embeddings(ids, torch.arange(ids.shape[1])[None].expand_as(ids), types)
         x = _drop(x, dropout)
         attend = attend_padded(mask, self.shape.heads)

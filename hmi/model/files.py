@@ -1,4 +1,4 @@
-"""Artefacts on disk: written aside, synced, then renamed, so that a reader sees a whole artefact or none."""
+"""Atomic, durable writes: a temporary file is written, synced and renamed, so readers see all or nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `path` atomically and durably. Raises StorageFull; nothing half-written stays."""
+    """Write `path` atomically and durably. Raises StorageFull, OSError; then no temporary file is left."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with aside.open("wb") as file:
@@ -38,19 +38,21 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    from safetensors.torch import save  # torch, which those who write other files need not wait for
+    from safetensors.torch import (
+        save,
+    )  # here, because it imports torch, which writers of other files do not need
 
     write_bytes(path, save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a safetensors file; raises Damaged, Unavailable (the disk refused)."""
+    """Load a safetensors file. Raises Damaged, and Unavailable if it cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
-    except FileNotFoundError as error:  # whose own words name a path, which tenants may not see
+    except FileNotFoundError as error:  # its text names a path, which tenants may not see
         raise Damaged(f"{path.name} is missing: restore it or make it again") from error
     except OSError as error:
         why = error.strerror or type(error).__name__
@@ -64,17 +66,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a job's checkpoint with a checksum, since its tensors end in published artefacts. Raises
-    StorageFull."""
+    """Write a job's checkpoint and its checksum. Raises StorageFull.
+
+    The checksum keeps damage out of the artefacts that are published from a resumed job's tensors.
+    """
     plain = {k: tensors[k].detach().contiguous() for k in sorted(tensors)}
-    said = json.dumps(about or {}, sort_keys=True)
-    write_tensors(path, plain, {"about": json.dumps({"about": said, "check": _check_of(plain, said)})})
+    text = json.dumps(about or {}, sort_keys=True)
+    write_tensors(path, plain, {"about": json.dumps({"about": text, "check": _check_of(plain, text)})})
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and their metadata; None if there is no checkpoint or it is damaged: begin anew.
+    """A checkpoint's tensors and metadata. None if it is missing or damaged: the job must begin anew.
 
-    Raises Unavailable (the disk refused).
+    Raises Unavailable if the file cannot be read.
     """
     from safetensors import safe_open
 
@@ -87,13 +91,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
         about: dict[str, Any] = json.loads(header["about"])
         return (state, about) if header["check"] == _check_of(state, header["about"]) else None
     except (Damaged, ValueError, TypeError, KeyError):
-        return None  # damaged, or of a release whose checkpoints had no checksum
+        return None  # damaged, or written by a release whose checkpoints had no checksum
 
 
-def _check_of(tensors: Mapping[str, Tensor], said: str) -> str:
+def _check_of(tensors: Mapping[str, Tensor], about: str) -> str:
     import torch
 
-    whole = hashlib.sha256(said.encode())
+    whole = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         value = tensors[name].cpu()
         whole.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -102,7 +106,7 @@ def _check_of(tensors: Mapping[str, Tensor], said: str) -> str:
 
 
 def publish_folder(final: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a folder aside, sync it, and rename it to `final`. Raises StorageFull."""
+    """Let `fill` write a temporary folder, then sync it and rename it to `final`. Raises StorageFull."""
     final.parent.mkdir(parents=True, exist_ok=True)
     aside = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.tmp")
     aside.mkdir()
@@ -127,7 +131,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def full_or(error: OSError, path: Path) -> Exception:
-    """StorageFull where the disk (or a quota) is full, else the error itself."""
+    """StorageFull if `error` says that the disk or a quota is full, else `error` itself."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no room left to write {path.name}: free some space and try again")
     return error

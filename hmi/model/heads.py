@@ -1,13 +1,17 @@
-"""Heads: one linear map to the labels, from what the task reads of the upper layers.
+"""Heads: one linear map to the labels, and the pooling of the upper layers' rows that it reads.
 
-Classification reads the last layer's [CLS] row and the mean of the rows that enter the last layer: all of
-them are computed anyway, so the mean costs nothing, and the roots are sentence encoders whose means say what
-a text is about. Where the label hangs on a few rows (two marked words, one adjective), a mean drowns them:
-queries of the head's own attend to the same rows, each to its own few. Pairs read [CLS] and a comparison (|u
-- v|, u * v) of the two texts' mean rows: a few hundred pairs do not teach three upper layers to compare
-through [CLS] alone. Tagging reads every row; a word's answer is its first piece's. Measured in
-docs/design/0003-tenant-module.md. Several labels and values read what one label reads. An embedding has no
-head: it is what the root's authors make of the last layer's rows.
+| task                                    | reads                                                            |
+|-----------------------------------------|------------------------------------------------------------------|
+| classification, multi-label, regression | [CLS] of the last layer, the mean of the rows that enter it      |
+| pair, regression of pairs               | [CLS], abs(u - v) and u * v, where u and v are the texts' means  |
+| tagging                                 | every row; a word's answer is that of its first piece            |
+| embedding                               | the mean row or [CLS], by the root's convention; it has no head  |
+
+The rows that enter the last layer are computed anyway, so their mean costs nothing; the roots are sentence
+encoders, whose mean rows represent a text's topic. A label that depends on a few rows only (two marked
+words, one adjective) is lost in a mean, so the head also has learnt queries that attend to the same rows.
+Pairs get an explicit comparison because a few hundred of them do not teach three upper layers to compare
+through [CLS] alone. Measurements: docs/design/0003-tenant-module.md.
 """
 
 from __future__ import annotations
@@ -22,17 +26,16 @@ from torch import Tensor, nn
 from hmi.core import Task
 
 Reads = Literal["cls", "compare", "rows", "mean", "first"]
-"""cls: [CLS] and the mean of the rows before; compare: [CLS] and two texts; rows: every row; mean, first: a
-vector."""
+"""What a head reads: the poolings of `pool_rows`."""
 
-
-QUERIES, MOST_OUTPUTS = 4, 32
-"""The only number that was tried (docs/design/0003-tenant-module.md). Each query needs as many weights a
-label as [CLS], so a head with many labels has none."""
+QUERIES = 4
+"""The number of queries of a head; no other number was tried (docs/design/0003-tenant-module.md)."""
+MAX_OUTPUTS_WITH_QUERIES = 32
+"""A head with more outputs than this has no queries: each costs as many weights per output as [CLS]."""
 
 
 class Head(nn.Module):
-    """x [..., size] -> logits [..., labels]. With queries [queries, dim], x is what `with_attended` gives."""
+    """x [..., size] -> logits [..., labels]. With queries [queries, dim], x comes from `with_attended`."""
 
     def __init__(self, size: int, labels: int, *, queries: int = 0, dim: int = 0) -> None:
         super().__init__()
@@ -46,11 +49,10 @@ class Head(nn.Module):
         return logits
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-        """The head's input with the queries' result added: what they find among the rows that enter the last
-        layer.
+        """Append to `read`, for each query, the mean of the rows `before` weighted by its attention.
 
-        read [B, size], before [B, T, dim], mask [B, T] true at tokens -> [B, size + queries·dim]; `read`
-        itself without queries.
+        read [B, size], before [B, T, dim]: the rows that enter the last layer, mask [B, T] true at tokens
+        -> [B, size + queries·dim]. Returns `read` itself if the head has no queries.
         """
         if self.query is None:
             return read
@@ -59,12 +61,12 @@ class Head(nn.Module):
 
 
 def head_queries(reads: Reads, outputs: int) -> int:
-    """How many queries a trained model's head has."""
-    return QUERIES if reads == "cls" and outputs <= MOST_OUTPUTS else 0
+    """The number of queries that a new head gets."""
+    return QUERIES if reads == "cls" and outputs <= MAX_OUTPUTS_WITH_QUERIES else 0
 
 
 def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Reads:
-    """What the head of a task reads; of regression it depends on whether inputs are pairs."""
+    """What the head of a task reads. `paired` matters to regression, `pooling` to embeddings."""
     if task == "embedding":
         return "first" if pooling == "cls" else "mean"
     if task == "tagging":
@@ -73,7 +75,7 @@ def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Read
 
 
 def reads_cls_only(task: Task, *, paired: bool = False) -> bool:
-    """Whether the task needs the last layer for the [CLS] row alone."""
+    """Whether the task needs only the [CLS] row of the last layer, so that its other rows can be skipped."""
     return reads_of(task, paired=paired) == "cls"
 
 
@@ -84,16 +86,23 @@ def head_input_size(task: Task, dim: int, *, paired: bool = False) -> int:
 def head_input(
     task: Task, last: Tensor, before: Tensor, types: Tensor, mask: Tensor, *, paired: bool = False
 ) -> Tensor:
-    """Like `read_rows`, for a task given by name."""
-    return read_rows(reads_of(task, paired=paired), last, before, types, mask)
+    """`pool_rows` for a task given by name."""
+    return pool_rows(reads_of(task, paired=paired), last, before, types, mask)
 
 
-def read_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
-    """What a head reads of the last layer's rows [B, T, dim] ([B, 1, dim] if only [CLS] was computed).
+def pool_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+    """Pool a batch's rows to what a head reads.
 
-    `before` [B, T, dim] are the rows that entered the last layer, types [B, T] 0 in the first text and 1 in
-    the second, mask [B, T] true at tokens. Returns [B, 2·dim] for "cls", [B, 3·dim] for "compare", `last` for
-    "rows", [B, dim] for "mean" and "first".
+    last [B, T, dim]: the last layer's rows; for "cls" [B, 1, dim] is enough. before [B, T,
+    dim]: the rows that enter the last layer. types [B, T]: 0 in the first text, 1 in the
+    second. mask [B, T]: true at tokens.
+
+    Returns, by `reads`:
+
+    - "cls": [B, 2·dim], [CLS] and the mean of `before`
+    - "compare": [B, 3·dim], [CLS], abs(u - v) and u * v of the mean rows u and v of the two texts
+    - "rows": `last` itself
+    - "mean", "first": [B, dim], the mean row or the first
     """
     if reads == "cls":
         return torch.cat([last[:, 0], _mean(before, mask)], dim=-1)
@@ -119,17 +128,17 @@ def _mean(rows: Tensor, keep: Tensor) -> Tensor:
 
 
 def outside_tag(labels: Sequence[str]) -> str:
-    """The tag of a word that the model did not see: O, or the first tag where there is no O."""
+    """The tag of words that the model did not see: O, or the first label if there is no O."""
     return "O" if "O" in labels else labels[0]
 
 
 def head_tensors(weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """A head's tensors as `head_from` takes them: weight [labels, size], bias [labels]."""
+    """The tensors of a head without queries, for `head_from`: weight [labels, size], bias [labels]."""
     return {"out.weight": weight, "out.bias": bias}
 
 
 def head_from(state: Mapping[str, Tensor]) -> Head:
-    """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels], and where it has them
+    """Rebuild a head from its tensors: out.weight [labels, size], out.bias [labels] and, if it has queries,
     query [queries, dim]."""
     weight, query = state["out.weight"], state.get("query")
     queries, dim = (0, 0) if query is None else query.shape
@@ -139,7 +148,7 @@ def head_from(state: Mapping[str, Tensor]) -> Head:
 
 
 def widened(weight: Tensor, size: int) -> Tensor:
-    """A head's weight [labels, less] for one that reads more [labels, size]: nothing of what is new counts
-    yet."""
+    """Extend a head's weight [labels, less] to [labels, size] with zeros, so that its
+    outputs stay the same."""
     assert weight.shape[1] <= size
     return F.pad(weight, (0, size - weight.shape[1]))

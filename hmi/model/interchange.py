@@ -1,10 +1,9 @@
-"""Tenant modules in the format of the `adapters` library (adapter-hub; written by its 1.3.0):
-`adapter_config.json`.
+"""Reads and writes `adapter_config.json`, the format of tenant modules in the `adapters` library (1.3.0).
 
-What `adapters` calls LoRA, parallel, sequential (SeqBn) and double sequential (DoubleSeqBn) adapters are our
-kinds lora, parallel, sequential and houlsby, as long as they leave out the lower layers, which are a PLOT
-here. Every other setting that would change the answer is refused by its name. The tensors are
-`hmi.model.interchange_tensors`'s part.
+The library's LoRA, parallel, sequential (SeqBn) and double sequential (DoubleSeqBn) adapters are our kinds
+lora, parallel, sequential and houlsby. They must leave out the lower layers, which a PLOT replaces here.
+Any other setting that would change the answer is refused by name. For the tensors see
+`hmi.model.interchange_tensors`.
 """
 
 from __future__ import annotations
@@ -20,34 +19,36 @@ from hmi.model.shape import EncoderShape
 from hmi.modulespec import Site
 
 FORMAT = "adapters.1.3.0"
+"""The `version` field of the files that `write_adapter_config` writes."""
 SMALLEST_FACTOR = 0.01
+"""The least `reduction_factor` that is accepted."""
 FIXED_LORA_SCALE = (1, 1)
-"""Before this version `adapters` stored alpha / r but applied 1, so 1 is the scale that the module was
-trained with."""
+"""From this version on, `adapters` multiplies a LoRA by alpha / r. Earlier versions stored alpha but
+applied 1, so 1 is the scale that those modules were trained with."""
 
-_IRRELEVANT = {
-    "architecture",
-    "init_weights",
-    "init_weights_seed",
-    "dropout",
-    "dtype",
-    "leave_out",
-    "stochastic_depth",
-    "adapter_residual_before_ln",
-    "inv_adapter_reduction_factor",
-    "phm_dim",
+_TRAINING_ONLY = {"dropout", "dtype", "init_weights", "init_weights_seed", "stochastic_depth"}
+"""Fields that change training only."""
+_READ_ELSEWHERE = {"architecture", "leave_out"}
+"""Fields that `read_adapter_config` checks before the fields of a kind."""
+_OF_REFUSED_FEATURES = {
+    "adapter_residual_before_ln",  # of ln_after
+    "inv_adapter_reduction_factor",  # of inv_adapter
+    # of phm_layer
     "factorized_phm_W",
+    "factorized_phm_rule",
+    "hypercomplex_nonlinearity",
+    "learn_phm",
+    "phm_bias",
+    "phm_c_init",
+    "phm_dim",
+    "phm_init_range",
+    "phm_rank",
     "shared_W_phm",
     "shared_phm_rule",
-    "factorized_phm_rule",
-    "phm_c_init",
-    "phm_init_range",
-    "learn_phm",
-    "phm_rank",
-    "phm_bias",
-    "hypercomplex_nonlinearity",
 }
-"""Fields that change training only, or belong to a feature that is refused where it is on."""
+"""Options of features that are refused if they are on, so that the options have no effect."""
+_IGNORED = _TRAINING_ONLY | _READ_ELSEWHERE | _OF_REFUSED_FEATURES
+
 _LORA_NEEDS: dict[str, Any] = {
     "composition_mode": "add",
     "use_gating": False,
@@ -55,6 +56,7 @@ _LORA_NEEDS: dict[str, Any] = {
     "vera_d": None,
     "vera_b": None,
 }
+"""The values that these fields of a LoRA must have, if they are present."""
 _BOTTLENECK_NEEDS: dict[str, Any] = {
     "ln_before": False,
     "ln_after": False,
@@ -64,23 +66,25 @@ _BOTTLENECK_NEEDS: dict[str, Any] = {
     "cross_adapter": False,
     "original_ln_after": True,
 }
+"""The values that these fields of a bottleneck adapter must have, if they are present."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What an adapter of `adapters` is here. `scale` is what its library multiplies the change by, `left_out`
-    the upper layers (0 is the first upper one) that it leaves as they are."""
+    """Our equivalent of an adapter of the `adapters` library."""
 
     name: str
     spec: ModuleSpec
     scale: float
+    """The factor by which `adapters` multiplies the change."""
     left_out: frozenset[int] = frozenset()
+    """The upper layers that the adapter does not change, counted from the split."""
 
 
 def read_adapter_config(raw: bytes, shape: EncoderShape, split: int) -> Twin:
-    """`adapter_config.json` -> its twin for a root of `shape` with `split` lower layers.
+    """Convert `adapter_config.json` for a root of `shape` with `split` lower layers.
 
-    Raises InvalidInput naming the field that has none.
+    Raises InvalidInput, which names the field that has no equivalent.
     """
     full = read_json(raw, "adapter_config.json")
     name = check_base(full, shape)
@@ -98,8 +102,7 @@ def read_adapter_config(raw: bytes, shape: EncoderShape, split: int) -> Twin:
 
 
 def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split: int) -> dict[str, Any]:
-    """What `adapters` must read to compute as a module of `spec` does; raises InvalidInput where it has no
-    twin."""
+    """The `adapter_config.json` of a module. Raises InvalidInput if `adapters` has no equivalent."""
     check_kind(shape)
     wanted = spec.all_sites
     leave_out = list(range(split))
@@ -109,16 +112,15 @@ def write_adapter_config(name: str, spec: ModuleSpec, shape: EncoderShape, split
         config = _bottleneck_config(spec, shape.dim, leave_out)
     else:
         raise InvalidInput(
-            f"a module of kind {spec.kind!r} has no counterpart in the adapters library: "
-            "train one of kind lora, parallel, sequential or "
-            "houlsby",
+            f"a module of kind {spec.kind!r} has no counterpart in the adapters library: train one of kind "
+            "lora, parallel, sequential or houlsby",
             field="module.kind",
         )
     return {**about(name, shape), "config": config}
 
 
 def about(name: str, shape: EncoderShape) -> dict[str, Any]:
-    """The fields beside `config`, of an adapter and of a head alike."""
+    """The fields besides `config`, which adapters and heads share."""
     return {
         "name": name,
         "model_type": shape.kind,
@@ -130,7 +132,7 @@ def about(name: str, shape: EncoderShape) -> dict[str, Any]:
 
 
 def read_json(raw: bytes, file: str) -> dict[str, Any]:
-    """A JSON object; raises InvalidInput naming the file."""
+    """Parse a JSON object. Raises InvalidInput, which names the file."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -143,7 +145,7 @@ def read_json(raw: bytes, file: str) -> dict[str, Any]:
 
 
 def check_base(full: Mapping[str, Any], shape: EncoderShape) -> str:
-    """The name, once the file is known to be for a model of this shape; raises InvalidInput."""
+    """Check that the file is for a model of this shape, and return its `name`. Raises InvalidInput."""
     check_kind(shape)
     for field, wanted in (("model_type", shape.kind), ("hidden_size", shape.dim)):
         if full.get(field) != wanted:
@@ -193,9 +195,8 @@ def _attention_sites(value: Any) -> list[Site]:
 def _lora_config(sites: tuple[Site, ...], rank: int, leave_out: list[int]) -> dict[str, Any]:
     if "o" in sites:
         raise InvalidInput(
-            "LoRA at site 'o' (attention's output) has no counterpart in the adapters library: train "
-            "with the option "
-            "module.sites=q,k,v,fi,fo",
+            "LoRA at site 'o' (attention's output) has no counterpart in the adapters library: train with "
+            "the option module.sites=q,k,v,fi,fo",
             field="module.sites",
         )
     attention = [s for s in sites if s in ("q", "k", "v")]
@@ -270,8 +271,7 @@ def _bottleneck_config(spec: ModuleSpec, dim: int, leave_out: list[int]) -> dict
 
 
 def _factor(dim: int, rank: int) -> float:
-    """A reduction factor that `dim // factor` brings back to `rank`: away from where rounding could take one
-    off."""
+    """A reduction factor such that `dim // factor` is exactly `rank`, however the division is rounded."""
     return dim / rank if dim % rank == 0 else dim / (rank + 0.5)
 
 
@@ -315,7 +315,7 @@ def _check(config: Mapping[str, Any], needs: Mapping[str, Any], used: set[str]) 
         if field in needs:
             if value != needs[field]:
                 raise refused(field, value, f"{needs[field]!r}")
-        elif field not in used and field not in _IRRELEVANT:
+        elif field not in used and field not in _IGNORED:
             raise refused(field, value, "absent: it is not known here")
 
 
@@ -334,6 +334,7 @@ def _is_number(value: Any) -> bool:
 
 
 def refused(field: str, value: Any, wanted: str) -> InvalidInput:
+    """The error for a field whose value has no equivalent."""
     return InvalidInput(
-        f"{field} = {str(value)[:80]!r} cannot be taken over: it must be {wanted}", field=field
+        f"{field} = {str(value)[:80]!r} cannot be converted: it must be {wanted}", field=field
     )

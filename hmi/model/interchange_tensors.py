@@ -1,4 +1,4 @@
-"""The tensors of `adapters` files: a module's by the paths of a BERT, and heads of one linear map."""
+"""Converts the tensors of `adapters` files: modules, named by their path in BERT, and linear heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hmi.model.modules import LORA_SCALE, new_module
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import SITES
 
-PATHS = {
+_PATHS = {
     "q": "attention.self.query.loras",
     "k": "attention.self.key.loras",
     "v": "attention.self.value.loras",
@@ -32,6 +32,7 @@ PATHS = {
     "after_ffn": "output.adapters",
     "after_norm": "output.adapters",
 }
+"""The part of a layer's path that `adapters` uses for each site."""
 _LORA_PARTS = {"down": "lora_A", "up": "lora_B"}
 _BOTTLENECK_PARTS = {
     "down": "adapter_down.0.weight",
@@ -40,17 +41,18 @@ _BOTTLENECK_PARTS = {
     "up_bias": "adapter_up.bias",
 }
 _PREFIX = re.compile(r"^(?:\w+\.)?(?=encoder\.layer\.)")
-"""A model with heads writes `bert.` before its base model's tensors."""
+"""A model with heads writes `bert.` in front of the names of its base model's tensors."""
 HEAD_TASKS: dict[str, Task] = {
     "classification": "classification",
     "multilabel_classification": "multilabel",
     "tagging": "tagging",
 }
+"""Our tasks, by the `head_type` of `adapters`."""
 
 
 @dataclass(frozen=True)
 class HeadTwin:
-    """A head of one linear map: weight [labels, what our head reads], bias [labels]."""
+    """A linear head: weight [labels, `head_input_size`], bias [labels], both fp32."""
 
     task: Task
     labels: tuple[str, ...]
@@ -59,14 +61,11 @@ class HeadTwin:
 
 
 def read_safetensors(raw: bytes, file: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; raises InvalidInput, also for a pickle, which is never opened."""
+    """Parse a safetensors file. Raises InvalidInput, also for a pickle, which is never unpickled."""
     try:
         return load(raw)
-    except (
-        SafetensorError,
-        KeyError,
-    ) as error:  # KeyError: a type of numbers that this library does not read
-        # Told apart only now: a safetensors file begins with a length, which may look like either.
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
+        # Tested only now: a valid safetensors file begins with a length, which can look like a pickle.
         pickled = raw[:2] == b"PK" or raw[:1] == b"\x80"
         what = "a pickle, which could run code" if pickled else f"not a safetensors file ({error})"
         raise InvalidInput(
@@ -78,9 +77,10 @@ def read_safetensors(raw: bytes, file: str) -> dict[str, Tensor]:
 def read_module(
     twin: Twin, tensors: Mapping[str, Tensor], shape: EncoderShape, split: int
 ) -> dict[str, Tensor]:
-    """An adapter's tensors -> the state of a TenantModule, fp32. Layers that it leaves out get a fresh one.
+    """An adapter's tensors -> the state of a TenantModule, fp32.
 
-    Raises InvalidInput naming the tensor that is missing, of another size, not finite in fp16 or not known.
+    Layers that the adapter leaves out get a fresh module, which changes nothing. Raises InvalidInput, which
+    names a tensor that is missing, unknown, of another size or not finite in fp16.
     """
     given = {_PREFIX.sub("", name): value for name, value in tensors.items()}
     with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ def read_module(
 
 
 def write_module(name: str, state: Mapping[str, Tensor], split: int) -> dict[str, Tensor]:
-    """The state of a TenantModule, whose spec has a twin -> tensors as `adapters` names them, fp32."""
+    """The state of a TenantModule -> fp32 tensors as `adapters` names them."""
     out = {}
     for key, value in state.items():
         layer, site, part = _place(key)
@@ -112,10 +112,10 @@ def write_module(name: str, state: Mapping[str, Tensor], split: int) -> dict[str
 
 
 def read_head(raw_config: bytes, raw_tensors: bytes, shape: EncoderShape) -> HeadTwin:
-    """A head of `adapters` -> ours; raises InvalidInput naming what has no twin.
+    """A head of `adapters` -> ours. Raises InvalidInput, which names what has no equivalent.
 
-    Classification here reads [CLS] and the mean of the rows before the last layer; an imported head gives the
-    mean no weight, so it answers as it did.
+    Our heads for classification and multi-label tasks read a mean row besides [CLS]. The imported head's
+    weights for the mean are zero, so it gives the same answers as in `adapters`.
     """
     full = read_json(raw_config, "head_config.json")
     name, config = check_base(full, shape), full.get("config")
@@ -143,7 +143,7 @@ def read_head(raw_config: bytes, raw_tensors: bytes, shape: EncoderShape) -> Hea
 def write_head(
     name: str, head: HeadTwin, shape: EncoderShape
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | str:
-    """(`head_config.json`, its tensors) for `adapters`; or why the head has no twin there."""
+    """(`head_config.json`, tensors) for `adapters`, or the reason why the head has no equivalent."""
     if head.task not in HEAD_TASKS.values():
         return f"a head for the task {head.task} reads what no head of adapters reads"
     if bool((head.weight[:, shape.dim :] != 0).any()):
@@ -172,7 +172,7 @@ def _place(name: str) -> tuple[int, str, str]:
 
 def _path(layer: int, site: str, part: str, name: str) -> str:
     parts = _LORA_PARTS if site in SITES["lora"] else _BOTTLENECK_PARTS
-    return f"encoder.layer.{layer}.{PATHS[site]}.{name}.{parts[part]}"
+    return f"encoder.layer.{layer}.{_PATHS[site]}.{name}.{parts[part]}"
 
 
 def _own_scale(site: str) -> float:
@@ -189,7 +189,7 @@ def _taken(given: dict[str, Tensor], path: str, like: Tensor) -> Tensor:
 
 
 def _labels(label2id: Any) -> tuple[str, ...]:
-    """Labels by their ids; raises InvalidInput where the head does not say them."""
+    """The labels in the order of their ids. Raises InvalidInput if the head does not name them."""
     if not isinstance(label2id, dict) or sorted(map(str, label2id.values())) != sorted(
         map(str, range(len(label2id)))
     ):

@@ -2,14 +2,18 @@
 
 They make up for three limits. Frozen layers cannot learn new words. A tokenizer that lower-cases and splits
 words loses the capitals and shapes by which names of genes, chemicals and products are recognised. Lower
-layers that see three tokens at a time cannot match two texts word by word. A linear model of such features is
-cheap, is trained with the module, and adds its scores to the head's. Source: feature-based taggers; hashing
-by Weinberger et al. (2009).
+layers that see three tokens at a time cannot match two texts word by word. A linear model of such features
+is cheap. It is trained with the module, and its scores are added to the head's. The features are those of
+feature-based taggers; the hashing is that of Weinberger et al. (2009).
 
-A word to be tagged has as features: itself in lower case, its shape (Aa0-), prefix, suffixes, character
-trigrams and fourgrams; the first six of these of its direct neighbours, two of the next ones; its pair with
-the word before. A text has its tokens and pairs of neighbouring tokens. A pair of texts has the tokens in one
-or both, the token pairs in one, the tokens that follow the same token in both, and the number of each.
+The features are, for
+
+- a word to be tagged: the word in lower case, its shape (Aa0-), prefix, suffixes, and its character 3-grams
+  and 4-grams; the first six of these features of each direct neighbour and the first two of each word next to
+  those; the pair that the word forms with the word before it
+- a text: its tokens, and its pairs of neighbouring tokens
+- a pair of texts: the tokens in one text or both; the pairs of neighbouring tokens in only one; where a token
+  is in both texts but followed by different tokens, these two; the counts of tokens and of pairs in only one
 """
 
 from __future__ import annotations
@@ -33,34 +37,37 @@ from hmi.model.tokenizer import Text
 from hmi.model.windows import first_pieces
 
 BUCKETS = 1 << 13
+"""Rows of a new table."""
 WIDTH = 8
-"""Numbers in a row of the table: with more labels than this, the rows are mapped to the labels."""
+"""The most columns of the table. With more labels, a learnt map takes the columns to the labels."""
 BY_DEFAULT: frozenset[Task] = frozenset({"tagging", "pair"})
-"""Tasks that gain from them (docs/design/0003-tenant-module.md)."""
-LONGEST = 64
-"""Characters of a word that are looked at."""
+"""Tasks that use lexical features by default, since they gain from them
+(docs/design/0003-tenant-module.md)."""
+MAX_WORD = 64
+"""Features of a word are taken from its first characters, this many."""
 SHAPE_RUNS = 8
-MOST = 8
-"""Larger counts are this one."""
+"""The most characters of a word's shape."""
+MAX_COUNT = 8
+"""Larger counts in the features of a pair are capped at this."""
 
 Codes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Features of one window, as buckets of a table.
-
-    Bag w is ids[offsets[w]:offsets[w + 1]], ids int64 [F], offsets int64 [bags + 1]; its scores are added to
-    the head's output at rows[w]: a word's first piece, or 0 where a text has one output.
-    """
+    """The hashed features of one window: a bag for each word to be tagged, else one bag."""
 
     ids: Tensor
+    """int64 [features]: rows of the table. Bag i has ids[offsets[i]:offsets[i + 1]]."""
     offsets: Tensor
+    """int64 [bags + 1]."""
     rows: Tensor
+    """int64 [bags]: bag i's scores are added to the head's output at rows[i], the first piece of its word;
+    0 if the text has one output."""
 
 
 class Lexical(nn.Module):
-    """Scores from features: a table [buckets, min(labels, WIDTH)], zero at first, and where there are more
+    """Scores from features: a table [buckets, min(labels, WIDTH)], initially zero, and with more than WIDTH
     labels a map [labels, WIDTH]."""
 
     def __init__(self, buckets: int, labels: int) -> None:
@@ -73,8 +80,11 @@ class Lexical(nn.Module):
         return len(self.table)
 
     def scores(self, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """Windows' features -> scores of all their bags [bags, labels]. `dropout` leaves features out, and
-        does not scale the others up: a word must be known by any part of its features."""
+        """The scores of all bags of all windows, [bags, labels].
+
+        `dropout` is the probability that a feature is left out. The others are not scaled up, so that a
+        word is recognised by any part of its features.
+        """
         ids = torch.cat([bag.ids for bag in bags])
         sizes = torch.cat([bag.offsets.diff() for bag in bags])
         weights = None if not dropout else (torch.rand(len(ids)) >= dropout).to(self.table.dtype)
@@ -84,8 +94,7 @@ class Lexical(nn.Module):
         return found if self.out is None else F.linear(found, self.out)
 
     def forward(self, logits: Tensor, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """Adds the scores of B windows' bags to the head's outputs [B, labels], for tagging [B, T,
-        labels]."""
+        """Add the scores of B windows to the head's outputs: [B, labels], in tagging [B, T, labels]."""
         if logits.dim() == 2:
             return logits + self.scores(bags, dropout)
         size, length = logits.shape[:2]
@@ -94,23 +103,24 @@ class Lexical(nn.Module):
     def add_packed(
         self, logits: Tensor, bags: Sequence[Bags], lengths: Sequence[int], dropout: float = 0.0
     ) -> Tensor:
-        """Adds the scores of windows' bags to the outputs [outputs, labels] of a head, of which window i has
-        lengths[i]."""
+        """Add the windows' scores to a head's outputs [sum of lengths, labels], lengths[i] for window i."""
         starts = [0, *accumulate(lengths)]
         at = torch.cat([bag.rows + start for bag, start in zip(bags, starts, strict=False)])
         return logits.index_add(0, at, self.scores(bags, dropout))
 
 
 def lexical_buckets(task: Task, wanted: bool | None) -> int:
-    """Rows of the table for a task, 0 for none; None: as the task does by default. An embedding has no
-    outputs."""
+    """The number of rows of a task's table, 0 for no lexical features. `wanted` None: the task's default.
+
+    An embedding never has them, because it has no outputs.
+    """
     if task == "embedding":
         return 0
     return BUCKETS if (task in BY_DEFAULT if wanted is None else wanted) else 0
 
 
 def lexical_from(state: dict[str, Tensor]) -> Lexical:
-    """Rebuild from its tensors, table and where it is there out."""
+    """Rebuild from the tensors `table` and, if it exists, `out`."""
     table, out = state["table"], state.get("out")
     lexical = Lexical(len(table), table.shape[1] if out is None else len(out))
     lexical.load_state_dict(state)
@@ -118,20 +128,18 @@ def lexical_from(state: dict[str, Tensor]) -> Lexical:
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
-    """One window's features, whose scores are added to the head's: of each word of a split text, else of its
-    tokens."""
+    """The features of one window: of its words if the text is split into words, else of its tokens."""
     return word_bags(text, window, buckets) if isinstance(text, list) else text_bag(window, buckets)
 
 
 def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
-    """Of each word of a text that begins in this window of it. Neighbours are those in the text, not in the
-    window.
+    """A bag for each word that begins in `window`. The words' neighbours may lie outside the window.
 
-    Words beyond them are not looked at: a text may be far longer than what is read of it.
+    Words further away are not read, since a text may be far longer than its windows.
     """
     rows = first_pieces(window.words)
     first, last = max(0, min(rows, default=0) - 2), max(rows, default=-1) + 3
-    own = [codes_of(word[:LONGEST]) for word in words[first:last]]
+    own = [codes_of(word[:MAX_WORD]) for word in words[first:last]]
     starts = np.cumsum([0, *map(len, own)], dtype=np.int64)
     codes = np.concatenate(own) if own else np.empty(0, np.uint64)
     ids = np.empty(len(codes) + len(own) * (2 * NEAR + 2 * FAR + 1), np.int64)
@@ -142,7 +150,7 @@ def word_bags(words: Sequence[str], window: Encoded, buckets: int) -> Bags:
 
 
 def text_bag(window: Encoded, buckets: int) -> Bags:
-    """One bag of features, of a text's window or of a pair of texts."""
+    """The single bag of a text's window or of a pair of texts."""
     first, second = _tokens(window, 0), _tokens(window, 1)
     codes = _pair_codes(first, second) if len(second) else _text_codes(first)
     return _bags([((codes >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)], [0])
@@ -150,8 +158,10 @@ def text_bag(window: Encoded, buckets: int) -> Bags:
 
 @lru_cache(maxsize=1 << 16)
 def codes_of(word: str) -> Codes:
-    """The features of a word of at most LONGEST characters as 64-bit codes, the ones that tell most first.
-    Kept, since words come again."""
+    """The features of a word as 64-bit codes, the most telling first. Cached, because words recur.
+
+    Callers cut the word to MAX_WORD characters.
+    """
     lower = word.lower()
     padded = f"<{lower}>"
     parts = [
@@ -169,18 +179,18 @@ def codes_of(word: str) -> Codes:
 
 
 def shape_of(word: str) -> str:
-    """`IL-2Ra` -> `A-0Aa`: runs of upper case, lower case and digits become one sign each, other signs
-    stay."""
+    """`IL-2Ra` -> `A-0Aa`: each run of capitals, small letters or digits becomes A, a or
+    0. Other characters stay."""
     out = ""
-    for sign in word:
-        kind = "A" if sign.isupper() else "a" if sign.islower() else "0" if sign.isdigit() else sign
+    for char in word:
+        kind = "A" if char.isupper() else "a" if char.islower() else "0" if char.isdigit() else char
         if not out.endswith(kind):
             out += kind
     return out[:SHAPE_RUNS]
 
 
 def _text_codes(tokens: list[int]) -> Codes:
-    """Every token and every pair of neighbours once."""
+    """The features of a text: each distinct token and pair of neighbours."""
     return _hashed([(0, t, 0) for t in tokens] + [(1, a, b) for a, b in _neighbours(tokens)])
 
 
@@ -193,9 +203,9 @@ def _pair_codes(first: list[int], second: list[int]) -> Codes:
     )
     features += [(5, a, b) for a, b in pairs - others] + [(6, a, b) for a, b in others - pairs]
     features += [(7, follows[a], b) for a, b in _neighbours([0, *second]) if a in follows and follows[a] != b]
-    left, right = (min(MOST, len(x)) for x in (one - other, other - one))
-    few, many = (min(MOST, len(x)) for x in (pairs - others, others - pairs))
-    return _hashed([*features, (8, left, 0), (9, right, 0), (10, left, right), (11, few, many)])
+    left, right = (min(MAX_COUNT, len(x)) for x in (one - other, other - one))
+    left_pairs, right_pairs = (min(MAX_COUNT, len(x)) for x in (pairs - others, others - pairs))
+    return _hashed([*features, (8, left, 0), (9, right, 0), (10, left, right), (11, left_pairs, right_pairs)])
 
 
 def _neighbours(tokens: list[int]) -> list[tuple[int, int]]:
@@ -203,7 +213,7 @@ def _neighbours(tokens: list[int]) -> list[tuple[int, int]]:
 
 
 def _hashed(features: list[tuple[int, int, int]]) -> Codes:
-    """Each once, in a fixed order, so that sums are the same to the bit. The finaliser of splitmix64."""
+    """Hash each distinct feature (splitmix64's finaliser), in a fixed order so that sums are reproducible."""
     each = np.array(sorted(set(features)), np.uint64).reshape(-1, 3)
     x = each[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (each[:, 1] << np.uint64(32)) + each[:, 2]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -213,7 +223,7 @@ def _hashed(features: list[tuple[int, int, int]]) -> Codes:
 
 
 def _tokens(window: Encoded, kind: int) -> list[int]:
-    """A window's tokens of this type, without [CLS] and [SEP]."""
+    """The window's tokens of type `kind`, without [CLS] and [SEP]."""
     each = zip(window.ids, window.types, window.words, strict=True)
     return [token for token, of, word in each if of == kind and word is not None]
 

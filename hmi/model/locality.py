@@ -1,9 +1,9 @@
-"""Locality weights small enough to ship: what training changed in a source model, as int8 deltas,
-zstd-compressed.
+"""Files of locality weights: what distillation changed in a source model, small enough to ship.
 
-A root is its source plus this file. Matrices are stored as a per-row scaled int8 difference from the source
-(or from the untrained start, for parameters that the source lacks), vectors as fp32. The word table is never
-trained.
+A root's weights are its source's plus the differences in this file. Matrices are stored as int8
+with a scale for each row, vectors as fp32, the whole compressed with zstd. For parameters that the
+source lacks, the difference is taken from their initial values. The embeddings of words and token
+types are never trained.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hmi.model.source import Source, load_encoder
 
 FORMAT = 1
 MAX_BYTES = 256 << 20
+"""The most bytes that a file may decompress to."""
 
 
 def save_locality(
@@ -35,7 +36,7 @@ def save_locality(
     start: tuple[LocalLower, nn.ModuleList, InputBias],
     about: dict[str, object],
 ) -> int:
-    """Write the difference of trained `parts` from `start`; returns the bytes written.
+    """Write the difference of the trained `parts` from `start`. Returns the number of bytes written.
 
     `about` must hold `source_sha256` and `split`; `fidelity` and `fidelity_by_kind` are shown to users.
     """
@@ -56,10 +57,9 @@ def save_locality(
 
 
 def save_difference(path: Path, root: Root, source: Source) -> int:
-    """Write the weights of a `root` loaded with its lower layers as a difference from its `source`; returns
-    the bytes.
+    """Write how a root, loaded with its lower layers, differs from its `source`. Returns the bytes written.
 
-    Raises Conflict where the source is no longer the one that the root was imported from, StorageFull.
+    Raises Conflict if the source's weights are not those that the root was imported from, StorageFull.
     """
     assert root.lower is not None
     info = root.info
@@ -79,7 +79,8 @@ def save_difference(path: Path, root: Root, source: Source) -> int:
 
 
 def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> dict[str, object]:
-    """Add the stored differences to freshly split `parts`, in place; returns `about`. Raises Damaged."""
+    """Add the stored differences in place to `parts` fresh from `split_encoder`. Returns
+    `about`. Raises Damaged."""
     try:
         raw = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=MAX_BYTES)
         tensors, about = load(raw), _about(raw)
@@ -92,13 +93,13 @@ def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias
 
 
 def locality_name(source_sha256: str, split: int, n: int = 3) -> str:
-    """The file name of shipped locality weights."""
+    """The file name of the locality weights for a source, split and n-gram length."""
     window = "" if n == 3 else f"-n{n}"
     return f"{source_sha256[:16]}-split{split}{window}.locality.zst"
 
 
 def shipped_locality(source_sha256: str, split: int, n: int = 3) -> Path | None:
-    """The locality weights that ship for this very source, split and length of n-grams, if any."""
+    """The locality weights that ship for this source, split and n-gram length; None if there are none."""
     folder = Path(str(resources.files("hmi.model"))) / "weights"
     path = folder / locality_name(source_sha256, split, n)
     return path if path.is_file() else None

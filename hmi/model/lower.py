@@ -1,17 +1,18 @@
-"""The lower layers made local: what a PLOT stores, computed.
+"""The local lower layers, which compute the entries that a PLOT stores.
 
-A window of n tokens passes the lower layers alone, at fixed positions, with two constant key/value slots a
-layer (the mean key and value of [CLS] and [SEP] over full texts, where lower heads park their attention). One
-matrix a role, W_r, is folded into the rows, so that aggregation over the overlapping windows is a sum, for
-trigrams:
+A window of n tokens passes through the lower layers by itself, at fixed positions. In each layer it also
+attends to two constant key/value slots: the mean key and value of [CLS] and of [SEP] over full texts, since
+many heads of lower layers put most of their attention on these. A token's state is the sum over the windows
+that contain it, with one matrix W_r for each role r in a window. For trigrams:
 
     h_i = W_1 H_i[1] + W_2 H_{i-1}[2] + W_0 H_{i+1}[0]   (+ position and type bias, `InputBias`)
 
-Relative attention (MPNet) is exact between the tokens of a window. A slot stands for a token that is near for
-some tokens and far for others: its bias is the mean of what full texts give.
+An entry's rows already include W_r. Relative attention (MPNet) is exact between the tokens of a window. A
+slot's distance differs from token to token, so its relative bias is the mean over full texts.
 
-Source: HMI section 4, SkipBERT, and this project's docs/design/0001-first-shape.md. No LayerNorm follows: the
-matrices are fitted by ridge regression to the true hidden states, which a normalised mean approximates worse.
+Sources: HMI section 4, SkipBERT, docs/design/0001-first-shape.md. No LayerNorm follows the
+sum: W_r is fitted to the true hidden states by ridge regression, which approximates them
+better than a normalised mean does.
 """
 
 from __future__ import annotations
@@ -28,32 +29,34 @@ from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
 
 SLOTS = 2
+"""The slots of a layer: one for [CLS], one for [SEP]."""
 POSITION_BASE = 16
-"""A window's tokens sit at positions 16, 17, …: past the start, where BERT's position vectors are unusual."""
+"""The position of a window's first token. BERT's position vectors are unusual at the start of a text."""
 LARGEST_KEY = 1 << 62
+"""The bound that `unique_rows` keeps its int64 keys below."""
 
 
 def centre(n: int) -> int:
-    """The role of a window's own token: as many tokens stand before it as after it, or one less."""
+    """The role of a window's own token: (n - 1) // 2, the left one of two middle tokens if n is even."""
     return (n - 1) // 2
 
 
 @dataclass(frozen=True)
 class Cover:
-    """Which n-grams are stored, by order: bool [B, T] each. For the longest order, an element stands for the
-    window around its token; for the other orders, for the n-gram that begins at its token. Unigrams are
-    always stored."""
+    """Which n-grams of a batch count as stored. Unigrams always do."""
 
-    at_hand: Mapping[int, Tensor]
+    stored: Mapping[int, Tensor]
+    """By order, bool [B, T]. For the longest order, element t describes the window around token t; for
+    shorter orders, the n-gram that starts at token t."""
 
     def of(self, order: int, place: int, n: int) -> Tensor:
-        """Whether the n-gram of `order` at `place` in the window around each token is at hand: bool [B·T]."""
-        held = self.at_hand[order]
-        return (held if order == n else shifted(held[..., None], centre(n) - place)[..., 0]).reshape(-1)
+        """For each token, whether the n-gram of `order` at `place` in its window is stored: bool [B·T]."""
+        stored = self.stored[order]
+        return (stored if order == n else shifted(stored[..., None], centre(n) - place)[..., 0]).reshape(-1)
 
 
 class LocalLower(nn.Module):
-    """The lower layers over single n-grams, for windows of n tokens."""
+    """The lower layers, applied to single windows of n tokens."""
 
     slot_keys: Tensor
     slot_values: Tensor
@@ -69,15 +72,15 @@ class LocalLower(nn.Module):
         self.fold = nn.Parameter(torch.eye(shape.dim).repeat(n, 1, 1) / n)
 
     def hidden(self, windows: Tensor, first_role: int = 0) -> Tensor:
-        """windows [m, w] int64, 0 = no neighbour -> hidden states after the lower layers [m, w, dim].
+        """windows [m, w] int64, 0 for no token -> hidden states after the lower layers [m, w, dim].
 
-        The first column stands at `first_role`: a shorter n-gram may come without its empty roles, which
-        attention would only mask away.
+        The first column has role `first_role`. A shorter n-gram may thus be given without its empty roles,
+        which attention would mask anyway.
         """
         present = windows > 0
         roles = torch.arange(first_role, first_role + windows.shape[1])
         positions = (roles + POSITION_BASE).expand_as(windows)
-        # A literal [CLS] is at position 0 in every text, so it is here.
+        # [CLS] has position 0 in every text, and so in every window.
         positions = torch.where(windows == self.cls_id, torch.zeros_like(windows), positions)
         x = self.embeddings(windows, positions)
         for i in range(self.depth):
@@ -86,32 +89,35 @@ class LocalLower(nn.Module):
         return hidden
 
     def entries(self, windows: Tensor, first_role: int = 0) -> Tensor:
-        """windows [m, w] int64 -> their rows with W_r folded in [m, w, dim]; w = n is what a PLOT stores."""
+        """windows [m, w] int64 -> their states times W_r [m, w, dim]; with w = n, the entries of a PLOT."""
         fold = self.fold[first_role : first_role + windows.shape[1]]
         return torch.einsum("mrd,rde->mre", self.hidden(windows, first_role), fold)
 
     def ngram_entries(self, ngrams: Tensor) -> Tensor:
-        """ngrams [m, k], k ≤ n -> [m, k·(n - k + 1), dim]: all rows of each, one for each of its tokens at
-        each of its places in the window, as a PLOT stores them. Of (x, y) where n = 3: x left and y centre in
-        (x, y, ·), x centre and y right in (·, x, y)."""
+        """ngrams [m, k], k ≤ n -> entries as a PLOT stores them [m, k·(n - k + 1), dim].
+
+        An entry has a row for each place of the n-gram in the window and each of its tokens. For (x, y)
+        with n = 3: x left and y centre in (x, y, ·), then x centre and y right in (·, x, y).
+        """
         return torch.cat(
             [self.entries(ngrams, place) for place in range(self.n - ngrams.shape[1] + 1)], dim=1
         )
 
     def forward(self, ids: Tensor, cover: Cover | None = None) -> Tensor:
-        """ids [B, T] int64 padded with 0 -> aggregated rows [B, T, dim], every n-gram computed here.
+        """ids [B, T] int64 padded with 0 -> aggregated rows [B, T, dim], without a PLOT.
 
-        Without `cover` every window is at hand. With it, the rest is filled as the store fills it: the slow
-        obvious form of back-off, and what training sees when neighbours are dropped.
+        Without `cover` every window is computed. With it, windows that are not stored are filled from
+        shorter n-grams by the same rules as in the store. Training uses this to drop neighbours; it is also
+        a slow, plain reference of back-off.
         """
         windows = ngram_windows(ids, self.n).reshape(-1, self.n)
         rows = self._unique_entries(windows) if cover is None else self._filled(windows, cover)
-        # A window centred on padding holds the text's last tokens as its neighbours: it is no n-gram of it.
+        # A window centred on padding may contain the text's last tokens, but is no n-gram of the text.
         return aggregate(rows.view(*ids.shape, self.n, -1) * (ids > 0)[..., None, None])
 
     def _filled(self, windows: Tensor, cover: Cover) -> Tensor:
-        """windows [m, n] -> rows [m, n, dim]: of the longest n-grams at hand; of several at a role, the
-        mean."""
+        """windows [m, n] -> rows [m, n, dim] from the longest n-grams stored: the mean if
+        several cover a role."""
         parts, weights, at = _parts_of(windows, cover, self.n)
         rows = self._unique_entries(parts) * weights[..., None]
         return rows.new_zeros(*windows.shape, rows.shape[-1]).index_add_(0, at, rows)
@@ -138,12 +144,13 @@ class LocalLower(nn.Module):
 
 
 def ngram_windows(ids: Tensor, n: int) -> Tensor:
-    """ids [B, T] padded with 0 -> the window around each token [B, T, n]; a missing neighbour is 0."""
+    """ids [B, T] padded with 0 -> the window around each token [B, T, n], 0 beyond the ends."""
     return F.pad(ids, (centre(n), n - 1 - centre(n))).unfold(1, n, 1)
 
 
 def aggregate(rows: Tensor) -> Tensor:
-    """rows [B, T, n, dim] of the window around each token -> summed over the overlaps [B, T, dim]."""
+    """rows [B, T, n, dim] of each token's window -> the sum over the windows that contain
+    each token [B, T, dim]."""
     n = rows.shape[2]
     total = rows[:, :, centre(n)]
     for role in range(n):
@@ -153,17 +160,19 @@ def aggregate(rows: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """x [B, T, d] -> y with y[:, i] = x[:, i - by], and 0 where that is outside."""
+    """x [B, T, d] -> y with y[:, i] = x[:, i - by], or 0 if i - by lies outside."""
     length = x.shape[1]
     return F.pad(x, (0, 0, by, 0))[:, :length] if by > 0 else F.pad(x, (0, 0, 0, -by))[:, -by : length - by]
 
 
 def unique_rows(windows: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """windows [m, w] of ids below `vocab` -> which distinct one each is [m], and where one of each is
-    [distinct]."""
+    """Number the distinct rows of windows [m, w], whose ids are below `vocab`.
+
+    Returns each row's number [m], and the index of one row with each number [distinct].
+    """
     keys, bound = windows[:, 0], vocab
     for column in windows.unbind(1)[1:]:
-        if bound * vocab > LARGEST_KEY:  # number the distinct ones so far, or a key of five ids would not fit
+        if bound * vocab > LARGEST_KEY:  # renumber the keys, since one of five ids would not fit into 64 bits
             keys = torch.unique(keys, return_inverse=True)[1]
             bound = len(windows)
         keys, bound = keys * vocab + column, bound * vocab
@@ -172,8 +181,11 @@ def unique_rows(windows: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts_of(windows: Tensor, cover: Cover, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n-grams that fill the windows [m, n]: parts [p, n] (0 outside the part's n-gram), the weight of
-    each of its roles [p, n], and the window that each belongs to [p]."""
+    """The n-grams that fill windows [m, n] under `cover`.
+
+    Returns parts [p, n], each an n-gram with 0 in the other roles; the weights of their roles [p, n]; and
+    the window that each part belongs to [p].
+    """
     inside = windows > 0
     filled = torch.zeros_like(inside)
     parts, weights, at = [], [], []
@@ -200,7 +212,7 @@ def _role_mask(place: int, order: int, n: int) -> Tensor:
 
 
 def _usable(place: int, order: int, n: int, inside: Tensor, cover: Cover) -> Tensor:
-    """Whether the n-gram at `place` of each window is at hand; a shorter one must lie inside the text."""
+    """Whether each window's n-gram at `place` is stored. Shorter ones must also lie inside the text."""
     if order == n:
         return cover.of(order, place, n)
     whole = inside[:, place : place + order].all(1)
@@ -208,10 +220,10 @@ def _usable(place: int, order: int, n: int, inside: Tensor, cover: Cover) -> Ten
 
 
 class InputBias(nn.Module):
-    """The part of a state that depends on a token's position and not on its n-gram: pos2[i] + type2[type],
-    added after look-up.
+    """A bias for each position and token type, added to the rows after the look-up.
 
-    For a source without token types, type2 learns here to mark the second text.
+    Type 0 is part of the n-grams' entries and has none. If the source has no token types, the bias of type
+    1 is learnt and marks the second text.
     """
 
     def __init__(self, shape: EncoderShape) -> None:
@@ -220,6 +232,6 @@ class InputBias(nn.Module):
         self.token_type = nn.Parameter(torch.zeros(max(2, shape.types), shape.dim))
 
     def forward(self, positions: Tensor, types: Tensor) -> Tensor:
-        """positions and types [...] int64 -> [..., dim]; type 0 is part of the n-grams and adds nothing."""
+        """positions and types [...] int64 -> [..., dim]."""
         typed = torch.where((types > 0)[..., None], self.token_type[types], torch.zeros(()))
         return self.position[positions] + typed

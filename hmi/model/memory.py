@@ -1,20 +1,22 @@
-"""Setting how much freed memory malloc keeps: all in a process that trains, none in one that serves."""
+"""Settings of glibc's malloc: a process that trains keeps freed memory, one that serves returns it."""
 
 from __future__ import annotations
 
 import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
-KEPT = 2_000_000_000
-MORE = 256 << 20
+TRIM_THRESHOLD_BYTES = 2_000_000_000
+"""Free memory at the top of the heap is returned to the kernel only beyond this."""
+TOP_PAD_BYTES = 256 << 20
+"""The heap grows by this much more than is needed."""
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep freed memory for the next step instead of returning it to the kernel.
+    """Make malloc reuse freed memory instead of returning it to the kernel. False if malloc is not glibc's.
 
-    By default glibc maps every large block anew and the kernel clears its pages at each step, which takes a
-    third to a half of the time of training a whole encoder. For processes that end with their training. False
-    if malloc is not glibc's.
+    By default glibc maps each large block anew, and the kernel clears its pages at every step:
+    a third to a half of the time of training a whole encoder. Call it only in a process that
+    ends when its training does.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -22,15 +24,19 @@ def keep_freed_memory() -> bool:
         return False
     return all(
         mallopt(option, value) == 1
-        for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, KEPT), (_TOP_PAD, MORE))
+        for option, value in (
+            (_MMAP_MAX, 0),
+            (_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+            (_TOP_PAD, TOP_PAD_BYTES),
+        )
     )
 
 
 def give_back_memory() -> bool:
-    """Give freed memory back to the kernel, also free blocks between used ones.
+    """Return freed memory to the kernel, including free pages between used blocks (`malloc_trim`).
 
-    False if malloc is not glibc's. Takes a while and locks malloc's arenas one after the other: call it
-    seldom and off the event loop.
+    Returns True if any was returned, False if none was or malloc is not glibc's. The call is slow and locks
+    malloc's arenas one after another: make it rarely and off the event loop.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

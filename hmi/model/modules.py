@@ -15,11 +15,11 @@ Sites of a layer, with what they read and what they are added to:
 | after_norm | LayerNorm(the FFN's input + its output) | the FFN's output          | sequential (Pfeiffer) |
 | ln1, ln2   | what the layer's LayerNorm reads        | that LayerNorm's output   | ln                    |
 
-All but the last are (down, activation, up), without activation and biases for LoRA; the last are differences
-of gain and bias, for LayerNorm is linear in them. Every change starts at zero, so a fresh module changes
-nothing. A site is named in the tensors, and decides the activation, so tensors alone rebuild a module.
-Sources: HMI section 4.3, LoRA (Hu et al.), parallel adapters (He et al.), bottleneck adapters (Houlsby et
-al., Pfeiffer et al.).
+The changes of the last row are differences of gain and bias, in which a LayerNorm is linear. All others are
+(down, activation, up); LoRA has neither activation nor biases. Every change starts at zero, so a fresh
+module changes nothing. Tensors are named by their site, which also determines the activation, so a module
+can be rebuilt from its tensors alone. Sources: HMI section 4.3, LoRA (Hu et al.), parallel adapters (He et
+al.), bottleneck adapters (Houlsby et al., Pfeiffer et al.).
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ from hmi.model.shape import EncoderShape
 from hmi.modulespec import SITES
 
 LORA_SCALE = 2.0
+"""The factor of every LoRA's product: its alpha / rank."""
 NORM_EPS = 1e-12
-"""The eps of the `ln` sites on every root: their term is added to the root's LayerNorm, which keeps its own
-eps."""
+"""The eps of `ln` sites on every root. The root's own LayerNorm, to whose output they add, keeps its eps."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys((*SITES["parallel"], *SITES["sequential"]), F.relu),
     **dict.fromkeys(SITES["houlsby"], F.silu),
 }
-"""Activations of the sites with biases: the same as in the `adapters` library."""
+"""The activation of each site that has one: the same as in the `adapters` library."""
 
 
 class LowRank(nn.Module):
-    """x [..., in] -> act(x down^T + bias) up^T + bias [..., out]; LoRA has neither activation nor biases."""
+    """x [..., in] -> activation(x down^T + bias) up^T + bias [..., out].
+
+    Without biases it is a LoRA: x down^T up^T times LORA_SCALE.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class LowRank(nn.Module):
         return F.linear(self.activation(h), self.up, self.up_bias)
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """y += this(x), in place and without a tensor between: for serving. x may be y."""
+        """y += self(x), in place and without a temporary [..., out] tensor. x may be y."""
         h = F.linear(x, self.down, self.down_bias)
         if self.down_bias is None:
             y.addmm_(h, self.up.t(), alpha=LORA_SCALE)
@@ -83,8 +86,8 @@ class LowRank(nn.Module):
 
 
 class NormShift(nn.Module):
-    """The change of a LayerNorm's output when its gain and bias [dim] change by these: x [..., dim] -> [...,
-    dim]."""
+    """How a LayerNorm's output changes if `gain` and `bias` [dim] are added to its own: x
+    [..., dim] -> [..., dim]."""
 
     def __init__(self, gain: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class NormShift(nn.Module):
         return F.layer_norm(x, self.gain.shape, self.gain, self.bias, NORM_EPS)
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """y += this(x), in place."""
+        """y += self(x), in place."""
         y += self(x)
 
 
@@ -102,7 +105,7 @@ Change = LowRank | NormShift
 
 
 class TenantModule(nn.Module):
-    """All of one tenant's changes to the upper layers, by `layer-site`."""
+    """A tenant's changes to the upper layers; `sites` has the keys `layer-site`, counted from the split."""
 
     def __init__(self, sites: Mapping[str, Change]) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class TenantModule(nn.Module):
         return cast(Change, self.sites[key]) if key in self.sites else None
 
     def delta(self, layer: int) -> Delta:
-        """This tenant's change for every row, for a batch that is all its own."""
+        """The change of a layer for batches whose rows all belong to this tenant."""
 
         def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
             change = self.at(layer, site)
@@ -126,13 +129,14 @@ class TenantModule(nn.Module):
 
 
 def new_module(spec: ModuleSpec, shape: EncoderShape, depth: int) -> TenantModule:
-    """A fresh module for `depth` upper layers: random down, zero up; draws from torch's generator."""
+    """A module for `depth` upper layers that changes nothing yet: down is drawn from
+    torch's generator, up is 0."""
     sites = {f"{i}-{site}": _fresh(spec.rank, site, shape) for i in range(depth) for site in spec.all_sites}
     return TenantModule(sites)
 
 
 def module_from(state: Mapping[str, Tensor]) -> TenantModule:
-    """Rebuild a module from its tensors alone (fp16 at rest, fp32 in memory); raises Damaged."""
+    """Rebuild a module from its tensors of any float type, in fp32. Raises Damaged."""
     parts: dict[str, dict[str, Tensor]] = {}
     try:
         for name, value in state.items():
@@ -150,7 +154,7 @@ def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:
     if site in SITES["ln"]:
         return NormShift(**parts)
     if site not in SITES["lora"] and site not in ACTIVATIONS:
-        raise ValueError(f"site {site!r} is unknown: it may be of a newer version")
+        raise ValueError(f"site {site!r} is unknown: it may come from a newer version")
     return LowRank(**parts, activation=ACTIVATIONS.get(site, F.relu))
 
 
@@ -166,7 +170,7 @@ def _fresh(rank: int, site: str, shape: EncoderShape) -> Change:
 
 
 def sizes_of(site: str, shape: EncoderShape) -> tuple[int, int]:
-    """(in, out) of a low-rank site."""
+    """The sizes of a low-rank site's input and output."""
     if site == "fi":
         return shape.dim, shape.ffn
     if site == "fo":

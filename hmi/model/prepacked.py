@@ -1,7 +1,8 @@
-"""Linear maps of the serving path on weights reordered by oneDNN, if this machine is faster with them.
+"""Linear maps for serving on weights that oneDNN has reordered, where that is faster on this machine.
 
-On a core with AVX-512, torch's own product runs at some 100 GFLOP/s and oneDNN's on reordered weights at 220;
-on AVX2 torch's is the faster. So each process measures both once for each shape and keeps the faster.
+On a core with AVX-512, torch's own product runs at about 100 GFLOP/s and oneDNN's on reordered weights at
+220. With AVX2 only, torch's is faster. So each process measures both once for each shape and uses the
+faster one.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from torch import Tensor, nn
 
 log = logging.getLogger("hmi.model")
 TRIAL_ROWS = 64
+"""The rows of the product that is timed."""
 TRIALS = 5
-WORTH = 1.05
-"""Reordered weights are taken where they are faster than this many times."""
+"""The best time of this many trials counts."""
+MIN_SPEEDUP = 1.05
+"""Reordered weights are used if they are more than this many times as fast."""
 _STEPS = ((32, 4), (128, 16), (512, 64), (1024, 128), (4096, 256))
+"""(most rows, step): `padded` rounds up to a multiple of the step."""
 _LAST_STEP = 1024
+"""The step for more rows than `_STEPS` has."""
 _speedups: dict[tuple[int, int], float] = {}
 _lock = threading.Lock()
 
 
 class PackedLinear(nn.Module):
-    """A linear map on reordered weights; x [rows, in] -> [rows, out]. A row's result does not depend on the
-    others."""
+    """A linear map on reordered weights: x [rows, in] -> [rows, out]. A row's result is the same
+    whatever other rows are in x."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        # The number of rows is a hint for the layout only.
+        # 2048 rows: only a hint for the layout.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 2048)
         self._bias = bias.detach().clone()
 
@@ -42,7 +47,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedProjection(nn.Module):
-    """q, k and v of a layer, q apart: a last layer may need it of a few rows only."""
+    """q, k and v of a layer, with q apart, since a last layer may need it for a few rows only."""
 
     def __init__(self, qkv: nn.Linear, dim: int) -> None:
         super().__init__()
@@ -51,15 +56,19 @@ class PackedProjection(nn.Module):
 
 
 def padded(rows: int) -> int:
-    """The number of rows to compute for so many: oneDNN keeps code of .6 MB for each number that it has
-    met."""
+    """Round the number of rows of a product up, so that few different numbers occur.
+
+    For each number of rows, oneDNN generates code and keeps 0.6 MB of it.
+    """
     step = next((step for most, step in _STEPS if rows <= most), _LAST_STEP)
     return -(-rows // step) * step
 
 
 def speedup(out_size: int, in_size: int) -> float:
-    """The speed-up of the reordered product on this machine, measured once in a process; 0 if it is not
-    available."""
+    """How many times as fast the reordered product is on this machine; 0 if it is not available.
+
+    Each process measures it once for each shape.
+    """
     with _lock:
         if (out_size, in_size) not in _speedups:
             _speedups[out_size, in_size] = _measured(out_size, in_size)
@@ -93,11 +102,11 @@ def _seconds(work: Any) -> float:
 
 
 def packs(linear: nn.Linear) -> bool:
-    """Whether this machine is faster with the map's weights reordered."""
-    return speedup(linear.out_features, linear.in_features) > WORTH
+    """Whether `linear` is faster on this machine with reordered weights."""
+    return speedup(linear.out_features, linear.in_features) > MIN_SPEEDUP
 
 
 def described() -> str:
-    """The measurements, for a log line."""
+    """The speed-ups measured so far, for a log line."""
     with _lock:
         return ", ".join(f"{o}x{i} {ratio:.2f}x" for (o, i), ratio in sorted(_speedups.items()))

@@ -1,8 +1,7 @@
-"""MPNet's relative attention: a number for each head and bucket of distance, added to the scores before the
-softmax.
+"""MPNet's relative attention: a bias for each head and bucket of distance, added to the attention scores.
 
-The source shares one table between its layers; here each layer holds its own copy (a few hundred numbers), so
-that lower layers, upper layers and a fine-tuned copy can be split and stored like any other.
+The source shares one table of a few hundred numbers among all layers. Here each layer has its own copy, so
+that lower layers, upper layers and fine-tuned copies can be split and stored like those of other models.
 """
 
 from __future__ import annotations
@@ -14,21 +13,26 @@ import torch
 from torch import Tensor
 
 MAX_DISTANCE = 128
-"""Keys this far away or farther share the last bucket of their side."""
+"""Keys at this distance and beyond share the last bucket of their side."""
 
 
 def relative_bias(table: Tensor, keys: int, queries: int | None = None) -> Tensor:
-    """table [buckets, heads] -> what is added to the scores of the first `queries` rows (all by default) of a
-    text of `keys` tokens: [heads, queries, keys]."""
+    """table [buckets, heads] -> the bias [heads, queries, keys] of a text of `keys` tokens.
+
+    The queries are the text's first `queries` tokens, by default all.
+    """
     by_distance = table[_buckets_around(keys, len(table))].t()
-    # Row r: distances r - (keys - 1) and on, as the query keys - 1 - r sees them.
+    # Row r has the distances r - (keys - 1), …, r: those of the query at position keys - 1 - r.
     rows = by_distance.unfold(1, keys, 1)
     return rows[:, keys - (keys if queries is None else queries) :].flip(1)
 
 
 def bucket_of(distances: Tensor, buckets: int) -> Tensor:
-    """Key's position - query's position (int64) -> its bucket: exact while near, in logarithmic steps up to
-    MAX_DISTANCE, the second half of the buckets for keys on the right."""
+    """The bucket of each distance, the key's position minus the query's (int64).
+
+    Small distances have a bucket each, larger ones share buckets in logarithmic steps up to MAX_DISTANCE.
+    Keys to the right of the query use the second half of the buckets.
+    """
     half = buckets // 2
     exact = half // 2
     away = distances.abs()
@@ -39,6 +43,6 @@ def bucket_of(distances: Tensor, buckets: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _buckets_around(length: int, buckets: int) -> Tensor:
-    # Kept for later calls, which may need gradients: no inference tensor.
+    # The cached tensor must not be an inference tensor, since later calls may need gradients.
     with torch.inference_mode(False):
         return bucket_of(torch.arange(1 - length, length), buckets)

@@ -1,4 +1,4 @@
-"""A root as an artefact: `root.json`, `lower.safetensors`, `upper.safetensors`, `tokenizer.json`."""
+"""Roots: in memory, and as a folder of `root.json`, `tokenizer.json`, `lower`- and `upper.safetensors`."""
 
 from __future__ import annotations
 
@@ -24,43 +24,47 @@ from hmi.model.source import Pooling
 from hmi.model.tokenizer import Tokenizer
 
 FORMAT = 3
-"""2: root.json without a checksum of its own. 1: without n-grams of other lengths than 3, other architectures
-than BERT's, and fidelity by kind of text."""
+"""The format of `root.json`. 2 had no checksum of the file itself. 1 also had trigrams and BERT only, and
+no fidelity by kind of text."""
 SERVED = ("tokenizer.json", "upper.safetensors")
-"""The files that serving reads; building reads lower.safetensors, too."""
+"""The files that are read for serving."""
 FILES = (*SERVED, "lower.safetensors")
+"""The files that are read for building a PLOT: all but `root.json`."""
 
 
 class NewerRoot(Damaged):
-    """Not damaged at all: this release is too old for it."""
+    """The root was written by a newer release. It is not damaged, but this release cannot read it."""
 
 
 @dataclass(frozen=True)
 class RootInfo:
-    """The content of `root.json`. `fidelity`: measured errors against the source model
-    (`hmi.training.fidelity`)."""
+    """The content of `root.json`."""
 
     name: str
     version: str
     source: dict[str, str]
+    """The source model: its name, kind and `sha256`."""
     shape: EncoderShape
     split: int
+    """The number of lower layers."""
     created: str
     n: int = 3
+    """The length of the n-grams."""
     fidelity: dict[str, float] = field(default_factory=dict)
+    """Errors against the source model, over all text (`hmi.training.fidelity`)."""
     fidelity_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The fidelity for each measured kind of text: general, short, a domain's."""
+    """The same for each kind of text: general, short, a domain's."""
     pooling: Pooling = "mean"
-    """How the source makes an embedding from a text's states: their mean, or the first."""
+    """The state or states that the source makes embeddings from: the mean of all, or the first."""
     normalise: bool = True
-    """Whether it scales embeddings to length 1."""
+    """Whether the source scales embeddings to length 1."""
     files: dict[str, str] = field(default_factory=dict)
-    """sha256 by file name."""
+    """The SHA-256 of each file, by name."""
 
 
 @dataclass
 class Root:
-    """A root in memory. `lower` is None where only serving is wanted: a PLOT replaces it."""
+    """A root in memory. `lower` is None if the root was loaded for serving, where a PLOT replaces it."""
 
     info: RootInfo
     upper: nn.ModuleList
@@ -77,8 +81,11 @@ class Root:
         return self.info.shape.positions
 
     def add_bias(self, rows: Tensor, texts: Sequence[Encoded]) -> Tensor:
-        """What the upper layers receive: the rows of texts [tokens, dim], packed, as a PLOT or the lower
-        layers give them, plus the bias of each token's position and type. In place; returns them."""
+        """Add the bias of each token's position and type to packed rows, in place; returns the rows.
+
+        rows [tokens, dim]: the texts' rows, one text after another, from a PLOT or the lower layers. The
+        sum is the input of the upper layers.
+        """
         positions = torch.cat([torch.arange(len(text)) for text in texts])
         types = torch.tensor([t for text in texts for t in text.types])
         rows += self.bias(positions, types)
@@ -88,8 +95,10 @@ class Root:
 def split_encoder(
     encoder: Encoder, split: int, cls_id: int, n: int = 3
 ) -> tuple[LocalLower, nn.ModuleList, InputBias]:
-    """Copy an encoder's first `split` layers into a LocalLower over n-grams and the rest into the upper
-    layers."""
+    """Copy an encoder's first `split` layers into a LocalLower and the rest into upper layers.
+
+    The slots and the returned InputBias are zero.
+    """
     assert 0 < split < encoder.shape.layers
     lower = LocalLower(encoder.shape, split, cls_id, n)
     lower.embeddings.load_state_dict(encoder.embeddings.state_dict())
@@ -100,7 +109,8 @@ def split_encoder(
 
 
 def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
-    """Publish `root` as `folder`; raises StorageFull, leaving nothing."""
+    """Publish `root`, with its lower layers, as `folder`. Raises StorageFull, and then
+    leaves nothing behind."""
 
     def fill(aside: Path) -> None:
         assert root.lower is not None
@@ -120,7 +130,7 @@ def write_root_info(folder: Path, info: RootInfo) -> None:
 
 
 def read_root_info(folder: Path) -> RootInfo:
-    """Read `root.json`; raises Damaged (also for a newer format), Unavailable (the disk refused)."""
+    """Read `root.json`. Raises Damaged (NewerRoot for a newer format), and Unavailable on read errors."""
     whose = f"root.json of root {folder.parent.name}"
     try:
         raw: dict[str, Any] = json.loads((folder / "root.json").read_text(encoding="utf-8"))
@@ -144,7 +154,7 @@ def read_root_info(folder: Path) -> RootInfo:
 
 
 def verify_root(folder: Path) -> list[str]:
-    """Read every byte of a root's files; what is wrong with them, one sentence each. Raises Unavailable."""
+    """Check every byte of a root's files. Returns a sentence for each problem. Raises Unavailable."""
     problems = []
     try:
         info = read_root_info(folder)
@@ -159,9 +169,10 @@ def verify_root(folder: Path) -> list[str]:
 
 
 def load_root(folder: Path, *, with_lower: bool = False) -> Root:
-    """Load a root for serving, or with its lower layers for building. What is read is compared with its hash.
+    """Load a root for serving, or `with_lower` for building. Each file read is checked against its hash.
 
-    Raises Damaged, Unavailable (the disk refused). No message names a path: tenants may see it.
+    Raises Damaged, and Unavailable if a file cannot be read. No message names a path, since tenants may see
+    it.
     """
     info = read_root_info(folder)
     for name in FILES if with_lower else SERVED:
@@ -184,14 +195,15 @@ def load_root(folder: Path, *, with_lower: bool = False) -> Root:
 
 
 def lower_from(state: Mapping[str, Tensor], info: RootInfo, cls_id: int) -> LocalLower:
-    """The lower layers of a root or of a further-pretrained branch from their tensors; raises Damaged."""
+    """Rebuild the lower layers of a root or of a further pretrained branch from their
+    tensors. Raises Damaged."""
     lower = LocalLower(info.shape, info.split, cls_id, info.n)
     _load(lower, state, "")
     return lower.eval().requires_grad_(False)
 
 
 def _check_of(about: Mapping[str, Any]) -> str:
-    """The checksum of `root.json` over all that it says."""
+    """The checksum of all other fields of `root.json`."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 

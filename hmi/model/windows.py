@@ -1,9 +1,10 @@
-"""Long texts: read in overlapping windows instead of cut.
+"""Overlapping windows, in which long texts are read instead of being cut.
 
-A text of more than `max_length` tokens becomes at most MOST windows of `max_length` tokens, [CLS] and [SEP]
-included. Windows are evenly spread, begin at a word and overlap the next by at least a quarter. Text beyond
-MOST windows is cut. Each window is trained with its text's answer, or with its own words' tags. A text's
-output is the mean of its windows' outputs; a word's is that of the window in which it is most central.
+A text of more than `max_length` tokens becomes up to MAX_WINDOWS windows of at most `max_length` tokens,
+[CLS] and [SEP] included. The windows are evenly spread, begin at a word and overlap by about a quarter or
+more. What lies beyond MAX_WINDOWS windows is cut. Each window is trained with its text's answer, or with
+the tags of its own words. A text's output is the mean over its windows. A word's output is taken from the
+window in which the word is farthest from both ends.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from collections.abc import Sequence
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text, Tokenizer
 
-MOST = 8
-"""A text is computed in one batch: more windows would let one tenant's text hold up the others."""
+MAX_WINDOWS = 8
+"""The most windows of a text. It bounds how long one tenant's text can delay the others."""
 OVERLAP = 4
-"""The overlap: one in this many tokens of a window is also in the next."""
+"""Consecutive windows share at least about one token in this many."""
 
 
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[Text], max_length: int, *, windows: bool
 ) -> list[list[Encoded]]:
-    """The windows of each text: one, cut at `max_length` tokens, unless `windows` is asked for."""
+    """Tokenise texts into windows, or without `windows` into one each, cut to `max_length` tokens."""
     if not windows:
         return [[text] for text in tokenizer.encode(texts, max_length)]
     return [windows_of(text, max_length) for text in tokenizer.encode(texts, reach(max_length))]
 
 
 def reach(max_length: int) -> int:
-    """How many tokens of a text MOST windows cover."""
+    """The number of tokens of a text that MAX_WINDOWS windows cover, special tokens included."""
     room = max_length - 2
-    return room + (MOST - 1) * _stride(room) + 2
+    return room + (MAX_WINDOWS - 1) * _stride(room) + 2
 
 
 def windows_of(text: Encoded, max_length: int) -> list[Encoded]:
-    """The windows of one tokenised text (no pair). `truncated` is said of the last."""
+    """The windows of one tokenised text, not a pair. Only the last one carries `truncated`."""
     if len(text) <= max_length:
         return [text]
     size, room = len(text) - 2, max_length - 2
@@ -48,7 +49,7 @@ def windows_of(text: Encoded, max_length: int) -> list[Encoded]:
 
 
 def first_pieces(words: Sequence[int | None]) -> dict[int, int]:
-    """Word -> position of its first piece; without words that truncation cut or that have no piece at all."""
+    """The position of each word's first piece. Words that were cut off or have no piece are absent."""
     first: dict[int, int] = {}
     for position, word in enumerate(words):
         if word is not None:
@@ -57,8 +58,8 @@ def first_pieces(words: Sequence[int | None]) -> dict[int, int]:
 
 
 def central_pieces(windows: Sequence[Encoded]) -> dict[int, tuple[int, int]]:
-    """Word -> (window, position of its first piece there), of the window where that is farthest from either
-    end."""
+    """For each word, (window, position of its first piece there) in the window where the piece is
+    farthest from both ends."""
     found: dict[int, tuple[int, int, int]] = {}
     for i, window in enumerate(windows):
         for word, position in first_pieces(window.words).items():
@@ -73,7 +74,10 @@ def _stride(room: int) -> int:
 
 
 def _at_word(words: Sequence[int | None], start: int, room: int) -> int:
-    """The beginning of a word at or after `start`: a first piece that is none would be taken for one."""
+    """The first start of a word at or after `start`, so that no window begins inside a word.
+
+    Returns `start` itself if a single word fills the window.
+    """
     for at in range(start, start + room):
         if words[at] is None or words[at] != words[at - 1]:
             return at

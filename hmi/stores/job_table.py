@@ -12,7 +12,7 @@ from typing import get_args
 
 from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
 from hmi.errors import Conflict, Damaged, NotFound, QuotaExceeded
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
 
 LOOKED_AT = 2000
@@ -48,14 +48,14 @@ def target_of(job: JobRecord) -> str | None:
     return None if value is None else str(value)
 
 
-def get_job(table: Table, txn: Txn, job: str) -> JobRecord:
+def get_job(table: Table, txn: RegistryTxn, job: str) -> JobRecord:
     record = table.get(txn, JOB + check_job_id(job), JobRecord)
     if record is None:
         raise no_job(job)
     return record
 
 
-def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
+def put_job(table: Table, txn: RegistryTxn, record: JobRecord) -> None:
     old = table.get(txn, JOB + check_job_id(record.job), JobRecord)
     table.put(txn, JOB + record.job, record)
     if record.state in ENDED:
@@ -66,7 +66,7 @@ def put_job(table: Table, txn: Txn, record: JobRecord) -> None:
     _count(table, txn, None if old is None else old.state, record.state)
 
 
-def drop_job(table: Table, txn: Txn, job: str) -> None:
+def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
     """Remove a job's record and its places in the indexes; nothing where there is none."""
     old = table.get(txn, JOB + job, JobRecord)
     if old is not None:
@@ -75,7 +75,7 @@ def drop_job(table: Table, txn: Txn, job: str) -> None:
         _count(table, txn, old.state, None)
 
 
-def index_jobs(table: Table, txn: Txn) -> None:
+def index_jobs(table: Table, txn: RegistryTxn) -> None:
     """Bring the indexes of a registry of an earlier release to what `put_job` keeps. Again: nothing."""
     if txn.get(JOBS_INDEXED) is not None:
         return
@@ -85,14 +85,14 @@ def index_jobs(table: Table, txn: Txn) -> None:
     txn.put(JOBS_INDEXED, b"")
 
 
-def count_jobs(txn: Txn) -> dict[str, int]:
+def count_jobs(txn: RegistryTxn) -> dict[str, int]:
     """How many jobs there are in each state. A count that is damaged is left out, until a job changes."""
     return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
 
 def page_of_jobs(
     table: Table,
-    txn: Txn,
+    txn: RegistryTxn,
     tenant: str | None,
     state: JobState | None,
     kind: JobKind | None,
@@ -117,7 +117,7 @@ def page_of_jobs(
     return found, None
 
 
-def add_job(table: Table, txn: Txn, record: JobRecord, tenant_limit: int | None) -> None:
+def add_job(table: Table, txn: RegistryTxn, record: JobRecord, tenant_limit: int | None) -> None:
     """Put a new job.
 
     Raises Conflict if another job works on the same root, domain or model, and QuotaExceeded as
@@ -142,7 +142,7 @@ def _doing(job: JobRecord) -> str:
     return "was interrupted, and is still to make" if job.attempts else "is queued to make"
 
 
-def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -> None:
+def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
     """QuotaExceeded where a tenant has `limit` live jobs, or began PER_DAY within a day, cancelled ones
     included."""
     if limit is None:
@@ -162,7 +162,7 @@ def check_quota(table: Table, txn: Txn, tenant: str | None, limit: int | None) -
         )
 
 
-def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+def live_jobs(table: Table, txn: RegistryTxn, *, tolerant: bool = False) -> list[JobRecord]:
     """Queued and running jobs, the oldest first. Raises Damaged; a tolerant call leaves out what is damaged
     or lost."""
     found = []
@@ -175,11 +175,13 @@ def live_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobReco
     return sorted((r for r in found if r is not None), key=_age)
 
 
-def all_jobs(table: Table, txn: Txn, *, tolerant: bool = False) -> list[JobRecord]:
+def all_jobs(table: Table, txn: RegistryTxn, *, tolerant: bool = False) -> list[JobRecord]:
     return sorted(table.all(txn, JOB, JobRecord, tolerant=tolerant), key=_age)
 
 
-def update_job(table: Table, txn: Txn, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
+def update_job(
+    table: Table, txn: RegistryTxn, job: str, change: Callable[[JobRecord], JobRecord]
+) -> JobRecord:
     old = get_job(table, txn, job)
     new = change(old)
     assert new.job == old.job, "a change must not rename a job"
@@ -197,13 +199,13 @@ def asked_to_stop(record: JobRecord) -> JobRecord:
     return record
 
 
-def cancel_for_model(table: Table, txn: Txn, model: ModelId) -> None:
+def cancel_for_model(table: Table, txn: RegistryTxn, model: ModelId) -> None:
     for record in live_jobs(table, txn, tolerant=True):
         if record.kind == "fine_tune" and target_of(record) == str(model):
             put_job(table, txn, asked_to_stop(record))
 
 
-def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
+def drop_jobs_of(table: Table, txn: RegistryTxn, tenant: str) -> list[str]:
     """Remove a tenant's jobs. One that runs finds its mark in GONE and cannot publish any more."""
     dropped = txn.keys(_of(tenant))
     for job in dropped:
@@ -213,7 +215,7 @@ def drop_jobs_of(table: Table, txn: Txn, tenant: str) -> list[str]:
     return dropped
 
 
-def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) -> list[str]:
+def old_jobs(table: Table, txn: RegistryTxn, keep: int, day: datetime, month: datetime) -> list[str]:
     """Jobs that ended before `month`, or before `day` with `keep` others that ended later."""
     ended = sorted(
         ((_end(r), r.job) for r in all_jobs(table, txn, tolerant=True) if r.state in ENDED), reverse=True
@@ -221,12 +223,12 @@ def old_jobs(table: Table, txn: Txn, keep: int, day: datetime, month: datetime) 
     return [job for i, (at, job) in enumerate(ended) if at < (day if i >= keep else month)]
 
 
-def drop_jobs(table: Table, txn: Txn, jobs: list[str]) -> None:
+def drop_jobs(table: Table, txn: RegistryTxn, jobs: list[str]) -> None:
     for job in jobs:
         drop_job(table, txn, job)
 
 
-def users_of_domain(table: Table, txn: Txn, domain: str) -> list[str]:
+def users_of_domain(table: Table, txn: RegistryTxn, domain: str) -> list[str]:
     """Live jobs that read or make this domain or one below it."""
     found = []
     for record in live_jobs(table, txn):
@@ -248,7 +250,7 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -> None:
+def _count(table: Table, txn: RegistryTxn, old: JobState | None, new: JobState | None) -> None:
     """Count a job that has changed, after its record."""
     try:
         for state, step in ((old, -1), (new, +1)):
@@ -258,7 +260,7 @@ def _count(table: Table, txn: Txn, old: JobState | None, new: JobState | None) -
         _count_anew(table, txn)
 
 
-def _count_anew(table: Table, txn: Txn) -> None:
+def _count_anew(table: Table, txn: RegistryTxn) -> None:
     states = Counter(record.state for record in table.all(txn, JOB, JobRecord, tolerant=True))
     for state in get_args(JobState):
         txn.put(JOB_COUNT + state, str(states[state]).encode())

@@ -7,14 +7,14 @@ import re
 
 from hmi.core import KeyRecord, check_name
 from hmi.errors import NotFound, QuotaExceeded
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import KEY, KEY_ID, KEY_OF, Table
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def put_key(table: Table, txn: Txn, record: KeyRecord) -> None:
+def put_key(table: Table, txn: RegistryTxn, record: KeyRecord) -> None:
     assert _SHA256.fullmatch(record.sha256), "a key is stored as its SHA-256"
     assert _KEY_ID.fullmatch(record.key_id), "a key's id is short and plain"
     table.put(txn, KEY + record.sha256, record)
@@ -22,16 +22,16 @@ def put_key(table: Table, txn: Txn, record: KeyRecord) -> None:
     txn.put(KEY_ID + record.key_id, (record.tenant or "").encode())
 
 
-def find_key(table: Table, txn: Txn, sha256: str) -> KeyRecord | None:
+def find_key(table: Table, txn: RegistryTxn, sha256: str) -> KeyRecord | None:
     return table.get(txn, KEY + sha256, KeyRecord) if _SHA256.fullmatch(sha256) else None
 
 
-def keys_of(table: Table, txn: Txn, tenant: str | None) -> list[KeyRecord]:
+def keys_of(table: Table, txn: RegistryTxn, tenant: str | None) -> list[KeyRecord]:
     found = [table.get(txn, KEY + sha.decode(), KeyRecord) for _, sha in txn.items(_of(tenant))]
     return sorted((k for k in found if k is not None), key=lambda k: (k.created, k.key_id))
 
 
-def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
+def check_count(txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
     """Raises QuotaExceeded where a tenant has `limit` keys."""
     if limit is not None and len(txn.keys(_of(tenant))) >= limit:
         raise QuotaExceeded(
@@ -39,7 +39,7 @@ def check_count(txn: Txn, tenant: str | None, limit: int | None) -> None:
         )
 
 
-def revoke_key(table: Table, txn: Txn, key_id: str) -> KeyRecord:
+def revoke_key(table: Table, txn: RegistryTxn, key_id: str) -> KeyRecord:
     tenant = txn.get(KEY_ID + key_id) if _KEY_ID.fullmatch(key_id) else None
     if tenant is None:
         raise NotFound(f"there is no key {key_id[:80]!r}: see the list of keys")
@@ -53,7 +53,7 @@ def revoke_key(table: Table, txn: Txn, key_id: str) -> KeyRecord:
     return record
 
 
-def any_keys(txn: Txn) -> bool:
+def any_keys(txn: RegistryTxn) -> bool:
     return next(txn.items(KEY), None) is not None
 
 

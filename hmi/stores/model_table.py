@@ -6,7 +6,7 @@ from __future__ import annotations
 from hmi.core import JobRecord, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores.job_table import cancel_for_model
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
 
 KEPT_VERSIONS = 8
@@ -16,21 +16,21 @@ def model_key(model: ModelId) -> str:
     return f"{MODEL}{check_name(model.tenant, 'tenant')}.{check_name(model.name, 'model')}"
 
 
-def get_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
+def get_model(table: Table, txn: RegistryTxn, model: ModelId) -> ModelRecord:
     record = table.get(txn, model_key(model), ModelRecord)
     if record is None:
         raise NotFound(f"there is no model {str(model)!r}: check the name")
     return record
 
 
-def get_tenant(table: Table, txn: Txn, tenant: str) -> TenantRecord:
+def get_tenant(table: Table, txn: RegistryTxn, tenant: str) -> TenantRecord:
     record = table.get(txn, TENANT + check_name(tenant, "tenant"), TenantRecord)
     if record is None:
         raise NotFound(f"there is no tenant {tenant!r}: check the name, or create it first", field="tenant")
     return record
 
 
-def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion) -> ModelRecord:
+def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion) -> ModelRecord:
     """Add a version and let it answer, unless it is held back. The same job's second publication changes
     nothing."""
     old = table.get(txn, model_key(model), ModelRecord)
@@ -55,7 +55,7 @@ def publish_model(table: Table, txn: Txn, model: ModelId, version: ModelVersion)
     return record
 
 
-def set_current(table: Table, txn: Txn, model: ModelId, version: int) -> ModelRecord:
+def set_current(table: Table, txn: RegistryTxn, model: ModelId, version: int) -> ModelRecord:
     old = get_model(table, txn, model)
     have = [v.version for v in old.versions]
     if version not in have:
@@ -68,7 +68,7 @@ def set_current(table: Table, txn: Txn, model: ModelId, version: int) -> ModelRe
     return record
 
 
-def delete_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
+def delete_model(table: Table, txn: RegistryTxn, model: ModelId) -> ModelRecord:
     """Remove a model and stop the jobs that would publish it again."""
     old = get_model(table, txn, model)
     txn.delete(model_key(model))
@@ -76,7 +76,7 @@ def delete_model(table: Table, txn: Txn, model: ModelId) -> ModelRecord:
     return old
 
 
-def _refuse_unwanted(table: Table, txn: Txn, job: str) -> None:
+def _refuse_unwanted(table: Table, txn: RegistryTxn, job: str) -> None:
     record = table.get(txn, JOB + job, JobRecord)
     if txn.get(GONE + job) is not None or (record is not None and record.cancel_requested):
         raise JobCancelled("the job was cancelled before it published: start it again if it was not meant")

@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import Any
 
 from hmi.errors import Damaged
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import ONCE, ONCE_UNTIL
 
 
-def kept(txn: Txn, key: str, scope: str) -> dict[str, Any] | None:
+def kept(txn: RegistryTxn, key: str, scope: str) -> dict[str, Any] | None:
     """What `keep` stored for this key less than its lifetime ago."""
     raw = txn.get(ONCE + _once(key, scope))
     found = None if raw is None else json.loads(raw)
     return found["response"] if found is not None and found["until"] > time.time() else None
 
 
-def keep(txn: Txn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
+def keep(txn: RegistryTxn, key: str, scope: str, response: dict[str, Any], ttl_s: float) -> None:
     """Keep an answer for `ttl_s` seconds, and drop some that are past theirs."""
     name, until = _once(key, scope), time.time() + ttl_s
     _drop_expired(txn)
@@ -33,7 +33,7 @@ def _once(key: str, scope: str) -> str:
     return hashlib.sha256(f"{scope}\0{key}".encode()).hexdigest()
 
 
-def _drop_expired(txn: Txn, at_most: int = 64) -> None:
+def _drop_expired(txn: RegistryTxn, at_most: int = 64) -> None:
     now = time.time()
     expired: list[str] = []
     # Other callers' records: of those that are damaged `Registry.problems` tells.

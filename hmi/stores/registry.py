@@ -27,7 +27,7 @@ from hmi.errors import Conflict, NotFound
 from hmi.stores import job_table, key_table, model_table, once_table
 from hmi.stores.layout import refuse_bereft
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 
 DAY_S = 86_400.0
@@ -104,7 +104,7 @@ class Registry:
         """A tenant and its first key in one step. Raises Conflict if the name is taken."""
         assert key.tenant == record.tenant, "a tenant's first key is its own"
 
-        def body(txn: Txn) -> None:
+        def body(txn: RegistryTxn) -> None:
             name = TENANT + check_name(record.tenant, "tenant")
             if txn.get(name) is not None:
                 raise Conflict(
@@ -119,7 +119,7 @@ class Registry:
         """Remove a tenant with its models, keys and jobs; returns (models, key ids, job ids). Raises
         NotFound."""
 
-        def body(txn: Txn) -> tuple[list[ModelRecord], list[str], list[str]]:
+        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
             models = self._table.all(txn, MODEL, ModelRecord, below=f"{name}.")
             for model in models:
@@ -140,7 +140,7 @@ class Registry:
     def put_key(self, record: KeyRecord, limit: int | None = None) -> None:
         """Raises NotFound for a tenant that does not exist, QuotaExceeded where it has `limit` keys."""
 
-        def body(txn: Txn) -> None:
+        def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
             key_table.check_count(txn, record.tenant, limit)
@@ -249,7 +249,7 @@ class Registry:
         (tenant); QuotaExceeded where the tenant has `tenant_limit` live jobs, or began too many within a
         day."""
 
-        def body(txn: Txn) -> None:
+        def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
             job_table.add_job(self._table, txn, record, tenant_limit)
@@ -291,7 +291,7 @@ class Registry:
     def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
         """Run `act(models, jobs)` with those that depend on `domain`, while none can be added by anybody."""
 
-        def body(txn: Txn) -> T:
+        def body(txn: RegistryTxn) -> T:
             records = self._table.all(txn, MODEL, ModelRecord)
             models = [f"{m.tenant}.{m.name}" for m in records if any(v.domain == domain for v in m.versions)]
             return act(models, job_table.users_of_domain(self._table, txn, domain))

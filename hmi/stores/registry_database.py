@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from hmi.errors import HmiError, Unavailable
 from hmi.stores.plots import as_hmi
-from hmi.stores.sealed import CURE, Txn, is_sealed, problems, upgrade
+from hmi.stores.sealed import CURE, RegistryTxn, is_sealed, problems, upgrade
 from plot_store import Closed, PlotStoreError
 from plot_store.database.database import Database
 from plot_store.database.lmdb_errors import Label
@@ -55,10 +55,10 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def read(self, body: Callable[[Txn], T]) -> T:
+    def read(self, body: Callable[[RegistryTxn], T]) -> T:
         """Run `body` on one snapshot. It must take all it needs: nothing of the transaction outlives it."""
         try:
-            return self._database.read(lambda raw: body(Txn(raw)))
+            return self._database.read(lambda raw: body(RegistryTxn(raw)))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
@@ -69,15 +69,15 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def write(self, body: Callable[[Txn], T]) -> T:
+    def write(self, body: Callable[[RegistryTxn], T]) -> T:
         """Run `body` alone among all processes and commit durably; an exception undoes it.
 
         `body` runs again after the map has grown, so its effects elsewhere must be idempotent. It may use
-        this database only through its Txn. Raises Unavailable if another process holds the registry for a
-        minute.
+        this database only through that transaction. Raises Unavailable if another process holds the
+        registry for a minute.
         """
         try:
-            return self._database.write(lambda raw: body(Txn(raw)))
+            return self._database.write(lambda raw: body(RegistryTxn(raw)))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 

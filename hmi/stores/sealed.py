@@ -22,7 +22,7 @@ _HIGH = bytes(b | 0x80 for b in range(256))
 _LOW = bytes(b & 0x7F for b in range(256))
 
 
-class Txn:
+class RegistryTxn:
     """One transaction, valid inside its block only. Keys are ASCII text."""
 
     def __init__(self, raw: Any) -> None:

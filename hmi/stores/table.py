@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from hmi.core import Record
 from hmi.errors import Damaged
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 
 ROOT = "root/"
 TENANT = "tenant/"
@@ -36,16 +36,16 @@ class Table:
     def __init__(self) -> None:
         self._cache: dict[str, tuple[bytes, Record]] = {}
 
-    def get(self, txn: Txn, key: str, kind: type[R]) -> R | None:
+    def get(self, txn: RegistryTxn, key: str, kind: type[R]) -> R | None:
         raw = txn.get(key)
         return None if raw is None else self._parse(key, raw, kind)
 
-    def put(self, txn: Txn, key: str, record: Record) -> None:
+    def put(self, txn: RegistryTxn, key: str, record: Record) -> None:
         txn.put(key, record.model_dump_json().encode())
 
     def all(
         self,
-        txn: Txn,
+        txn: RegistryTxn,
         prefix: str,
         kind: type[R],
         *,

@@ -1,2 +1,2 @@
-"""Training: distillation of roots, further pretraining of domains, tenants' modules and heads. Nothing here
-serves."""
+"""Training of roots (distillation), domains (further pretraining) and tenants' models. The server
+does not answer with anything in here."""

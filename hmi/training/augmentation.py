@@ -1,8 +1,8 @@
-"""Changed copies of a tenant's rows for a teacher to label, for tenants without other text (the data
-augmentation of TinyBERT, Jiao et al., 2020, section 3.2).
+"""Makes changed copies of a tenant's rows for a teacher to label (data augmentation: TinyBERT, Jiao
+et al., 2020, section 3.2). They serve tenants without unlabelled text.
 
-A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the rows. The
-teacher labels the copy as it then stands, so the copy need not be a sentence.
+A word is replaced by one whose vector in the source's vocabulary is near, or by any word of the
+rows. The teacher labels the changed text, so it need not make sense.
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ from torch.nn.functional import normalize
 from hmi.model.tokenizer import Text, Tokenizer
 from hmi.training.data.rows import Row
 
-SHARE = 0.3
+REPLACED_FRACTION = 0.3
 """Fraction of a text's words that a copy replaces (docs/design/0003-tenant-module.md)."""
 NEAREST = 8
-MOST_CHARACTERS, MOST_WORDS = 32_768, 4_096
-"""Characters and words of a text that its copies keep; the rest is left out. All windows of a text hold
-fewer."""
-AT_ONCE = 256
-"""Words whose neighbours are sought in one product."""
+"""Number of similar words kept for a word."""
+MAX_CHARACTERS = 32_768
+"""A copy keeps at most this many characters of a text, more than all windows of a text hold."""
+MAX_WORDS = 4_096
+"""A copy keeps at most this many words of a text that is given as words, more than all its windows hold."""
+BATCH_WORDS = 256
+"""Neighbours are searched for this many words in one matrix product."""
 _MARKS = "".join(chr(i) for i in range(0x300, 0x10000) if unicodedata.category(chr(i)).startswith("M"))
 _PIECE = re.compile(rf"</?\w+>|\[/?\w+\]|[\w{_MARKS}]+|[^\w{_MARKS}]", re.DOTALL)
-"""A marker (<e1>, [/E1]) in one piece, since a changed one would mark nothing; a word; or one other
-character."""
+"""Splits a text into words, other characters, and markers such as <e1> or [/E1], which must stay whole."""
 _is_word = re.compile(r"\w").match
 
 Similar = Mapping[str, Sequence[str]]
-"""For each word the words that may replace it."""
+"""Word -> the words that may replace it."""
 
 
 def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most: int) -> list[Row]:
-    """`times` copies of each row, at most `most` in all, without answers. Each word, and at least one, is
-    replaced with probability SHARE: half of the time by a similar word, if there are any, else by one drawn
-    from all words of the rows by frequency. Spaces and punctuation stay, and so does the number of words that
-    are given as a list."""
+    """Make `times` changed copies of each row, at most `most` in all, without answers.
+
+    Each word is replaced with probability REPLACED_FRACTION; at least one is replaced. Half of the
+    time the replacement is a similar word, if there is one; else it is drawn from all words of the
+    rows by frequency. Spaces and punctuation stay, and so does the number of words of a text that
+    is given as words.
+    """
     rng = random.Random(seed)
     counts = Counter(piece for row in rows for text in _pieces(row.text) for piece in text if _is_word(piece))
     words, weights = list(counts), list(accumulate(counts.values()))
@@ -56,7 +60,7 @@ def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most:
     def changed(row: Row) -> Row:
         texts = _pieces(row.text)
         places = [(text, i) for text in texts for i, piece in enumerate(text) if _is_word(piece)]
-        some = [place for place in places if rng.random() < SHARE]
+        some = [place for place in places if rng.random() < REPLACED_FRACTION]
         for text, i in some or rng.sample(places, min(1, len(places))):
             text[i] = another(text[i])
         return Row(_joined(texts, row.text), "")
@@ -66,7 +70,7 @@ def variants(rows: Sequence[Row], times: int, similar: Similar, seed: int, most:
 
 
 def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) -> dict[str, list[str]]:
-    """For each word of the rows that is also a whole word of the vocabulary, its NEAREST others by cosine.
+    """For each word of the rows that is one token, the NEAREST other whole-word tokens by cosine.
 
     vectors: the source's word embeddings [vocab, dim].
     """
@@ -79,8 +83,8 @@ def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) ->
     known = torch.tensor(list(whole))
     directions = normalize(vectors[known].float(), dim=1)
     found: dict[str, list[str]] = {}
-    for start in range(0, len(single), AT_ONCE):
-        some = single[start : start + AT_ONCE]
+    for start in range(0, len(single), BATCH_WORDS):
+        some = single[start : start + BATCH_WORDS]
         own = torch.tensor([token for _, token in some])
         scores = normalize(vectors[own].float(), dim=1) @ directions.T
         scores[known == own[:, None]] = -1.0
@@ -91,10 +95,10 @@ def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) ->
 
 
 def _pieces(text: Text) -> list[list[str]]:
-    """The words of a text, of both texts of a pair, or the given words."""
+    """The pieces of a text, or of each text of a pair; for a text given as words, the words."""
     if isinstance(text, list):
-        return [text[:MOST_WORDS]]
-    return [_PIECE.findall(part[:MOST_CHARACTERS]) for part in (text if isinstance(text, tuple) else (text,))]
+        return [text[:MAX_WORDS]]
+    return [_PIECE.findall(part[:MAX_CHARACTERS]) for part in (text if isinstance(text, tuple) else (text,))]
 
 
 def _joined(texts: list[list[str]], like: Text) -> Text:
@@ -105,7 +109,8 @@ def _joined(texts: list[list[str]], like: Text) -> Text:
 
 
 def _cased(word: str, like: str) -> str:
-    """The word with the case of another: an uncased vocabulary has none, which a model may learn from."""
+    """`word` in the case of `like`. An uncased vocabulary yields lower-case words, from which a
+    model could tell copies."""
     if len(like) > 1 and like.isupper():
         return word.upper()
     return word.capitalize() if like[0].isupper() else word

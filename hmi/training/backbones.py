@@ -1,6 +1,7 @@
-"""Backbones, which compute the head's input from a batch of rows: a tenant's module in frozen upper layers,
-or an alternative to compare it with (upper layers fine-tuned whole, a whole encoder fine-tuned, a frozen
-encoder).
+"""Backbones, which compute the head's input from a batch of rows.
+
+The one that is served is a tenant's module in frozen upper layers. The others exist for comparison:
+upper layers fine-tuned whole, a whole encoder fine-tuned (also the teacher), a frozen encoder.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
 
 Features = Callable[[Sequence[int]], list[Tensor]]
-"""Indices of rows -> what the backbone reads of each: [T_i, dim] for upper layers, ids int64 [T_i] for an
-encoder."""
+"""Indices of rows -> the backbone's input for each: states [T_i, dim] for upper layers, ids int64
+[T_i] for an encoder."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows (or windows of them) behind a feature function. `targets[i]`: what its task's loss
-    takes."""
+    """Tokenised rows, or windows of them, whose features are computed on demand. `targets[i]`: row
+    i's target, as its task's loss takes it."""
 
     lengths: list[int]
     types: list[list[int]]
-    """Token types: which of a pair's texts each token is of."""
+    """Token types: 0 for a token of a pair's first text, 1 for one of its second."""
     features: Features
     targets: Sequence[Sequence[float]]
     bags: Callable[[Sequence[int]], list[Bags]] | None = None
-    """Indices of rows -> their lexical features, where those are trained."""
+    """Indices of rows -> their lexical features; None if those are not trained."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -42,8 +43,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a head reads: `last` [B, T, dim] ([B, 1, dim] where only [CLS] was computed), `before` [B, T, dim]
-    the rows that entered the last layer, types int64 [B, T], mask bool [B, T]."""
+    """What a head reads. `last` [B, T, dim] is the last layer's output ([B, 1, dim] if only [CLS]
+    was computed), `before` [B, T, dim] its input; types int64 [B, T], mask bool [B, T]."""
 
     last: Tensor
     before: Tensor
@@ -52,7 +53,8 @@ class Hidden:
 
 
 class Backbone(Protocol):
-    """Runs a batch. `trained` holds what is trained and kept, None where nothing is."""
+    """Computes the states of a batch. `trained` is the part that is trained and kept; None if
+    there is none."""
 
     @property
     def trained(self) -> nn.Module | None: ...
@@ -63,7 +65,7 @@ class Backbone(Protocol):
 
 
 class ModuleBackbone:
-    """Frozen upper layers, shared, with one tenant's module; features are [T_i, dim]."""
+    """Shared, frozen upper layers with one tenant's module. Features are [T_i, dim]."""
 
     def __init__(self, upper: nn.ModuleList, module: TenantModule, heads: int) -> None:
         self.upper, self.module, self.heads = upper, module, heads
@@ -77,7 +79,7 @@ class ModuleBackbone:
 
 
 class UpperBackbone:
-    """Upper layers of its own, tuned whole; features are [T_i, dim]."""
+    """A copy of the upper layers, fine-tuned whole. Features are [T_i, dim]."""
 
     def __init__(self, upper: nn.ModuleList, heads: int) -> None:
         self.trained, self.heads = copy.deepcopy(upper).requires_grad_(True), heads
@@ -87,7 +89,7 @@ class UpperBackbone:
 
 
 class EncoderBackbone:
-    """A whole encoder of its own, from token ids."""
+    """A copy of a whole encoder, fine-tuned. Features are token ids."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.trained = copy.deepcopy(encoder).requires_grad_(True)
@@ -104,8 +106,8 @@ class EncoderBackbone:
 
 
 class FrozenBackbone:
-    """A backbone without layers: the features [T_i, dim], an encoder's last states, go straight to the
-    head."""
+    """A backbone without layers: the features [T_i, dim], a frozen encoder's last states, go
+    straight to the head."""
 
     trained = None
 

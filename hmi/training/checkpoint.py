@@ -1,5 +1,5 @@
-"""The checkpoint of a training at the end of an epoch: one file that a later run goes on from as if
-unbroken."""
+"""The checkpoint of a training after an epoch: one file. A run resumed from it ends as an
+uninterrupted one would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def write_training(path: Path, trainer: Trainer, history: History, remark: str | None) -> None:
-    """Keep the trainer as it stands and its best epoch. remark: what a user should know of its beginning."""
+    """Store the trainer's state and its best epoch. remark: a remark for the user on what
+    training started from."""
     best = history.kept
     tensors = {**trainer.state().joined(), **trainer.optimiser_state()}
     tensors |= {f"best.{name}": value for name, value in best.artefact.joined().items()}
@@ -25,14 +26,15 @@ def write_training(path: Path, trainer: Trainer, history: History, remark: str |
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where an interrupted run had come, and the remark that was kept with it."""
+    """The progress of an interrupted run, and the remark stored with it."""
 
     history: History
     remark: str | None = None
 
 
 def resume_training(path: Path, trainer: Trainer) -> Resumed | None:
-    """Load a checkpoint into the trainer; None where there is none, or one of a release that trained less."""
+    """Load a checkpoint into the trainer. Returns None if there is none, or if an earlier release
+    wrote it with fewer tensors."""
     found = read_checkpoint(path)
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""The defaults of a tenant's training: module, learning rate, epochs.
+"""Defaults of a tenant's training: module, learning rate, epochs.
 
-Each was chosen on dev of the quality runs (docs/design/0003-tenant-module.md).
+They were chosen on the dev rows of the quality runs (docs/design/0003-tenant-module.md).
 """
 
 from __future__ import annotations
@@ -14,36 +14,41 @@ if TYPE_CHECKING:
     from hmi.model.tasks import TaskKind
 
 EPOCHS = 8
-MIN_STEPS, MANY_STEPS = 200, 5_000
-"""With few rows there are more epochs, since a fresh module under-fits in fewer steps than this. With many
-rows there are fewer: see `choose_epochs`."""
+MIN_STEPS = 200
+"""With few rows there are more epochs, to reach this many steps: with fewer, a fresh module under-fits."""
+MANY_STEPS = 5_000
+"""With many rows there are fewer epochs, to stay within this many steps."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 12
 TAGGING_LR, DEFAULT_LR = 4e-3, 2e-3
-PAIR_LORA_LR, PAIR_LR = 1e-3, 4e-3
-"""For pairs LoRA needs a lower rate and a sequential adapter a higher one; other bottlenecks are treated like
-it."""
-LORA_RANK, LR_ROWS = 8, 2_000
-"""The rank of LoRA and the number of rows that the rates were found at: higher ranks diverge at them."""
+PAIR_LORA_LR = 1e-3
+"""For pairs LoRA needs a lower rate."""
+PAIR_LR = 4e-3
+"""For pairs a sequential adapter needs a higher rate. Other bottlenecks get the same."""
+LORA_RANK = 8
+"""The rank that LoRA's rates were tuned for. Higher ranks diverge at them."""
+LR_ROWS = 2_000
+"""The number of rows that the rates were tuned for."""
 
 
 def choose_epochs(rows: int, batch: int) -> int:
-    """EPOCHS; more where those are not MIN_STEPS steps, fewer where they are more than MANY_STEPS; within
-    bounds."""
+    """EPOCHS, raised to reach MIN_STEPS or lowered to stay within MANY_STEPS, from
+    MIN_EPOCHS to MAX_EPOCHS."""
     steps_an_epoch = max(1, -(-rows // batch))
     wanted = max(min(EPOCHS, MANY_STEPS // steps_an_epoch), -(-MIN_STEPS // steps_an_epoch))
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
 
 
 def default_module(*, paired: bool) -> ModuleSpec:
-    """Bottlenecks after the FFN for pairs of texts, LoRA for all else; both within the default size's
-    budget."""
+    """Bottlenecks after the FFN (sequential) for pairs of texts, else LoRA; both of the default size."""
     return ModuleSpec(kind="sequential" if paired else "lora")
 
 
 def default_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task; for pairs it depends on whether the module has LoRA. LoRA's is lower for
-    a higher rank. All are lower with more rows, since many steps at a high rate undo what the first ones
-    learnt."""
+    """The learning rate for a task and a module.
+
+    LoRA's rate falls as its rank grows. All rates fall with more rows, since many steps at a high
+    rate undo what the first ones learnt.
+    """
     lora = "lora" in module.kind
     rate = TAGGING_LR if task.name == "tagging" else DEFAULT_LR
     if task.paired:

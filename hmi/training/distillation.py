@@ -1,8 +1,8 @@
-"""Making a root: locality of the lower layers by ridge regression and distillation, then one co-training of
+"""Makes the lower layers of a root local: by ridge regression, then distillation. Finally co-trains
 the upper layers on the states that a PLOT will give them.
 
-Recipe: docs/design/0002-locality.md. Everything here is a pure function of modules and tokenised text;
-progress, checkpoints and cancellation are the caller's, through `StepReport`.
+The recipe is explained in docs/design/0002-locality.md. The functions change only the modules that
+they are given; the caller handles progress, checkpoints and cancellation through `StepReport`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RIDGE_TOKENS = 2048
 
 @dataclass(frozen=True)
 class DistilPlan:
-    """The length and rates of distillation. Defaults take about 15 CPU-minutes on MiniLM."""
+    """The steps and learning rates of distillation. The defaults take about 15 CPU-minutes on MiniLM."""
 
     ridge_texts: int = 600
     ridge_shrink: float = 0.03
@@ -42,7 +42,7 @@ class DistilPlan:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Padded ids, types and positions [B, T] int64, and the token mask [B, T]."""
+    """Padded ids, types and positions int64 [B, T], and the token mask bool [B, T]."""
 
     ids: Tensor
     types: Tensor
@@ -59,7 +59,8 @@ def make_batch(texts: Sequence[Encoded]) -> PaddedBatch:
 
 
 def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[PaddedBatch]:
-    """Endless batches of about `tokens` tokens, each of texts cut to one of three lengths."""
+    """Yield batches of about `tokens` tokens without end. Each batch's texts are cut to one
+    of three lengths."""
     sep = texts[0].ids[-1]
     while True:
         limit = rng.choices((48, 96, 224), (0.45, 0.35, 0.2))[0]
@@ -70,8 +71,8 @@ def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) ->
 
 
 def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:
-    """Drop n-grams and shorter ones at random, so that back-off is trained too; half the batches stay
-    exact."""
+    """Choose n-grams to drop at random, so that back-off is trained too. Half of the batches
+    stay complete (None)."""
     if rng.random() < 0.5:
         return None
     held = {n: torch.rand(*ids.shape, generator=generator) < rng.choice((0.3, 0.6, 0.8))}
@@ -82,13 +83,13 @@ def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Gener
 def compute_features(
     lower: LocalLower, bias: InputBias, batch: PaddedBatch, cover: Cover | None = None
 ) -> Tensor:
-    """What the upper layers receive [B, T, dim]: aggregated n-gram rows plus position and type bias."""
+    """The upper layers' input [B, T, dim]: aggregated n-gram rows plus position and type bias."""
     rows: Tensor = lower(batch.ids, cover) + bias(batch.positions, batch.types)
     return rows
 
 
 def run_upper(upper: nn.ModuleList, x: Tensor, mask: Tensor, heads: int) -> Tensor:
-    """Plain upper layers over a padded batch [B, T, dim], no tenant module."""
+    """Run the upper layers, without a tenant's module, on a padded batch [B, T, dim]."""
     attend = attend_padded(mask, heads)
     for layer in upper:
         x = layer(x, attend)
@@ -99,7 +100,7 @@ def run_upper(upper: nn.ModuleList, x: Tensor, mask: Tensor, heads: int) -> Tens
 def start_local(
     lower: LocalLower, bias: InputBias, teacher: Encoder, texts: Sequence[Encoded], plan: DistilPlan
 ) -> None:
-    """Slots and ridge regression on about `plan.ridge_texts` texts: what is had without training."""
+    """Set slots, W_r and bias in closed form, without training, on about `plan.ridge_texts` texts."""
     batches = sample_batches(texts, RIDGE_TOKENS, random.Random(plan.seed + 7))
     warm = [next(batches) for _ in range(max(2, plan.ridge_texts // 40))]
     init_slots(lower, teacher, warm[0])
@@ -108,8 +109,10 @@ def start_local(
 
 @torch.no_grad()
 def init_slots(lower: LocalLower, teacher: Encoder, batch: PaddedBatch) -> None:
-    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP], and
-    where attention is relative, their bias to the mean over the texts' tokens."""
+    """Set each lower layer's two constant slots to the mean key and value of [CLS] and of the last [SEP].
+
+    With relative attention, also set their bias to the mean over the texts' tokens.
+    """
     last = batch.mask.sum(1) - 1
     rows = torch.arange(len(last))
     x = teacher.embeddings(batch.ids, batch.positions, batch.types)
@@ -126,7 +129,8 @@ def init_slots(lower: LocalLower, teacher: Encoder, batch: PaddedBatch) -> None:
 
 
 def _slot_shares(batch: PaddedBatch, buckets: int) -> Tensor:
-    """How often a text's tokens see its [CLS] and its last [SEP] in each bucket of distance: [2, buckets]."""
+    """The share of tokens that see their text's [CLS] and last [SEP] in each bucket of
+    distance: [2, buckets]."""
     ends = torch.stack([torch.zeros(len(batch.ids), dtype=torch.int64), batch.mask.sum(1) - 1])
     distances = (ends[:, :, None] - batch.positions)[:, batch.mask]
     counts = torch.stack([torch.bincount(bucket_of(d, buckets), minlength=buckets) for d in distances])
@@ -137,7 +141,7 @@ def _slot_shares(batch: PaddedBatch, buckets: int) -> Tensor:
 def fit_ridge(
     lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch], shrink: float
 ) -> None:
-    """Fit W_r, shrunk towards I/n, and the position and type bias to the teacher, in closed form."""
+    """Fit W_r (shrunk towards I/n) and the position and type bias to the teacher, in closed form."""
     d, width = lower.shape.dim, lower.n * lower.shape.dim
     prior = torch.eye(d).repeat(lower.n, 1) / lower.n
     gram = torch.zeros(width, width, dtype=torch.float64)
@@ -146,7 +150,7 @@ def fit_ridge(
     for batch in batches:
         x, y = _parts(lower, batch), teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
         keep = batch.mask.clone()
-        keep[:, 0] = False  # [CLS] holds the whole text, which no window can see
+        keep[:, 0] = False  # the [CLS] state depends on the whole text, which no window sees
         xs = x[keep].double()
         rs = y[keep].double() - xs @ prior.double()
         gram += xs.T @ xs
@@ -163,8 +167,8 @@ def fit_ridge(
 
 @torch.no_grad()
 def fit_bias(lower: LocalLower, bias: InputBias, teacher: Encoder, batches: Sequence[PaddedBatch]) -> None:
-    """Position bias = mean residual around each position (wider further out); type bias = what type 1
-    adds."""
+    """Set the position bias to the mean residual around each position, and the bias of type 1 to
+    the mean residual that remains in second texts."""
     shape = lower.shape
     total = torch.zeros(shape.positions, shape.dim)
     count = torch.zeros(shape.positions)
@@ -199,7 +203,8 @@ def distil_lower(
     rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
     lower.requires_grad_(True)
     bias.requires_grad_(True)
-    # The word table stays the source's: it is 12 M of 17 M lower parameters and the delta must stay small.
+    # The word table stays the source's: it has 12 M of the 17 M lower parameters, and the shipped
+    # delta must stay small.
     lower.embeddings.word.requires_grad_(False)
     if lower.embeddings.token_type is not None:
         lower.embeddings.token_type.requires_grad_(False)
@@ -231,8 +236,8 @@ def train_upper(
     *,
     bf16: bool = False,
 ) -> None:
-    """Train the upper layers on frozen PLOT inputs to give the teacher's last hidden states (MSE + [CLS]
-    term)."""
+    """Train the upper layers on frozen PLOT states against the teacher's last hidden states (MSE,
+    with a further term for [CLS])."""
     rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
     upper.requires_grad_(True)
     optimiser = torch.optim.AdamW(upper.parameters(), lr=plan.upper_lr, weight_decay=0.0)
@@ -263,7 +268,7 @@ def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
 
 
 def _parts(lower: LocalLower, batch: PaddedBatch) -> Tensor:
-    """The hidden rows that overlap at each token, unfolded, one role beside the other [B, T, n·dim]."""
+    """The rows of the n windows that contain each token, concatenated by role: [B, T, n·dim]."""
     n = lower.n
     h = lower.hidden(ngram_windows(batch.ids, n).reshape(-1, n)).view(*batch.ids.shape, n, -1)
     h = h * batch.mask[..., None, None]
@@ -271,8 +276,8 @@ def _parts(lower: LocalLower, batch: PaddedBatch) -> Tensor:
 
 
 def _smooth(total: Tensor, count: Tensor) -> Tensor:
-    """Mean over a window of ±(2 + i/8) positions; position 0 ([CLS]) by itself; beyond the data, the last
-    mean."""
+    """The mean over ±(2 + i/8) positions around position i. Position 0 ([CLS]) stands alone;
+    positions beyond the data get the last mean."""
     sums, counts = total.cumsum(0), count.cumsum(0)
     out = torch.zeros_like(total)
     out[0] = total[0] / count[0].clamp(min=1)

@@ -1,4 +1,4 @@
-"""The one loop that trains until epochs stop to score better, and keeps the best epoch."""
+"""The loop that trains until epochs no longer score better, and keeps the best epoch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Best:
 
 @dataclass(frozen=True)
 class History:
-    """How far a training has come: its epochs so far, the best of them, and the scores of those that this run
-    saw."""
+    """The progress of a training: its number of epochs, the best of them, and the scores of this
+    run's epochs (a resumed run lacks the earlier ones)."""
 
     epochs: int = 0
     best: Best | None = None
@@ -36,12 +36,12 @@ class History:
 
     @property
     def kept(self) -> Best:
-        """The best epoch of a training that has ended."""
+        """The best epoch. At least one epoch must have ended."""
         assert self.best is not None
         return self.best
 
     def over(self, patience: int) -> bool:
-        """Whether this many epochs were worse than the best one."""
+        """Whether `patience` epochs have passed since the best one."""
         return self.best is not None and self.epochs - self.best.epoch >= patience
 
 
@@ -50,17 +50,17 @@ def train_to_best(
     judge: Callable[[], Mapping[str, Any]],
     report: StepReport,
     *,
-    choosy: bool = True,
+    keep_best: bool = True,
     start: History | None = None,
     after_epoch: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Train until the plan's `patience` epochs were worse than the best one; among equal epochs the last is
-    the best.
+    """Train until `plan.patience` epochs have passed since the best one. Among equal epochs the
+    last is the best.
 
-    judge: the held-out metrics of the trainer as it stands. Not `choosy`: train all epochs and keep the last,
-    for cases in which the score is chance. start: where an interrupted run had come, in which case the
-    trainer holds its tensors. `after_epoch` is called with the trainer as it goes on, for a checkpoint.
-    Raises InvalidData (diverged).
+    judge: computes the held-out metrics of the trainer's current weights. keep_best=False: train
+    all epochs and keep the last, for held-out sets on which the best score would be chance. start:
+    the history of an interrupted run, whose tensors the trainer already has. after_epoch: called
+    after each epoch, to write a checkpoint. Raises InvalidData (diverged).
     """
     history, patience = start or History(), trainer.plan.patience
     if history.over(patience):
@@ -69,7 +69,7 @@ def train_to_best(
         with trainer.averaged():
             metrics = judge()
             best = history.best
-            if best is None or not choosy or headline(metrics) >= best.score:
+            if best is None or not keep_best or headline(metrics) >= best.score:
                 best = Best(epoch, trainer.state(), metrics)
         history = History(epoch, best, (*history.scores, headline(metrics)))
         after_epoch(history)

@@ -17,7 +17,7 @@ from plot_store import Reader
 
 
 def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Tensor]:
-    """What the upper layers receive for each text: PLOT rows plus position and type bias, fp32 [T_i, dim]."""
+    """The upper layers' input for each text: PLOT rows plus position and type bias, fp32 [T_i, dim]."""
     ids = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     rows, _ = reader.lookup(ids, offsets)
@@ -27,7 +27,7 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
 def examples_of(
     root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int
 ) -> Examples:
-    """The windows of a split with what is learnt of each; `buckets` of lexical features."""
+    """The windows of a split with their targets. buckets: the number of buckets of lexical features."""
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
     return Examples(
         lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets)
@@ -35,10 +35,10 @@ def examples_of(
 
 
 def dev_examples(root: Root, reader: Reader, split: Split, buckets: int) -> Examples:
-    """The same, of which nothing is learnt."""
+    """The windows of a split without targets, for predictions."""
     return examples_of(root, reader, split, [[]] * len(split.encoded), buckets)
 
 
 def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:
-    # Look-up is about 1% of a training step, so features are never cached: memory stays flat.
+    # Features are not cached: a look-up takes about 1% of a training step, and memory use stays constant.
     return lambda rows: features_of(root, reader, [texts[i] for i in rows])

@@ -1,12 +1,12 @@
-"""How far a root's states are from its source model's, on held-out texts, by kind of text.
+"""Measures how far a root's states are from its source model's, on held-out texts, by kind of text.
 
 | measure                | of what                                                                   |
 |------------------------|---------------------------------------------------------------------------|
-| `split_relative_error` | squared error at the split over the variance there, [CLS] left out        |
-| `last_relative_error`  | the same after the last layer, [CLS] included                             |
+| `split_relative_error` | squared error at the split over the variance there, without [CLS]         |
+| `last_relative_error`  | the same after the last layer, with [CLS]                                 |
 | `token_cosine`         | mean cosine of the tokens' states after the last layer                    |
 | `cls_cosine`           | cosine of the [CLS] states after the last layer                           |
-| `mean_cosine`          | cosine of the texts' mean states after the last layer: that of embeddings |
+| `mean_cosine`          | cosine of the texts' mean states after the last layer, as for embeddings  |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hmi.model.lower import InputBias, LocalLower
 from hmi.training.distillation import PaddedBatch, compute_features, make_batch, run_upper
 
 SHORT = 12
-"""Tokens of a short text, [CLS] and [SEP] included: an utterance."""
+"""Tokens of a short text, such as an utterance, with [CLS] and [SEP]."""
 AT_ONCE = 20
 
 
@@ -62,8 +62,7 @@ def fidelity_report(
     teacher: Encoder,
     texts: Mapping[str, Sequence[Encoded]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The measures over all texts together, and for each kind. `short` is added: the beginnings of all of
-    them."""
+    """The measures over all texts, and by kind. The kind `short` is added: the first tokens of every text."""
     lower, upper, bias = parts
     every = [text for some in texts.values() for text in some]
     kinds = {**texts, "short": [_beginning(text) for text in every]}
@@ -80,7 +79,7 @@ def _batches(texts: Sequence[Encoded]) -> list[PaddedBatch]:
 
 
 def _beginning(text: Encoded) -> Encoded:
-    """The first tokens of a text (of a pair: its first text's), closed by its last one."""
+    """The first tokens of a text (of a pair: of its first text), followed by the text's last token, [SEP]."""
     most = text.types.index(1) if 1 in text.types else len(text)
     keep = [*range(min(SHORT, most) - 1), len(text) - 1]
     return Encoded(

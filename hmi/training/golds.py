@@ -1,5 +1,5 @@
-"""The right answers (golds) of rows, and checks for all labels. Does not import torch, for the checks before
-a job."""
+"""The right answers (golds) of rows, and checks of labels. Does not import torch, since files are
+checked before a job."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from hmi.errors import InvalidData
 
 
 @dataclass(frozen=True)
-class Odds:
-    """A teacher's label for a row of a one-label task: labels with probabilities, which add up to one."""
+class SoftLabel:
+    """A teacher's answer in a task with one label: labels with their probabilities, which add up to one."""
 
     each: tuple[tuple[str, float], ...]
 
 
-Gold = str | float | tuple[str, ...] | Odds
-"""A row's right answer: a label, a value, one tag a word, or a set of labels; or a teacher's word for it."""
+Gold = str | float | tuple[str, ...] | SoftLabel
+"""A row's right answer: a label, a value, one tag for each word, a set of labels, or a
+teacher's soft label."""
 MAX_LABELS = 1_000
 
 
 def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
-    """How often each label occurs; raises InvalidData for one only, or more than MAX_LABELS."""
+    """Count each label. Raises InvalidData if there is only one, or more than MAX_LABELS."""
     counts: Counter[str] = Counter()
     for gold in golds:
-        assert not isinstance(gold, float | Odds)
+        assert not isinstance(gold, float | SoftLabel)
         counts.update([gold] if isinstance(gold, str) else gold)
     if len(counts) < 2:
         raise InvalidData(
-            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at "
-            "least two classes",
+            f"every row of {field} has the same label {next(iter(counts))!r}: a model needs at least "
+            "two classes",
             field=field,
         )
     refuse_many(len(counts), field)
@@ -39,9 +40,10 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
 
 
 def refuse_many(count: int, field: str) -> None:
+    """Raise InvalidData if `count` labels are more than MAX_LABELS."""
     if count > MAX_LABELS:
         raise InvalidData(
-            f"{field} has {count} different labels, more than {MAX_LABELS}: "
-            "check that `label` holds a class and not an id or a free text",
+            f"{field} has {count} different labels, more than {MAX_LABELS}: check that `label` holds a "
+            "class and not an id or a free text",
             field=field,
         )

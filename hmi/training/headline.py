@@ -1,5 +1,5 @@
-"""The headline score: the metric that a model is judged by. Does not import numpy, for code that only shows
-it."""
+"""The headline score: the metric that a model is judged by. Does not import numpy, since some code
+only shows the score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 HEADLINES = ("entity_f1", "accuracy", "micro_f1", "spearman", "token_accuracy")
-"""A task's metrics hold one of these that counts: the first that is there."""
+"""The headline metric is the first of these that a task's metrics have."""
 
 
 def headline_name(metrics: Mapping[str, Any]) -> str | None:
@@ -15,6 +15,6 @@ def headline_name(metrics: Mapping[str, Any]) -> str | None:
 
 
 def headline(metrics: Mapping[str, Any]) -> float:
-    """The one figure by which epochs are compared."""
+    """The headline score, by which epochs are compared; 0 if there is none."""
     name = headline_name(metrics)
     return 0.0 if name is None else float(metrics[name])

@@ -1,4 +1,4 @@
-"""A recipe settled for a task and its rows."""
+"""The plan of a training: a recipe, with its open choices made for a task and its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hmi.training.transitions import learns_transitions
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Everything that a `Trainer` must know."""
+    """The settings of a `Trainer`."""
 
     task: Task
     labels: int
@@ -27,29 +27,29 @@ class TrainPlan:
     dropout: float = RECIPE.dropout
     weight_decay: float = RECIPE.weight_decay
     paired: bool = False
-    """Whether rows are pairs of texts, for a task that may be either."""
+    """Whether rows are pairs of texts. Regression may have either."""
     weights: tuple[float, ...] | None = None
-    """Weights of the head's outputs in the loss (`Objective.weights`); None = all equal."""
+    """Weights of the head's outputs in the loss (`Objective.weights`); None: all equal."""
     bf16: bool = False
-    """Products in bf16 where the CPU has them natively."""
+    """Compute matrix products in bf16 if the CPU does so natively."""
     lexical: int = 0
-    """Buckets of lexical features that are trained beside the backbone; 0 for none."""
+    """Buckets of the lexical features that are trained beside the backbone; 0 for none."""
     transitions: bool = False
-    """Whether it is learnt which tag follows which (`Transitions`)."""
+    """Whether to learn which tag follows which (`Transitions`)."""
     queries: int = 0
-    """Queries of the head (`Head.with_attended`)."""
+    """Number of the head's queries (`Head.with_attended`)."""
     average: bool = False
-    """Whether there is an average of the weights (`Trainer.averaged`)."""
+    """Whether to average the weights (`Trainer.averaged`)."""
     patience: int = RECIPE.patience
-    """Epochs without a better dev score after which training ends."""
+    """Training ends after this many epochs without a better score on dev."""
 
 
 def plan_training(
     recipe: Recipe, task: TaskKind, rows: int, *, weights: tuple[float, ...] | None = None
 ) -> TrainPlan:
-    """The plan for this many rows. weights: the classes' weights in the loss.
+    """The plan for this many rows. weights: the weights of the classes in the loss.
 
-    Raises InvalidInput where the recipe asks for transitions that cannot be trained.
+    Raises InvalidInput if the recipe asks for transitions that cannot be trained.
     """
     module = recipe.module or default_module(paired=task.paired)
     return TrainPlan(
@@ -73,7 +73,7 @@ def plan_training(
 
 
 def plan_reading(task: TaskKind, artefact: Artefact) -> TrainPlan:
-    """A plan by which a trainer takes a published artefact, to predict with it and not to train."""
+    """The plan of a trainer that only predicts, with a published artefact."""
     table = artefact.lexical.get("table")
     return TrainPlan(
         task.name,

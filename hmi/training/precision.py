@@ -1,4 +1,4 @@
-"""Which number formats this CPU computes fast."""
+"""The choice of a number format that this CPU computes fast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 def arithmetic(*, bf16: bool) -> AbstractContextManager[object]:
-    """bf16 products where asked for and native (2 to 3 times faster); elsewhere they would be several times
-    slower."""
+    """A context for matrix products in bf16, if `bf16` is set and the CPU computes it natively.
+    bf16 is then 2 to 3 times faster; on other CPUs it would be several times slower."""
     return torch.autocast("cpu", torch.bfloat16) if bf16 and native_bf16() else nullcontext()
 
 

@@ -1,9 +1,9 @@
-"""Further pretraining of a branch: masked-language modelling through the frozen upper layers into the lower
-ones.
+"""Further pretraining of a branch (HMI, section 4.2): masked-language modelling trains the lower
+layers through frozen upper ones.
 
-The root has no masked-language-model head, so one is tied to the word table (a transform, then the transposed
-table) and warmed up alone before the lower layers move. Off by default: no gain on a task has been shown yet
-(docs/design/0002-locality.md). Source: HMI section 4.2.
+A root has no masked-language-model head. A new one is tied to the word table (a transform, then the
+transposed table) and trained alone before the lower layers change. Further pretraining is off by
+default, since no gain on a task has been shown yet (docs/design/0002-locality.md).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from hmi.training.distillation import PaddedBatch, compute_features, random_cove
 from hmi.training.reports import StepReport
 
 MASK_SHARE = 0.15
+"""Share of the inner tokens to predict."""
 WARMUP_SHARE = 0.4
-"""Share of the steps that train the head alone."""
+"""Share of the steps that train only the head."""
 
 
 class TiedHead(nn.Module):
-    """hidden [m, dim] -> logits [m, vocab] through the (frozen) word table."""
+    """A masked-language-model head: hidden [m, dim] -> logits [m, vocab], through the frozen word table."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -88,8 +89,8 @@ def pretrain_lower(
 
 
 def mask_tokens(batch: PaddedBatch, mask_id: int, generator: torch.Generator) -> tuple[PaddedBatch, Tensor]:
-    """Hide 15% of the inner tokens (BERT's 80/10/10 rule); returns the batch and where to predict, bool [B,
-    T]."""
+    """Mask 15% of the inner tokens by BERT's 80/10/10 rule. Returns the batch, and where to
+    predict: bool [B, T]."""
     draw = torch.rand(batch.ids.shape, generator=generator)
     inner = batch.mask & (batch.positions > 0) & (batch.ids != batch.ids[0, int(batch.mask[0].sum()) - 1])
     wanted = inner & (draw < MASK_SHARE)

@@ -1,8 +1,8 @@
-"""The recipe of a training: what decides it before its rows are known.
+"""The recipe of a training: its settings before its rows are known.
 
-Jobs make one of a user's options; the benchmark and the demo make theirs of the same defaults.
-`hmi.training.plan` settles a recipe for a task and its rows. Does not import torch, for the calls that only
-check options.
+Jobs make a recipe from a user's options; the benchmark and the demo start from the same defaults.
+`hmi.training.plan` turns a recipe into a plan for a task and its rows. Does not import torch, since
+some calls only check options.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ LongTexts = Literal["windows", "cut"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How many rows are held out where the user gives no dev rows."""
+    """How many rows to hold out if the user gives no dev rows."""
 
     share: float = 0.1
     small_share: float = 0.2
-    """The share of fewer than `small` rows."""
+    """The share if there are fewer than `small` rows."""
     small: int = 100
     most: int = 1_000
     enough: int = 20
     """With fewer held-out rows the last epoch is kept, since the best one would be chance."""
 
     def wanted(self, rows: int) -> int:
-        """The number of held-out rows, at least one."""
+        """The number of rows to hold out, at least one."""
         return min(self.most, max(1, round(self.share_of(rows) * rows)))
 
     def share_of(self, rows: int) -> float:
@@ -41,7 +41,8 @@ HELD_OUT = HeldOut()
 
 @dataclass(frozen=True)
 class Recipe:
-    """None: the default for the task and the number of rows (`hmi.training.defaults`)."""
+    """The settings of a training. None means the default for the task and the number
+    of rows (`hmi.training.defaults`)."""
 
     module: ModuleSpec | None = None
     lr: float | None = None
@@ -52,25 +53,26 @@ class Recipe:
     dropout: float = 0.1
     weight_decay: float = 0.01
     bf16: bool = True
-    """Products in bf16 where the CPU has them natively."""
+    """Compute matrix products in bf16 if the CPU does so natively."""
     patience: int = 3
-    """Epochs without a better dev score after which training ends."""
+    """Training ends after this many epochs without a better score on dev."""
     class_weights: ClassWeights = "off"
     long_texts: LongTexts | None = None
     lexical: bool | None = None
-    """Lexical features beside the module."""
+    """Whether to train lexical features beside the module."""
     transitions: bool | None = None
-    """Which tag follows which."""
+    """Whether to learn which tag follows which."""
     queries: bool = True
-    """A head that also reads what its queries find among the rows before the last layer."""
+    """Whether the head also attends, with queries of its own, to the rows that enter the last layer."""
     average: bool = True
-    """Whether the weights are averaged over the last steps."""
+    """Whether to average the weights over the last steps."""
     variants: int = 0
-    """Changed copies of each row that a teacher labels."""
+    """Number of changed copies of each row that a teacher labels."""
     held_out: HeldOut = field(default_factory=HeldOut)
 
     def plain(self, lr: float) -> Recipe:
-        """The recipe at this rate and for the default epochs, without what the service adds to a module."""
+        """The recipe for a plain copy: at this rate, for the default epochs, and without module,
+        lexical features, transitions, queries and average."""
         return replace(
             self,
             module=None,
@@ -84,4 +86,4 @@ class Recipe:
 
 
 RECIPE = Recipe()
-"""The default of everything."""
+"""The default recipe."""

@@ -1,4 +1,4 @@
-"""What a user should know of the rows of a training, as sentences. Nothing here is an error."""
+"""Remarks for the user on the rows of a training. None of them is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.training.splits import IMBALANCE, imbalance
 
 
 def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool) -> list[str]:
-    """Remarks on the rows for the user, as sentences. None is an error."""
+    """Remarks on tags, labels and the size of the held-out set."""
     return [*_tag_remarks(task, train), *_label_remarks(task, train, dev), *_size_remarks(dev, dev_given)]
 
 
@@ -25,9 +25,9 @@ def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
         f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5]
     )
     read = (
-        "are read as slips"
+        "are read as mistakes for B-"
         if task.rules.scheme == "bio"
-        else "are kept as they are, so answers may begin so, too"
+        else "are kept, so entities in answers may begin with I-, too"
     )
     return [f"{len(broken)} entities begin with I- instead of B- ({shown}): they {read}"]
 
@@ -38,8 +38,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
     if unknown:
         names = ", ".join(sorted(set().union(*unknown))[:5])
         out.append(
-            f"{len(unknown)} held-out rows have labels that no training row has ({names}): they "
-            "count as errors"
+            f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count "
+            "as errors"
         )
     skewed = imbalance(train)
     if skewed is not None and skewed[0] >= IMBALANCE:

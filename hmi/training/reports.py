@@ -1,10 +1,10 @@
-"""How trainings report: what a caller gives to show progress."""
+"""The callbacks by which trainings report progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 StepReport = Callable[[int, int, float], None]
-"""(step, of, loss), after each step; raises to stop the training."""
+"""Called after each step with (step, number of steps, loss). It may raise to stop the training."""
 PhaseReport = Callable[[str, int, int, float | None], None]
-"""(phase, step, of, loss)."""
+"""Called with (phase, step, number of steps, loss)."""

@@ -1,9 +1,8 @@
-"""Which rows are held out, and which rows a model was trained on. Both depend on a row's content, not on its
-position.
+"""Keys of rows: they decide which rows are held out, and record which rows a model was trained on.
 
-A row's key is a hash of its input. The rows of a label with the smallest keys are held out. So a row that is
-held out now is held out of the next update's rows too, as far as the shares allow, whatever the other rows
-are.
+A row's key is a hash of its input; its position does not matter. The rows of a label with the
+smallest keys are held out. So a row that is held out now will also be held out of the next update's
+rows, as far as the shares allow, whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
 from hmi.training.recipe import HELD_OUT, HeldOut
 
-MOST_KEYS = 1 << 14
-"""Keys that a version keeps of the rows it was trained on, the smallest ones: 64 KB. All of 16,384 rows, and
-of more those that an update would hold out."""
+MAX_KEYS = 1 << 14
+"""A version records at most this many keys of the rows it was trained on (64 KB). Of more it keeps
+the smallest, whose rows an update would hold out."""
 
 RowKeys = NDArray[np.uint32]
-"""The keys of rows, ascending, each once."""
+"""Distinct keys of rows, ascending."""
 
 
 def key_of(row: Row) -> int:
-    """32 bits of a hash of the row's input."""
+    """The key of a row: 32 bits of a hash of its input."""
     return xxhash.xxh3_64_intdigest(json.dumps(row.text, ensure_ascii=False).encode()) >> 32
 
 
 def joined_keys(rows: Sequence[Row], *before: RowKeys) -> RowKeys:
-    """The keys of these rows and those of before: of too many the smallest."""
+    """The union of the keys of `rows` and `before`; at most MAX_KEYS, the smallest."""
     mine = np.array([key_of(row) for row in rows], np.uint32)
-    return np.unique(np.concatenate([mine, *before]))[:MOST_KEYS]
+    return np.unique(np.concatenate([mine, *before]))[:MAX_KEYS]
 
 
 def keys_as_text(keys: RowKeys) -> str:
@@ -51,15 +50,15 @@ def keys_from_text(text: str) -> RowKeys:
 
 
 def are_seen(rows: Sequence[Row], keys: RowKeys) -> list[bool]:
-    """For each row whether its key is among these keys."""
+    """For each row, whether its key is among `keys`."""
     return [bool(seen) for seen in np.isin(np.array([key_of(row) for row in rows], np.uint32), keys)]
 
 
 def hold_out(rows: list[Row], held_out: HeldOut = HELD_OUT) -> tuple[list[Row], list[Row]]:
-    """(training rows, held-out rows), the latter as many as `held_out` says.
+    """Split rows into (training rows, held-out rows). `held_out` gives their number.
 
-    In tasks with one label a row, each label gives its share, but never its last row. Raises InvalidData if
-    no two rows have the same label.
+    In tasks with one label a row, each label gives up its share, but never its last row. Raises
+    InvalidData if no two rows have the same label.
     """
     share, wanted = held_out.share_of(len(rows)), held_out.wanted(len(rows))
     keys = [key_of(row) for row in rows]

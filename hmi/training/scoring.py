@@ -1,5 +1,4 @@
-"""Held-out metrics: labels, sets of labels, values, entities of tags (seqeval); calibration; each task's
-headline."""
+"""Held-out metrics of labels, sets of labels, values and tags (entities by seqeval), and calibration."""
 
 from __future__ import annotations
 
@@ -11,14 +10,15 @@ from numpy.typing import NDArray
 
 from hmi.training.headline import headline as headline
 
-MOST_CONFUSED = 20
-"""Labels up to which the confusion of each with each is kept."""
+MAX_CONFUSION_LABELS = 20
+"""The confusion matrix is kept for at most this many labels."""
 BINS = 10
+"""Bins of a calibration."""
 
 
 def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, macro F1 over the labels that occur in `gold`, and each one's scores; of few labels the
-    confusion."""
+    """Accuracy, macro F1 over the labels that occur in `gold`, the scores of each label, and for
+    few labels the confusion matrix."""
     hits = sum(g == p for g, p in zip(gold, got, strict=True))
     per_label: dict[str, dict[str, float]] = {}
     for label in [*labels, *sorted(set(gold) - set(labels))]:
@@ -33,15 +33,15 @@ def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str])
         "per_label": per_label,
     }
     shown = sorted({*gold, *got})
-    if len(shown) <= MOST_CONFUSED:
+    if len(shown) <= MAX_CONFUSION_LABELS:
         pairs = list(zip(gold, got, strict=True))
         out["confusion"] = {"labels": shown, "rows": [[pairs.count((g, p)) for p in shown] for g in shown]}
     return out
 
 
 def score_sets(gold: NDArray[np.bool_], given: NDArray[np.bool_], labels: Sequence[str]) -> dict[str, Any]:
-    """bool [rows, labels] each: micro F1 over all decisions, macro F1 over labels in `gold`, share of rows
-    right."""
+    """Micro F1 over all decisions, macro F1 over the labels in `gold`, and the share of rows that
+    are right. `gold` and `given` are bool [rows, labels]."""
     both, predicted, support = (gold & given).sum(0), given.sum(0), gold.sum(0)
     per_label = {
         label: _of_label(int(b), int(p), int(s))
@@ -60,7 +60,7 @@ def score_sets(gold: NDArray[np.bool_], given: NDArray[np.bool_], labels: Sequen
 def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> dict[str, Any]:
     """Rank and linear correlation (0 if one side is constant), and errors in the values' own units.
 
-    `mae_of_mean` is the error of a model that always answers the training rows' mean.
+    centre: the training rows' mean; `mae_of_mean` is the error of always answering it.
     """
     g, p = np.array(gold), np.array(got)
     return {
@@ -74,9 +74,9 @@ def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> 
 
 
 def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
-    """Entity-level precision, recall and F1 where tags are BIO (else every tag is its own class), and
-    accuracy."""
-    # Imported here: seqeval brings scikit-learn, seconds that other tasks' jobs need not spend.
+    """Accuracy of tags. If they are BIO, also precision, recall and F1 of entities; else the scores
+    of each tag."""
+    # Imported here, since seqeval imports scikit-learn, which takes seconds.
     from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
 
     flat = [(g, p) for gs, ps in zip(gold, got, strict=True) for g, p in zip(gs, ps, strict=True)]
@@ -102,10 +102,9 @@ def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
 
 
 def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
-    """How far probabilities can be believed: expected calibration error, and the bins that a reliability plot
-    draws.
+    """The expected calibration error of probabilities, and the bins of a reliability plot.
 
-    Bins are of equal width; those without an answer are left out.
+    Bins have equal widths. Empty bins are left out.
     """
     s, r = np.array(sure, np.float64), np.array(right, np.float64)
     which = np.minimum((s * BINS).astype(int), BINS - 1)
@@ -146,7 +145,7 @@ def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Ranks from 0. Equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     means: NDArray[np.float64] = (last - 1 + last - counts) / 2

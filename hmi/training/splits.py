@@ -1,4 +1,4 @@
-"""Rows with their tokenised texts: what is learnt of each, and how outputs on them are merged and scored."""
+"""Rows with their tokenised texts: their targets, and the merging and scoring of outputs on them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from hmi.training.objectives import objective_of
 from hmi.training.recipe import ClassWeights
 
 IMBALANCE = 10
-"""Rows of the commonest label for one of the rarest from which `class_weights=auto` weighs the classes."""
+"""`class_weights=auto` balances the classes if the commonest label has this many times the rows
+of the rarest."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows with their tokenised texts; `owners[i]` is the row of `encoded[i]` where long texts have several
-    windows."""
+    """Rows with their tokenised texts."""
 
     rows: list[Row]
     encoded: list[Encoded]
+    """The rows' texts; a long text may have several windows."""
     owners: list[int] | None = None
+    """The row that each element of `encoded` belongs to; None: `encoded[i]` belongs to `rows[i]`."""
 
     def of_rows(self) -> list[list[int]]:
-        """For each row the indices of its windows."""
+        """For each row, the indices of its windows."""
         if self.owners is None:
             return [[i] for i in range(len(self.rows))]
         out: list[list[int]] = [[] for _ in self.rows]
@@ -48,7 +50,8 @@ def encoded_split(rows: list[Row], tokenizer: Tokenizer, max_length: int, *, win
 
 
 def imbalance(rows: Sequence[Row]) -> tuple[float, str, str] | None:
-    """(times, commonest label, rarest label) of rows with one label each; None for others."""
+    """How many times the rows of the rarest label the commonest has: (times, commonest, rarest).
+    None for rows without a single label each."""
     counts = Counter(row.label for row in rows if isinstance(row.label, str))
     if len(counts) < 2:
         return None
@@ -57,7 +60,7 @@ def imbalance(rows: Sequence[Row]) -> tuple[float, str, str] | None:
 
 
 def merged_outputs(task: TaskKind, split: Split, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Each row's output from those of its windows."""
+    """Merge the outputs of each row's windows into one."""
     return [
         task.merge([outputs[i] for i in mine], [split.encoded[i] for i in mine], _words(row))
         for row, mine in zip(split.rows, split.of_rows(), strict=True)
@@ -80,8 +83,8 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
 
 
 def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
-    """Lexical features of windows by their indices, made when asked for: memory stays flat. None for no
-    buckets."""
+    """A function that computes the lexical features of windows by their indices, on demand, to save
+    memory. None if `buckets` is 0."""
     if not buckets:
         return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
@@ -91,8 +94,7 @@ def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bag
 def class_weights(
     task: TaskKind, train: Split, targets: Sequence[Sequence[float]], wanted: ClassWeights
 ) -> tuple[float, ...] | None:
-    """Weights of the classes in the loss, None for all alike. Raises InvalidInput where the task has no
-    classes."""
+    """Weights of the classes in the loss; None: all equal. Raises InvalidInput if the task has no classes."""
     if wanted == "off":
         return None
     if wanted == "auto":

@@ -1,10 +1,11 @@
-"""A teacher for a tenant's module: a whole copy of the root's source is trained on the tenant's rows, labels
-the tenant's unlabelled texts, and is deleted. The module is trained on the rows and the teacher's labels
-(distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020). For tasks with one label a text
-these are probabilities, else answers.
+"""A teacher for a tenant's module (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020).
 
-With few rows, frozen layers learn less than a whole copy does from the same rows; the teacher gives them more
-rows.
+The teacher is a whole copy of the root's source. It is trained on the tenant's rows, labels the
+tenant's unlabelled texts, and is deleted. The module is then trained on the rows and the teacher's
+labels: soft labels in tasks with one label a text, else answers.
+
+From few rows a module in frozen layers learns less than a whole copy does. The teacher's labels
+give it more rows.
 """
 
 from __future__ import annotations
@@ -28,27 +29,30 @@ from hmi.training.augmentation import similar_words, variants
 from hmi.training.backbones import EncoderBackbone, Examples
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
-from hmi.training.golds import Gold, Odds
+from hmi.training.golds import Gold, SoftLabel
 from hmi.training.plan import plan_training
 from hmi.training.recipe import HELD_OUT, Recipe
 from hmi.training.reports import PhaseReport
 from hmi.training.splits import Split, encoded_split, judge, merged_outputs, task_targets
 from hmi.training.trainer import Trainer
 
-MOST_TEXTS = 20_000
-"""The most unlabelled texts that are used; of more, this many are drawn."""
+MAX_TEXTS = 20_000
+"""The teacher labels at most this many texts. Of more, a random sample is labelled."""
 TEACHER_LR, TAGGING_TEACHER_LR = 6e-5, 1.2e-4
-"""A whole copy's best rates on dev (docs/benchmarks/2026-11-quality.md)."""
+"""The best learning rates of a whole copy on dev (docs/benchmarks/2026-11-quality.md)."""
 
-MOST_ODDS, MOST_SAID = 100, 10
-"""With more labels than MOST_ODDS a teacher gives its best label only; else the MOST_SAID likeliest ones."""
-AT_ONCE = 256
-"""Texts between two reports."""
+MAX_SOFT_LABELS = 100
+"""With more labels than this, the teacher gives only its best label."""
+TOP_LABELS = 10
+"""A soft label has at most this many labels, the likeliest ones."""
+REPORT_EVERY = 256
+"""Texts labelled between two progress reports."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A teacher's training rows, and the texts that it labels. weights: the classes' weights in the loss."""
+    """A teacher's training rows, and the texts that it labels. weights: the weights of the classes
+    in the loss."""
 
     task: TaskKind
     train: Split
@@ -74,49 +78,55 @@ def teach(
         trainer,
         lambda: judge(trainer.reading(task), dev, trainer.predict(held_out)),
         lambda step, total, loss: report("training the teacher", step, total, loss),
-        choosy=len(dev.rows) >= recipe.held_out.enough,
+        keep_best=len(dev.rows) >= recipe.held_out.enough,
     ).kept
     trainer.load(best.artefact)
-    read, said = trainer.reading(task), []
-    odds = isinstance(task, Classification) and len(task.labels) <= MOST_ODDS
-    for at in range(0, len(lesson.texts), AT_ONCE):
-        some = lesson.texts[at : at + AT_ONCE]
+    read, answers = trainer.reading(task), []
+    soft = isinstance(task, Classification) and len(task.labels) <= MAX_SOFT_LABELS
+    for at in range(0, len(lesson.texts), REPORT_EVERY):
+        some = lesson.texts[at : at + REPORT_EVERY]
         split = encoded_split(some, root.tokenizer, lesson.max_length, windows=task.rules.windows)
         outputs = trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
-        said += [gold_of(read.answer(merged, scores=odds)) for merged in merged_outputs(read, split, outputs)]
-        report("labelling texts", len(said), len(lesson.texts), None)
-    return best.score, said
+        answers += [
+            gold_of(read.answer(merged, scores=soft)) for merged in merged_outputs(read, split, outputs)
+        ]
+        report("labelling texts", len(answers), len(lesson.texts), None)
+    return best.score, answers
 
 
 def teacher_recipe(recipe: Recipe, task: TaskKind) -> Recipe:
-    """The recipe of a model's teacher: a whole copy, with transitions where the model has them."""
+    """The recipe of a model's teacher: a plain copy of the source, with transitions if the model has them."""
     rate = TAGGING_TEACHER_LR if task.name == "tagging" else TEACHER_LR
     return replace(recipe.plain(rate), transitions=recipe.transitions)
 
 
 def lesson_texts(lesson: Lesson, recipe: Recipe, encoder: Encoder, root: Root) -> list[Row]:
-    """What the teacher labels: the lesson's texts, and as far as there is room the changed copies of its rows
-    that the recipe asks for."""
-    told = [*lesson.train.rows, *lesson.dev.rows]
-    texts = usable(lesson.texts, told, recipe.seed)
+    """The texts that the teacher labels: the lesson's texts, then changed copies of its rows,
+    `recipe.variants` of each, as far as the limit allows."""
+    labelled = [*lesson.train.rows, *lesson.dev.rows]
+    texts = usable(lesson.texts, labelled, recipe.seed)
     if not recipe.variants:
         return texts
     similar = similar_words(lesson.train.rows, root.tokenizer, encoder.embeddings.word.weight)
-    copies = variants(lesson.train.rows, recipe.variants, similar, recipe.seed, MOST_TEXTS - len(texts))
-    return [*texts, *usable(copies, [*told, *texts], recipe.seed)]
+    copies = variants(lesson.train.rows, recipe.variants, similar, recipe.seed, MAX_TEXTS - len(texts))
+    return [*texts, *usable(copies, [*labelled, *texts], recipe.seed)]
 
 
-def usable(texts: Sequence[Row], told: Sequence[Row], seed: int) -> list[Row]:
-    """Each text once, without texts that are also labelled rows: a held-out row's label must not be learnt
-    from a teacher that was chosen on it. At most MOST_TEXTS, drawn by `seed`."""
-    known = {_key(row) for row in told}
+def usable(texts: Sequence[Row], labelled: Sequence[Row], seed: int) -> list[Row]:
+    """Drop repeated texts and texts that are also labelled rows. At most MAX_TEXTS, drawn by `seed`.
+
+    A held-out row among the texts would leak its label, since the teacher's best epoch was chosen on it.
+    """
+    known = {_key(row) for row in labelled}
     left = list({_key(row): row for row in texts if _key(row) not in known}.values())
-    return left if len(left) <= MOST_TEXTS else random.Random(seed).sample(left, MOST_TEXTS)
+    return left if len(left) <= MAX_TEXTS else random.Random(seed).sample(left, MAX_TEXTS)
 
 
 def unlearnt_score(lesson: Lesson) -> float:
-    """The score that a teacher must beat on dev: for one label a row the commonest label's share, else 0. Any
-    score passes if dev cannot tell (few rows, one label, classes with different weights)."""
+    """The score that a teacher must beat on dev: with one label a row, the commonest label's share; else 0.
+
+    It is -inf, so that every teacher passes, if dev has few rows or one label, or classes are weighted.
+    """
     if len(lesson.dev.rows) < HELD_OUT.enough:
         return -math.inf
     labels = Counter(row.label for row in lesson.dev.rows if isinstance(row.label, str))
@@ -126,7 +136,7 @@ def unlearnt_score(lesson: Lesson) -> float:
 
 
 def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Examples:
-    """Token ids, for a backbone that is a whole encoder."""
+    """Examples whose features are token ids, for a backbone that is a whole encoder."""
     encoded = split.encoded
 
     def ids(rows: Sequence[int]) -> list[Tensor]:
@@ -136,7 +146,8 @@ def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Exampl
 
 
 def gold_of(answer: Answer) -> Gold:
-    """An answer as the right answer of a row; where it has the scores of all labels, them."""
+    """Convert an answer to the right answer of a row. An answer with the scores of all labels
+    becomes a soft label."""
     if answer.tags is not None:
         return tuple(answer.tags)
     if answer.labels is not None:
@@ -144,23 +155,23 @@ def gold_of(answer: Answer) -> Gold:
     if answer.value is not None:
         return answer.value
     if answer.scores is not None:
-        likely = dict(Counter(answer.scores).most_common(MOST_SAID))
+        likely = dict(Counter(answer.scores).most_common(TOP_LABELS))
         total = sum(likely.values())
-        return Odds(tuple((label, round(p / total, 5)) for label, p in likely.items()))
+        return SoftLabel(tuple((label, round(p / total, 5)) for label, p in likely.items()))
     assert answer.label is not None
     return answer.label
 
 
-def said_as_json(gold: Gold) -> Any:
-    """A gold as JSON, which `gold_from` reads."""
-    return dict(gold.each) if isinstance(gold, Odds) else gold
+def gold_to_json(gold: Gold) -> Any:
+    """A right answer as JSON. The inverse of `gold_from_json`."""
+    return dict(gold.each) if isinstance(gold, SoftLabel) else gold
 
 
-def gold_from(said: Any) -> Gold:
-    """An answer from JSON."""
-    if isinstance(said, dict):
-        return Odds(tuple(said.items()))
-    return tuple(said) if isinstance(said, list) else said
+def gold_from_json(stored: Any) -> Gold:
+    """A right answer from JSON."""
+    if isinstance(stored, dict):
+        return SoftLabel(tuple(stored.items()))
+    return tuple(stored) if isinstance(stored, list) else stored
 
 
 def _key(row: Row) -> Any:

@@ -1,5 +1,5 @@
-"""Fine-tuning a backbone and its head: a tenant's module on PLOT features, or an alternative to compare it
-with."""
+"""Fine-tunes a backbone and its head: a tenant's module on PLOT features, or an alternative to
+compare it with."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from hmi.training.reports import StepReport
 from hmi.training.transitions import Transitions
 
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
-"""Chosen on dev with the rest (docs/design/0003-tenant-module.md)."""
+"""Tuned on dev (docs/design/0003-tenant-module.md)."""
 TRANSITIONS_LR = 1e-2
-"""The only one tried."""
+"""No other rate was tried."""
 AVERAGE_STEPS = 50
-"""Steps that the weights are averaged over, 1 / (1 - decay), at most: until then a tenth of the steps so
-far."""
+"""The weights are averaged over at most this many steps, where a decay d counts as 1 / (1 - d)
+steps. Early in a training they are averaged over a tenth of the steps so far."""
 
 
 def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examples) -> Trainer:
-    """Fine-tuning of a fresh tenant module in the root's frozen upper layers."""
+    """A trainer of a fresh tenant module in the root's frozen upper layers."""
     torch.manual_seed(plan.seed)
     fresh = new_module(module, root.info.shape, len(root.upper))
     return Trainer(ModuleBackbone(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
 
 
 class Trainer:
-    """One run of fine-tuning; owns the head and the optimiser. Epochs are separate so that a job can
-    checkpoint."""
+    """One run of fine-tuning. It owns the head and the optimiser."""
 
     def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
@@ -71,10 +70,13 @@ class Trainer:
         self._average = [p.detach().clone() for p in self._trained]
 
     def epochs(self, report: StepReport, start: int = 0) -> Iterator[int]:
-        """Train epoch by epoch, yielding the number of each that ended; `report(step, total, loss)` each
-        step."""
+        """Train epoch by epoch. Yields each epoch's number, counted from 1, after its end, so that
+        a job can write a checkpoint.
+
+        report: called after each step. Raises InvalidData (diverged).
+        """
         for epoch in range(start, self.plan.epochs):
-            # Seeded by epoch, so that a resumed run goes on as an unbroken one would.
+            # Seeded by epoch, so that a resumed run equals an uninterrupted one.
             torch.manual_seed(self.plan.seed * 1009 + epoch)
             rng = random.Random(self.plan.seed * 1009 + epoch)
             done = epoch * -(-len(self.train) // self.plan.batch)
@@ -84,8 +86,8 @@ class Trainer:
 
     @torch.inference_mode()
     def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
-        """The head's outputs of each row: [labels], for tagging [T_i, labels]. `exact`: in fp32, as a server
-        does."""
+        """The head's outputs for each row: [labels], for tagging [T_i, labels]. exact: compute in
+        fp32, as the server does."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
             logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
@@ -95,10 +97,10 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """For the block the weights are their exponential mean over the last steps (Polyak and Juditsky,
-        1992); without an average in the plan they stay as they are.
+        """Within the block, replace the weights by their exponential mean over the last steps
+        (Polyak and Juditsky, 1992). Without `plan.average` they stay unchanged.
 
-        With few rows steps oscillate, and a mean cancels that.
+        With few rows, steps oscillate, and the mean cancels that.
         """
         self._swap()
         try:
@@ -111,11 +113,12 @@ class Trainer:
             weight.data, mean.data = mean.data, weight.data
 
     def reading(self, task: TaskKind) -> TaskKind:
-        """The task as the outputs of `predict` are to be read."""
+        """The task that decodes the outputs of `predict`: `task`, with the learnt transitions if
+        there are any."""
         return task if self.transitions is None else task.with_transitions(self.transitions.table)
 
     def state(self) -> Artefact:
-        """The tensors as they are published."""
+        """Copies of all trained tensors, by part of the artefact."""
         return Artefact(
             **{
                 name: {k: v.detach().clone() for k, v in part.state_dict().items()}
@@ -124,11 +127,8 @@ class Trainer:
         )
 
     def publishable(self, artefact: Artefact) -> Artefact:
-        """The tensors in fp16, as they are published, and loaded into the model, so that `predict` gives what
-        users will get.
-
-        Raises InvalidData if a number is not finite in fp16.
-        """
+        """The tensors in fp16, as they are published. They are also loaded into the model, so that
+        `predict` gives what users will get. Raises InvalidData if a number is not finite in fp16."""
         halved = artefact.map(lambda value: value.half())
         for name, value in halved.joined().items():
             if not bool(torch.isfinite(value).all()):
@@ -137,21 +137,21 @@ class Trainer:
         return halved
 
     def load(self, artefact: Artefact) -> None:
-        """The inverse of `state`: continue from published or checkpointed tensors."""
+        """Load published or checkpointed tensors. The inverse of `state`."""
         for name, part in self._parts.items():
             part.load_state_dict(dict(getattr(artefact, name)))
 
     def start_from(self, artefact: Artefact) -> None:
-        """Start from another model's tensors, and afresh what they lack; what is not trained here is left
-        out."""
+        """Start from another model's tensors. Tensors that it lacks stay freshly initialised; those
+        that are not trained here are ignored."""
         fresh, given = self.state().joined(), artefact.joined()
         known = {name: value for name, value in given.items() if name in fresh}
-        if "out.weight" in artefact.head:  # an imported head, or one of an earlier HMI, reads less
+        if "out.weight" in artefact.head:  # an imported head, or one of an earlier release, has fewer inputs
             known["head.out.weight"] = widened(known["head.out.weight"], self.head.out.in_features)
         self.load(Artefact.split({**fresh, **known}))
 
     def optimiser_state(self) -> dict[str, Tensor]:
-        """AdamW's moments and the average, flat, for a checkpoint."""
+        """AdamW's state and the averaged weights as a flat mapping, for a checkpoint."""
         states = self.optimiser.state_dict()["state"]
         average = {f"average.{i}": mean for i, mean in enumerate(self._average)}
         return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()} | average
@@ -168,7 +168,7 @@ class Trainer:
 
     @property
     def _parts(self) -> dict[str, nn.Module]:
-        """What is trained, by the artefact's part that holds it."""
+        """The trained modules, by part of the artefact."""
         parts = {
             "module": self.backbone.trained,
             "head": self.head,
@@ -187,7 +187,8 @@ class Trainer:
             raise diverged(f"the loss is {value} at step {step + 1}")
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        # Not the lexical table: its gradient is large where a word is new, and would still everything else.
+        # The lexical table is not clipped: new words give it large gradients, which would scale
+        # down all others.
         nn.utils.clip_grad_norm_(
             [p for part in self._parts.values() if part is not self.lexical for p in part.parameters()], 1.0
         )
@@ -223,11 +224,11 @@ def diverged(what: str) -> InvalidData:
 
 
 def _linear(step: int, total: int) -> float:
-    """6% warm-up, then linear decay."""
+    """The factor of the learning rate: 6% of the steps warm up, then it decays linearly."""
     return min((step + 1) / (0.06 * total), max(0.0, (total - step) / (0.94 * total)))
 
 
 def _decay(step: int) -> float:
-    """The decay of the averaged weights at a step, counted from 0. At step 0 it drops the untrained
-    weights."""
+    """The decay of the averaged weights at a step, counted from 0. At step 0 it is 0, which drops
+    the untrained weights."""
     return min(step / (step + 10), 1 - 1 / AVERAGE_STEPS)

@@ -1,4 +1,4 @@
-"""numba with types for mypy, and the few machine instructions that the kernels need."""
+"""numba with types for mypy, and intrinsics for the few machine instructions that the kernels need."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-ir: Any = cast(Any, cgutils).ir  # llvmlite's, through numba: one dependency
+ir: Any = cast(Any, cgutils).ir  # llvmlite.ir, without a dependency on llvmlite
 carray: Any = cast(Any, numba).carray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _stamp() -> str:
-    """A hash of the sources of this package and its rooms."""
+    """A hash of all Python sources of hmi_kernels."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -31,10 +31,10 @@ STAMP = _stamp()
 
 def _jit(function: F, **options: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-    # numba compares the date of the function's own file only: a helper in another file, compiled into it,
-    # could change and the old machine code be run. And it writes an index before the code under a name that
-    # older code may have, so of two processes that start after an upgrade one could run that. Hence files of
-    # their own for each state of the sources. There is no public way to say so.
+    # numba's cache compares only the date of the function's own file, so after a change of a helper in
+    # another file it would run old machine code. It also writes its index before the code, under a name that
+    # older code may have, so of two processes that start after an upgrade one could run the old code. Hence
+    # each state of the sources gets cache files of its own. numba has no public option for this.
     cache = dispatcher._cache
     base = f"{cache._impl.filename_base}.{STAMP[:16]}"
     cache._cache_file = type(cache._cache_file)(cache._cache_path, base, STAMP)
@@ -42,15 +42,16 @@ def _jit(function: F, **options: Any) -> F:
 
 
 def compiled(function: F) -> F:
-    """A kernel: one thread, the GIL released, the machine code cached beside the source.
+    """Compile a kernel that releases the GIL and runs on one thread; its machine code is
+    cached beside the source.
 
-    fastmath stays off: sums are then the same bits in every batch and equal to the numpy reference.
+    fastmath is off, so that sums have the same bits in every batch and equal the numpy reference.
     """
     return _jit(function)
 
 
 def inlined(function: F) -> F:
-    """A helper of a kernel that the compiler must inline; not to be called from Python."""
+    """Compile a helper that is always inlined into kernels. It cannot be called from Python."""
     return _jit(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
@@ -196,25 +197,28 @@ store_i64: Any = _store(types.int64, ir.IntType(64))
 store_i16: Any = _store(types.int16, ir.IntType(16))
 store_i8: Any = _store(types.int8, ir.IntType(8))
 store_u8: Any = _store(types.uint8, ir.IntType(8))
-# the eight index slots of a cache line compared at once: bit i = slot i has this fingerprint, bit 8 + i = it
-# is free
+# (address in a cache line of eight index slots, fingerprint): bit i says that slot i has the fingerprint, bit
+# 8 + i that it is free.
 match8: Any = intrinsic(_match8)
-sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i = word i has all these bits
-folded: Any = intrinsic(_folded)  # the high half of a product of two words xor the low one
-lowest_bit: Any = intrinsic(_lowest_bit)  # the place of the lowest bit set, 64 for none
-# (address of 64 float32, addresses of 64 int8 each, their scales): the sum of numbers times scales, from left
-# to right; of four, the first two are halved as well (they are a mean). In LLVM's own vectors because a loop
-# would be compiled with a test for overlap in front of it.
+sieve4: Any = intrinsic(_sieve4)  # (address of four words, bits): bit i says that word i has all these bits
+folded: Any = intrinsic(_folded)  # (two words): the high half of their product xor its low half
+lowest_bit: Any = intrinsic(_lowest_bit)  # the index of the lowest bit that is set, 64 for none
+# (address of 64 float32, addresses of 64 int8 each, their scales): writes the sum of the numbers times their
+# scales, added from left to right. Of four terms the first two are also halved, since they are a mean. It
+# uses LLVM's vectors, because a loop would be compiled with a test for overlap in front of it.
 sum_block: Any = intrinsic(_sum_block)
 
 
 @inlined
 def get(record: Any, field: Any) -> Any:
-    """A field of a record: int64 words at an address. Records are plain memory, since numba counts its
-    arrays' references atomically whenever they are handed on."""
+    """Read a field of a record, which is a sequence of int64 words at an address.
+
+    Records are plain memory because numba counts references to arrays atomically at each call.
+    """
     return load_i64(record + 8 * field)
 
 
 @inlined
 def put(record: Any, field: Any, value: Any) -> Any:
+    """Write a field of a record."""
     store_i64(record + 8 * field, value)

@@ -1,5 +1,4 @@
-"""Importing modules at their first use: importing numba takes a tenth of a second, and most commands never
-need it."""
+"""Lazy imports: importing numba takes a tenth of a second, and most commands never need it."""
 
 from __future__ import annotations
 
@@ -8,8 +7,10 @@ from typing import Any
 
 
 class Later:
-    """Stands in for the module `hmi_kernels.<name>`. An attribute that was asked for once is kept, and then
-    costs what a module's own does."""
+    """A proxy for the module `hmi_kernels.<name>`, which it imports when an attribute is first used.
+
+    Attributes are cached, so later uses cost the same as those of a module.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,1 +1,1 @@
-"""Checking, collecting, compacting and copying whole stores."""
+"""Verification, garbage collection, compaction, export and import."""

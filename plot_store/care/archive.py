@@ -1,5 +1,4 @@
-"""Exporting a version with its ancestors to one file, and importing it. An import is idempotent, and all or
-nothing."""
+"""Export of a version with its ancestors to one file, and import. An import is atomic and idempotent."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import xxhash
 from plot_store.care import attachments, check
 from plot_store.care.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, names
@@ -39,7 +38,7 @@ def export(
     attached: Mapping[str, Path],
     progress: Progress | None = None,
 ) -> None:
-    """See `Store.export`. Raises NotFound, Invalid, Damaged (a segment is), StoreFull, StoreIO."""
+    """See `Store.export`."""
     with open_reader(environment, ref_or_id) as reader:
         draft = write_temporary(path.absolute().parent, _pieces(environment, reader, attached, progress))
         with guarded(f"naming the export {path}"):
@@ -53,9 +52,10 @@ def export(
 def _pieces(
     environment: Environment, reader: Reader, attached: Mapping[str, Path], progress: Progress | None
 ) -> Iterator[Buffer]:
+    """Yield the bytes of an export. Raises Damaged, StoreIO."""
     packer = Packer()
     versions = list(reader.chain)
-    count = _Counter(versions, progress)
+    count = _ProgressBytes(versions, progress)
     listed = attachments.described(attached)
     yield packer.head(versions, [asdict(one) for one in listed])
     yield from attachments.pieces(packer, listed, attached)
@@ -81,8 +81,8 @@ def versions_of(path: Path) -> list[VersionInfo]:
         return Unpacker(file).head()
 
 
-class _Counter:
-    """Tells how far an export or import is."""
+class _ProgressBytes:
+    """Reports how many bytes of segments an export or import has processed."""
 
     def __init__(self, versions: list[VersionInfo], progress: Progress | None) -> None:
         self._total = sum(info.bytes for info, _ in segments_of(versions))
@@ -109,10 +109,10 @@ def import_archive(
             versions[0] = _renamed(versions, names.check_ref(ref))
         present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
         if present is not None and all(_is_sound(environment, info) for info, _ in segments_of(versions)):
-            return present  # else: what is damaged or missing here is taken from the archive
+            return present  # otherwise damaged or missing segments are restored from the archive
         _check_room(environment, versions)
-        count = _Counter(versions, progress)
-        lease = _Lease(environment, versions[0])
+        count = _ProgressBytes(versions, progress)
+        lease = _ImportBuild(environment, versions[0])
         try:
             for info, version in segments_of(versions):
                 lease.take(info, version, unpacker, count)
@@ -121,7 +121,8 @@ def import_archive(
                 damages = check.check_version(environment, version, {}, lease.watch)
                 if damages:
                     raise Damaged(
-                        f"the export holds a segment {damages[0].segment} that is wrong: {damages[0].what}"
+                        f"segment {damages[0].segment} of the export is wrong ({damages[0].what}): export it "
+                        "again"
                     )
             return environment.catalogue.write(lambda txn: _publish(txn, versions, lease))
         finally:
@@ -129,8 +130,10 @@ def import_archive(
 
 
 def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
-    """The first version under another ref. Its id is again its content's, so importing it twice gives one
-    version."""
+    """Return the first version under another ref, with a new id. Raises Invalid if an ancestor has that ref.
+
+    The id is the hash of the renamed manifest, so importing twice gives one version.
+    """
     tip = versions[0]
     if tip.ref == ref:
         return tip
@@ -148,9 +151,11 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
     )
 
 
-def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
-    """The version if its ref has it. Raises Conflict when the ref holds something that this does not
-    follow."""
+def _already(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
+    """Return the version if its ref already has it, otherwise None.
+
+    Raises Conflict if the ref's current version is not the one that this version replaced.
+    """
     record = version_tree.get_ref(txn, tip.ref)
     if record is None:
         return None
@@ -158,20 +163,20 @@ def _already(txn: Txn, tip: VersionInfo) -> VersionInfo | None:
         return version_tree.get_version(txn, tip.id)
     if record.current != tip.previous:
         raise Conflict(
-            f"{tip.ref} is at version {record.current}, which the exported one does not follow: "
-            "import with ref=another name"
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: import with "
+            "ref=another name"
         )
     return None
 
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
-    """Checks the room before any work, against manifests that claim petabytes. Raises StoreFull."""
+    """Raises StoreFull before any work if the missing segments do not fit, as with a hostile manifest."""
     need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
     environment.check_room(need, "the import")
 
 
 def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
-    """Whether the store's own file is there, every byte as its name says. Raises StoreIO."""
+    """Whether the store has an intact file of this segment. Reads every byte. Raises StoreIO."""
     try:
         check.check_bytes(environment, info)
     except (Damaged, FormatTooNew):
@@ -179,7 +184,8 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
     return True
 
 
-def _publish(txn: Txn, versions: list[VersionInfo], lease: _Lease) -> VersionInfo:
+def _publish(txn: CatalogueTxn, versions: list[VersionInfo], lease: _ImportBuild) -> VersionInfo:
+    """Record the versions and end the import's build. Returns the first version. Raises Conflict."""
     lease.end_in(txn)
     tip = versions[0]
     present = _already(txn, tip)
@@ -195,8 +201,8 @@ def _publish(txn: Txn, versions: list[VersionInfo], lease: _Lease) -> VersionInf
     return tip
 
 
-class _Lease:
-    """Holds the segments taken over so far, as a build in progress does."""
+class _ImportBuild:
+    """The build of an import. It keeps the segments imported so far from collection."""
 
     def __init__(self, environment: Environment, tip: VersionInfo) -> None:
         self.build = f"import-{uuid.uuid4().hex}"
@@ -204,14 +210,16 @@ class _Lease:
         self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
         environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
 
-    def take(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
-        """Read one segment from the archive; keep the store's own file of that name if there is one."""
+    def take(
+        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes
+    ) -> None:
+        """Read one segment from the archive, keeping the store's own file if it is intact."""
         sound = _is_sound(self._environment, info)
         if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
             self._write(info, version, unpacker, count)
             self._record = self._with(info)
             return
-        self._record = self._with(info)  # before `watch`, which writes it
+        self._record = self._with(info)  # before `watch`, which may write the record
         for chunk in unpacker.chunks(info.name, info.bytes):
             count.add(len(chunk))
             self.watch(info.name, len(chunk))
@@ -219,18 +227,23 @@ class _Lease:
     def _with(self, info: SegmentInfo) -> BuildRecord:
         return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
 
-    def _share(self, txn: Txn, info: SegmentInfo) -> bool:
-        """Use a file that is there: no sweep can take it once this transaction names it. It is verified at
-        the end."""
+    def _share(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
+        """Register the store's own file. Returns False if it is gone.
+
+        Once this transaction names the file, no sweep removes it. The import verifies it at the end.
+        """
         if not self._environment.holds(info):
             return False
         builds.still_ours(txn, self.build, self._record)
-        # It may be an orphan whose renaming was never made durable.
+        # The file may be an orphan whose rename was never synced.
         files.sync_folder(self._environment.folder)
         version_tree.put_build(txn, self.build, self._with(info))
         return True
 
-    def _write(self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _Counter) -> None:
+    def _write(
+        self, info: SegmentInfo, version: VersionInfo, unpacker: Unpacker, count: _ProgressBytes
+    ) -> None:
+        """Write and register one segment from the archive. Raises Damaged, Conflict, StoreFull, StoreIO."""
         whole = xxhash.xxh3_128()
 
         def checked() -> Iterator[bytes]:
@@ -249,7 +262,7 @@ class _Lease:
             if whole.hexdigest() != info.digest:
                 raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
 
-            def body(txn: Txn) -> None:
+            def body(txn: CatalogueTxn) -> None:
                 builds.still_ours(txn, self.build, self._record)
                 promote.promote(self._environment.folder, [draft])
                 version_tree.put_build(txn, self.build, self._with(info))
@@ -259,23 +272,21 @@ class _Lease:
             promote.discard([draft])
 
     def watch(self, segment: str, read: int) -> None:
-        """While a segment is written and while all are verified, let nobody take the import for one that
-        died."""
+        """Touch the build's record once a minute, so that gc does not count the import as abandoned."""
         if time.time() - self._record.touched > _TOUCH_EVERY_S:
             self._record = replace(self._record, touched=time.time())
             self._environment.catalogue.write(self._touch)
 
-    def _touch(self, txn: Txn) -> None:
+    def _touch(self, txn: CatalogueTxn) -> None:
         builds.still_ours(txn, self.build, self._record)
         version_tree.put_build(txn, self.build, self._record)
 
-    def end_in(self, txn: Txn) -> None:
-        """The transaction's versions hold the segments from now on. Raises Conflict when a collection took
-        them."""
+    def end_in(self, txn: CatalogueTxn) -> None:
+        """End the build in a transaction whose versions keep the segments. Raises Conflict if gc ended it."""
         builds.still_ours(txn, self.build, self._record)
         txn.delete(version_tree.BUILD + self.build)
 
     def end(self) -> None:
-        """Give the lease back; segments that no version took over go."""
+        """End the build, and remove the segments that no version keeps."""
         self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
         promote.sweep(self._environment, [info.name for info in self._record.segments])

@@ -1,12 +1,13 @@
-"""The bytes of an export; written down in docs/plot-format.md.
+"""The bytes of an export, as specified in docs/plot-format.md.
 
     magic "PLOTARC\\0", u16 format, 6 zero bytes, u64 length and u64 xxh3-64 of the manifest, then the
         manifest (JSON)
     then each attachment and then each segment the manifest lists, in its order, as chunks of at most 1 MiB:
         u32 compressed length, u32 raw length, u64 xxh3-64 of the raw bytes, one zstd frame
-    then the SHA-256 of everything before, and nothing after it.
+    then the SHA-256 of everything before, and nothing after it
 
-A reader trusts no length: each is bounded before anything is allocated. A foreign LMDB file is never opened.
+A reader bounds every length before it allocates memory. An export holds no LMDB file, so none from
+elsewhere is ever opened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plot_store.ground.errors import Damaged, FormatTooNew
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 
 MAGIC: Final = b"PLOTARC\0"
-FORMAT: Final = 3  # as the segments' and schemas'; attachments from 3 on, else the frame is that of 1
+FORMAT: Final = 3  # follows the segments' format; since 3 with attachments, otherwise the frame of format 1
 CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27
@@ -37,8 +38,7 @@ CURE: Final = "export it again, or copy it again from where it came from"
 
 
 def segments_of(versions: list[VersionInfo]) -> list[tuple[SegmentInfo, VersionInfo]]:
-    """Each distinct segment once, with the first version that lists it, in the order in which an archive
-    holds them."""
+    """Return each distinct segment with the first version that lists it, in the order of an archive."""
     found: dict[str, tuple[SegmentInfo, VersionInfo]] = {}
     for version in versions:
         for info in version.segments:
@@ -47,13 +47,14 @@ def segments_of(versions: list[VersionInfo]) -> list[tuple[SegmentInfo, VersionI
 
 
 class Packer:
-    """Makes the pieces of an archive, in order."""
+    """Encodes the pieces of an archive: call `head`, then `chunk` for all content, then `tail`."""
 
     def __init__(self) -> None:
         self._whole = hashlib.sha256()
         self._zstd = zstandard.ZstdCompressor(level=LEVEL)
 
     def head(self, versions: list[VersionInfo], attachments: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        """Return the beginning of the archive, with the manifest."""
         manifest: dict[str, Any] = {"versions": [records.version_fields(version) for version in versions]}
         if attachments:
             manifest["attachments"] = list(attachments)
@@ -61,10 +62,12 @@ class Packer:
         return self._counted(_HEAD.pack(MAGIC, FORMAT, len(body), xxhash.xxh3_64_intdigest(body)) + body)
 
     def chunk(self, raw: bytes) -> bytes:
+        """Compress at most CHUNK bytes of an attachment or segment."""
         packed = self._zstd.compress(raw)
         return self._counted(_CHUNK.pack(len(packed), len(raw), xxhash.xxh3_64_intdigest(raw)) + packed)
 
     def tail(self) -> bytes:
+        """Return the end of the archive: the hash of everything before."""
         return self._whole.digest()
 
     def _counted(self, piece: bytes) -> bytes:
@@ -73,18 +76,17 @@ class Packer:
 
 
 class Unpacker:
-    """Reads an archive in order. Every method raises Damaged for anything that `Packer` would not have
-    written."""
+    """Reads an archive in order. All methods raise Damaged for bytes that `Packer` would not have written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._whole = hashlib.sha256()
         self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
         self.attachments: Any = []
-        """The manifest's list of attachments, unchecked; call it after `head`."""
+        """The manifest's list of attachments, unchecked. `head` sets it."""
 
     def head(self) -> list[VersionInfo]:
-        """The versions, nearest first: a chain that ends at a root."""
+        """Read the manifest. Returns a checked chain of versions, nearest first. Raises FormatTooNew too."""
         magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
         if magic != MAGIC:
             raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
@@ -105,7 +107,7 @@ class Unpacker:
         return _checked_chain(listed)
 
     def chunks(self, name: str, size: int) -> Iterator[bytes]:
-        """The raw bytes of one attachment or segment of `size` bytes."""
+        """Yield the raw bytes of the next attachment or segment, which has `size` bytes."""
         left = size
         while left:
             packed, raw, checksum = _CHUNK.unpack(self._read(_CHUNK.size))
@@ -118,13 +120,13 @@ class Unpacker:
             yield chunk
 
     def tail(self) -> None:
-        """The end: the whole's checksum and nothing after it."""
+        """Check the hash of the whole archive, and that nothing follows it."""
         expected = self._whole.digest()
         if self._read(len(expected)) != expected or self._file.read(1):
             raise Damaged(f"the export's end does not match its content: {CURE}")
 
     def _unpack(self, packed: bytes, raw: int, name: str) -> bytes:
-        try:  # a frame's own claim decides what zstd allocates, so it is looked at first
+        try:  # zstd allocates what the frame claims, so the claim is checked first
             if zstandard.frame_content_size(packed) == raw:
                 return self._zstd.decompress(packed, max_output_size=raw)
         except zstandard.ZstdError as error:
@@ -132,8 +134,7 @@ class Unpacker:
         raise Damaged(f"a chunk of {name} has another size than it says: {CURE}")
 
     def _read(self, size: int) -> bytes:
-        """Read this many bytes. The allocation is bounded by the bytes that are there, not by those
-        claimed."""
+        """Read exactly `size` bytes. Memory is bounded by the bytes in the file, not by `size`."""
         parts: list[bytes] = []
         while size:
             parts.append(self._file.read(min(MAX_PACKED, size)))
@@ -145,13 +146,14 @@ class Unpacker:
 
 
 def _checked_chain(listed: Any) -> list[VersionInfo]:
+    """Parse the manifest's versions. Raises Damaged unless they form a chain that ends at a root."""
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_DEPTH:
-        raise Damaged(f"the export lists no chain of versions: {CURE}")
+        raise Damaged(f"the export does not list a chain of versions: {CURE}")
     versions = [records.parse_version(raw) for raw in listed]
     parents = [version.parent for version in versions]
     if parents != [*(version.id for version in versions[1:]), None]:
-        raise Damaged(f"the export's versions are not one chain down to a root: {CURE}")
+        raise Damaged(f"the export's versions are not one chain that ends at a root: {CURE}")
     shapes = {(v.schema.dim, v.schema.vocab, v.schema.n) for v in versions}
     if len(shapes) != 1 or len({v.ref for v in versions}) != len(versions):
-        raise Damaged(f"the export's versions do not fit together: {CURE}")
+        raise Damaged(f"the export's versions differ in n, dim or vocab, or share a ref: {CURE}")
     return versions

@@ -1,5 +1,4 @@
-"""Attachments: files that an export carries along. The store does not read them, but a version's users need
-them."""
+"""Attachments: files of the caller that an export includes. The store does not interpret them."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from plot_store.ground.errors import Damaged, Invalid, NotFound
 from plot_store.ground.files import guarded
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_MOST: Final = 1 << 31  # bytes of one: its content is held in memory, and packs small
+_MAX_BYTES: Final = 1 << 31  # of one attachment: `read` holds its content in memory
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """An attachment's record in the manifest: name, size in bytes, and the SHA-256 of its content."""
+    """The manifest's record of an attachment: name, size in bytes, SHA-256 of the content."""
 
     name: str
     bytes: int
@@ -29,7 +28,7 @@ class Attachment:
 
 
 def described(files: Mapping[str, Path]) -> list[Attachment]:
-    """Files by name, as the manifest lists them. Raises Invalid, StoreIO."""
+    """Return the manifest's records for files by name. Raises Invalid, StoreIO."""
     found = []
     for name, path in sorted(files.items()):
         if not _NAME.fullmatch(name):
@@ -38,22 +37,22 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
             )
         with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
             size = file.seek(0, 2)
-            if size > _MOST:
-                raise Invalid(f"the attachment {name} has {size} bytes, more than {_MOST}: leave it out")
+            if size > _MAX_BYTES:
+                raise Invalid(f"the attachment {name} has {size} bytes, more than {_MAX_BYTES}: leave it out")
             file.seek(0)
             found.append(Attachment(name, size, hashlib.file_digest(file, "sha256").hexdigest()))
     return found
 
 
 def parse(listed: Any) -> list[Attachment]:
-    """The manifest's list from JSON values. Raises Damaged."""
+    """Parse the manifest's list of attachments. Raises Damaged."""
     try:
         found = [Attachment(**raw) for raw in listed]
         sound = all(
             _NAME.fullmatch(one.name)
             and _SHA256.fullmatch(one.sha256)
             and type(one.bytes) is int
-            and 0 <= one.bytes <= _MOST
+            and 0 <= one.bytes <= _MAX_BYTES
             for one in found
         )
     except TypeError as error:
@@ -64,7 +63,7 @@ def parse(listed: Any) -> list[Attachment]:
 
 
 def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Path]) -> Iterator[bytes]:
-    """The bytes of all attachments, packed. Raises StoreIO, Damaged where a file changed meanwhile."""
+    """Yield the packed bytes of all attachments. Raises StoreIO, Damaged (a file has changed meanwhile)."""
     for one in attachments:
         whole = hashlib.sha256()
         with guarded(f"reading the attachment {one.name}"), open(files[one.name], "rb") as file:
@@ -76,8 +75,7 @@ def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Pa
 
 
 def read(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each attachment of an export with its content, compared with its hash. Raises NotFound, Damaged,
-    StoreIO."""
+    """See `Store.attached`."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
     with guarded(f"reading the export {path}"), open(path, "rb") as file:
@@ -91,7 +89,7 @@ def read(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def skip(unpacker: Unpacker) -> None:
-    """Go on to the segments. Raises Damaged."""
+    """Skip the attachments, so that the segments come next. Raises Damaged."""
     for one in parse(unpacker.attachments):
         for _ in unpacker.chunks(one.name, one.bytes):
             pass

@@ -1,5 +1,4 @@
-"""Verification: compares every byte of every segment with its checksums, and every entry of an index with its
-row."""
+"""Verification of every byte of a segment against its checksums, and of every index against its rows."""
 
 from __future__ import annotations
 
@@ -11,26 +10,27 @@ import xxhash
 from hmi_kernels.lookup import layout, ops
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged, NotFound, PlotStoreError
 from plot_store.ground.files import guarded
 from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 _SHOWN = 8
-_AT_ONCE = 1 << 16  # rows looked up together
-Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes when the segment begins
+_LOOKUP_ROWS = 1 << 16  # rows per look-up
+Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes at the segment's beginning
 
 
 def verify(environment: Environment, ref: str | None, watch: Watch | None = None) -> VerifyReport:
-    """See `Store.verify`. `watch` sees the reading go on, and may take its time."""
+    """See `Store.verify`. `watch` is called for each block read; it may sleep to limit the rate."""
     damages: list[Damage] = []
     if ref is None:
         damages += [
-            Damage("", f"catalogue record {k!r}") for k in environment.catalogue.read(Txn.damaged_keys)
+            Damage("", f"catalogue record {k!r}")
+            for k in environment.catalogue.read(CatalogueTxn.damaged_keys)
         ]
     versions = environment.catalogue.read(lambda txn: _versions(txn, ref, damages))
     for version in versions:
@@ -47,22 +47,22 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
 
 
 def _still_there(environment: Environment, damage: Damage) -> bool:
-    """False for a segment that another process has collected meanwhile: that it is gone is no damage."""
+    """False if another process has collected the segment meanwhile, which is no damage."""
     try:
         return not damage.segment or damage.segment in environment.catalogue.read(version_tree.named_segments)
     except Damaged:
         return True
 
 
-def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
-    """The versions to look at; the unreadable ones go to `damages`."""
+def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
+    """Return the versions to check, with their ancestors. Appends unreadable ones to `damages`."""
     if ref is None:
         waiting = txn.keys(version_tree.VERSION)
     else:
         version_tree.resolve(txn, ref)
         record = version_tree.get_ref(txn, ref)
         if record is None:
-            raise NotFound(f"{ref!r} is a version id: verify takes the name of a ref")
+            raise NotFound(f"{ref!r} is a version id or tag: verify takes the name of a ref")
         waiting = list(record.versions)
     found: dict[str, VersionInfo] = {}
     while waiting:
@@ -82,16 +82,18 @@ def _versions(txn: Txn, ref: str | None, damages: list[Damage]) -> list[VersionI
 def check_version(
     environment: Environment, version: VersionInfo, seen: dict[str, SegmentInfo], watch: Watch | None = None
 ) -> list[Damage]:
-    """Every damage of a version's own segments; `seen` collects the ones looked at and spares them a second
-    look."""
+    """Return all damages of a version's own segments.
+
+    Segments in `seen` are not checked again. The version's segments are added to it.
+    """
     damages: list[Damage] = []
-    opened: dict[str, Segment] = {}
+    opened: dict[str, MappedSegment] = {}
     fresh = {info.name for info in version.segments if info.name not in seen}
     for info in version.segments:
         seen[info.name] = info
         try:
             if info.name in fresh:
-                check_bytes(environment, info, watch or _nobody)
+                check_bytes(environment, info, watch or _unwatched)
             segment = environment.segments.get(info, version.schema)
             if segment is None:
                 raise Damaged("the file is missing")
@@ -109,21 +111,24 @@ def check_version(
     return damages + _uncovered(opened, version)
 
 
-def _uncovered(opened: dict[str, Segment], version: VersionInfo) -> list[Damage]:
-    """Rows that no index reaches."""
+def _uncovered(opened: dict[str, MappedSegment], version: VersionInfo) -> list[Damage]:
+    """Return a damage for each rows segment that no index covers."""
     indexes = [s for s in opened.values() if s.info.kind == "index"]
     reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
     lost = [s.name for s in version.segments if s.kind == "rows" and s.name not in reached]
     return [Damage(name, "no readable index covers it") for name in lost]
 
 
-def _nobody(segment: str, read: int) -> None:
-    """Watches nothing."""
+def _unwatched(segment: str, read: int) -> None:
+    """Ignore the progress."""
 
 
-def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nobody) -> None:
-    """Block checksums and the digest in the name, by plain reads: a bad sector is an error here, not a
-    signal."""
+def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unwatched) -> None:
+    """Compare a segment's file with its block checksums and the hash in its name.
+
+    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal.
+    Raises Damaged, FormatTooNew, StoreIO.
+    """
     whole = xxhash.xxh3_128()
     sums: list[int] = []
     watch(info.name, 0)
@@ -155,15 +160,15 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _nob
         raise Damaged("the content does not match the hash in its name")
 
 
-def _check_rows(segment: Segment, schema: Schema) -> None:
-    """Keys that pack real n-grams, scales that are finite and not negative, and each row's own check."""
+def _check_rows(segment: MappedSegment, schema: Schema) -> None:
+    """Raises Damaged unless each row has a valid key, finite non-negative scales and a matching check."""
     order, step = segment.info.order, max(1, fmt.BLOCK // segment.layout.stride)
     for start in range(0, segment.info.count, step):
         rows = segment.rows[start : start + step]
         keys = layout.row_keys(rows, order)
         ids = layout.unpack_keys(keys, order)
         if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
-            raise Damaged(f"rows from {start} on hold keys that are no n-grams")
+            raise Damaged(f"rows from {start} on hold keys that are not n-grams")
         scales = layout.row_scales(rows, schema.n, order)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise Damaged(f"rows from {start} on hold impossible scales")
@@ -171,9 +176,8 @@ def _check_rows(segment: Segment, schema: Schema) -> None:
             raise Damaged(f"rows {_few(start + np.flatnonzero(~sound))} do not match their checks")
 
 
-def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo) -> None:
-    """Every covered row is found through the index, or a newer row of the same n-gram is; nothing else is in
-    it."""
+def _check_index(opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo) -> None:
+    """Raises Damaged unless the index leads to the newest row of every n-gram covered, and nowhere else."""
     run = index_run(opened, info, version, 0)
     pieces = np.array_split(run.slots, -(-run.slots.nbytes // fmt.BLOCK))
     used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
@@ -183,8 +187,8 @@ def _check_index(opened: dict[str, Segment], info: SegmentInfo, version: Version
     newest = 0
     for ordinal, view in enumerate(run.segments):
         base, (count, stride) = view.rows.ctypes.data, view.rows.shape
-        for start in range(0, count, _AT_ONCE):
-            rows = view.rows[start : start + _AT_ONCE]
+        for start in range(0, count, _LOOKUP_ROWS):
+            rows = view.rows[start : start + _LOOKUP_ROWS]
             ngrams = layout.unpack_keys(layout.row_keys(rows, info.order), info.order)
             found, _ = ops.find(table, info.order, ngrams, check=False)
             if not found.all():

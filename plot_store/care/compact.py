@@ -1,11 +1,12 @@
-"""Compaction: many small segments of a version become few large ones, published as a new version of the same
-content.
+"""Compaction: merges many small segments of a version into few, published as a version of equal content.
 
-Large segments stay as they are, and so do older indexes that cover hardly any small segment, so the cost
-depends on the small segments only. Only rows that no newer row replaces are copied, so their order does not
-matter. Readers go on. A publication that comes first wins, however late it began, and the compaction then
+Large segments are kept, and so are older indexes that cover hardly any small segment, so the cost depends
+only on the small segments. Only rows that no newer row replaces are copied, so their order does not matter.
+Readers are not affected.
+
+If another publication of the ref comes first, however late it began, the compaction raises Conflict and
 leaves nothing. It is not retried here: that would repeat all the copying for a ref that is still being
-written, and only the caller knows when that ends. The next compaction finds the same segments, and more.
+written, and only the caller knows when that ends.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
-from plot_store.reading.entries import CoveringIndex, Entries, open_entries
+from plot_store.reading.entries import CoveringIndex, OwnEntries, open_entries
 from plot_store.writing import builds
 from plot_store.writing.append import COMPACTED
 from plot_store.writing.builds import Opened
 from plot_store.writing.writer import Writer
 
 MAX_SEGMENTS: Final = 8
-_BUILD: Final = "compact-"  # and the version's id: the build of its compaction
-_MOSTLY: Final = 4  # a index is worth making anew when small segments are a fourth of its bytes
+_BUILD: Final = "compact-"  # a compaction's build id is this prefix and the version's id
+_MIN_SHARE: Final = 4  # an index is rebuilt if small segments make up at least 1/4 of its rows' bytes
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class _Merge:
     """The plan for one order."""
 
     order: int
-    indexes: tuple[CoveringIndex, ...]  # whose indexes become one, oldest first
-    small: tuple[str, ...]  # rows segments whose rows are copied, oldest first
-    large: tuple[SegmentInfo, ...]  # rows segments that stay, under the new index
+    indexes: tuple[CoveringIndex, ...]  # the indexes that become one, oldest first
+    small: tuple[str, ...]  # names of the rows segments to copy, oldest first
+    large: tuple[SegmentInfo, ...]  # rows segments that are kept, under the new index
 
 
 def compact(
@@ -62,13 +63,15 @@ def compact(
         if merges:
             return _carry_out(environment, opened, entries, merges, target_bytes, progress)
         return None
-    finally:  # a published build is gone already
+    finally:  # does nothing after a publication, which ends the build
         builds.abandon(environment, opened.build, opened.record.owner)
 
 
 def _open_build(environment: Environment, version: VersionInfo) -> Opened:
-    """Open an empty build for this compaction, and drop what one that died left in it. From now on the build
-    keeps the version from collection."""
+    """Open an empty build for this compaction, dropping what an earlier, dead one left.
+
+    From here on the build keeps the version from collection. Raises Conflict.
+    """
     _end_overtaken(environment, version)
     build = f"{_BUILD}{version.id}"
     opened = builds.open_build(environment, version.ref, build, version.schema, None, True)
@@ -79,10 +82,9 @@ def _open_build(environment: Environment, version: VersionInfo) -> Opened:
 
 
 def _end_overtaken(environment: Environment, version: VersionInfo) -> None:
-    """Abandon compactions of this ref's other versions: they died, or will learn that a publication came
-    first."""
+    """Abandon compactions of the ref's other versions. They are dead, or will fail with Conflict anyway."""
 
-    def body(txn: Txn) -> list[str]:
+    def body(txn: CatalogueTxn) -> list[str]:
         found = [_BUILD + rest for rest in txn.keys(version_tree.BUILD + _BUILD)]
         records = {build: version_tree.get_build(txn, build) for build in found}
         return [
@@ -93,9 +95,11 @@ def _end_overtaken(environment: Environment, version: VersionInfo) -> None:
         builds.abandon(environment, build)
 
 
-def _merge_of(entries: Entries, order: int, small: set[str], max_segments: int) -> _Merge | None:
-    """The newest indexes, from the oldest one that mostly small segments lie under; None if that is not worth
-    it."""
+def _merge_of(entries: OwnEntries, order: int, small: set[str], max_segments: int) -> _Merge | None:
+    """Plan the merge of one order: all indexes from the oldest one that covers mostly small segments.
+
+    Returns None if that merges no more than max_segments small segments.
+    """
     indexes = entries.indexes(order)
     first = next(
         (i for i, index in enumerate(indexes) if _mostly_small(entries, index, small, max_segments)),
@@ -103,7 +107,7 @@ def _merge_of(entries: Entries, order: int, small: set[str], max_segments: int) 
     )
     taken, left = indexes[first:], {name for index in indexes[:first] for name in index.covers}
     covered = list(dict.fromkeys(name for index in reversed(taken) for name in reversed(index.covers)))[::-1]
-    # One name may lie under several indexes: its newest counts.
+    # Several indexes may cover one segment. Those that a kept, older index covers are not merged.
     mine = [name for name in covered if name not in left]
     merged = tuple(name for name in mine if name in small)
     if len(merged) <= max_segments:
@@ -112,21 +116,22 @@ def _merge_of(entries: Entries, order: int, small: set[str], max_segments: int) 
     return _Merge(order, tuple(taken), merged, large)
 
 
-def _mostly_small(entries: Entries, index: CoveringIndex, small: set[str], max_segments: int) -> bool:
+def _mostly_small(entries: OwnEntries, index: CoveringIndex, small: set[str], max_segments: int) -> bool:
+    """Whether an index covers more than max_segments small segments, or small ones have 1/4 of the bytes."""
     sizes = {name: entries.opened[name].info.bytes for name in index.covers}
     little = [name for name in sizes if name in small]
-    return len(little) > max_segments or sum(sizes[n] for n in little) * _MOSTLY >= sum(sizes.values())
+    return len(little) > max_segments or sum(sizes[n] for n in little) * _MIN_SHARE >= sum(sizes.values())
 
 
 def _carry_out(
     environment: Environment,
     opened: Opened,
-    entries: Entries,
+    entries: OwnEntries,
     merges: list[_Merge],
     target_bytes: int,
     progress: Progress | None,
 ) -> VersionInfo:
-    """Copy the small segments' rows into a build over the large ones, and publish it."""
+    """Copy the rows of the small segments into the build, beside the large ones, and publish it."""
     gone = {index.info.name for merge in merges for index in merge.indexes} | {
         n for m in merges for n in m.small
     }

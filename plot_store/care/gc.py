@@ -1,10 +1,10 @@
-"""Garbage collection by reachability, which reads small records only.
+"""Garbage collection by reachability. It reads only small records, and the manifests of dead versions.
 
-It keeps each ref's current version and its newest or youngest ones, versions that are tagged, pinned, leased,
-held by readers of this process, extended by builds in progress or named by the caller, and all their
-ancestors. It deletes the records first, in one synced transaction, then the files: a crash between the two
-leaves orphaned files, never a record without its file. Readers of other processes keep their files mapped, so
-unlinking does not hurt them. To keep a version itself for another process, pin or lease it.
+It keeps each ref's current version and its newest or youngest ones; versions that are tagged, pinned, leased,
+held by readers of this process, extended by builds in progress, or named by the caller; and all their
+ancestors. It deletes the records first, in one synced transaction, and then the files. So a crash between the
+two leaves orphaned files, never a record without its file. Readers of other processes keep their files
+mapped, so unlinking does not affect them. To keep a version for another process, pin or lease it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from plot_store.catalogue import creation, tags, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.catalogue.version_tree import BUILD, REF, VERSION
 from plot_store.environment import pins
@@ -27,12 +27,12 @@ from plot_store.ground.nouns import GcReport, SegmentInfo
 from plot_store.writing import builds, promote
 
 DAY_S = 86400.0
-Reasons = dict[str, list[str]]  # why a version stays, by its id
+Reasons = dict[str, list[str]]  # version id -> why it stays
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep besides versions in use, and the age from which leftovers count as abandoned."""
+    """The parameters of a collection; see `Store.gc`."""
 
     keep_versions: int
     keep_days: float
@@ -43,33 +43,33 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Dead:
-    """The records and files that are no longer reachable."""
+    """The result of a reachability analysis: what to remove, and why the rest stays."""
 
-    versions: tuple[str, ...]
-    builds: tuple[str, ...]
-    keys: tuple[str, ...]  # of records that say nothing any more: expired leases, versions collected long ago
-    segments: dict[str, SegmentInfo]  # by name
-    refs: dict[str, RefRecord]  # those whose list gets shorter, as it will be
-    kept: dict[str, tuple[str, ...]]
+    versions: tuple[str, ...]  # ids of unreachable versions
+    builds: tuple[str, ...]  # ids of abandoned builds
+    keys: tuple[str, ...]  # keys of obsolete records: expired leases, old tombstones
+    segments: dict[str, SegmentInfo]  # unreachable segments by name
+    refs: dict[str, RefRecord]  # the new records of refs that lose versions
+    kept: dict[str, tuple[str, ...]]  # the reasons for each version that stays
 
 
 @dataclass
 class _Builds:
-    """The versions and segments that builds in progress hold, and the segments of abandoned builds."""
+    """The builds: which are abandoned, and which segments are held or no longer held."""
 
-    dead: list[str] = field(default_factory=list)
-    segments: dict[str, SegmentInfo] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    dead: list[str] = field(default_factory=list)  # ids of abandoned builds
+    segments: dict[str, SegmentInfo] = field(default_factory=dict)  # segments of abandoned builds, by name
+    held: set[str] = field(default_factory=set)  # names of the segments of the other builds
 
 
 def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcReport:
-    """One collection. Raises StoreIO, Damaged."""
+    """Run one collection. Raises StoreIO, Damaged."""
     now = time.time()
 
-    def find(txn: Txn) -> _Dead:
+    def find(txn: CatalogueTxn) -> _Dead:
         return _unreachable(txn, environment.held(), policy, now)
 
-    def drop(txn: Txn) -> _Dead:
+    def drop(txn: CatalogueTxn) -> _Dead:
         dead = find(txn)
         drop_records(txn, dead, now)
         return dead
@@ -98,8 +98,8 @@ def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcRep
     )
 
 
-def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
-    """The first step: nothing in the catalogue names what goes."""
+def drop_records(txn: CatalogueTxn, dead: _Dead, now: float) -> None:
+    """First step: remove from the catalogue every record of what is to be removed."""
     for ref, record in dead.refs.items():
         version_tree.put_ref(txn, ref, record)
     for version_id in dead.versions:
@@ -111,11 +111,12 @@ def drop_records(txn: Txn, dead: _Dead, now: float) -> None:
 
 
 def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
-    """The second step: the files go, unless a record names them by now; which went."""
+    """Second step: unlink the files, except those that a record names by now. Returns the names unlinked."""
     return promote.sweep(environment, gone) if gone else []
 
 
-def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+    """Find what is unreachable. in_use: ids of versions that readers of this process hold."""
     reasons: Reasons = defaultdict(list)
     _held_by_name(txn, reasons, now)
     shorter = _retained(txn, reasons, policy, now)
@@ -136,11 +137,12 @@ def _unreachable(txn: Txn, in_use: set[str], policy: Policy, now: float) -> _Dea
         held = found.held.union(*(version_tree.segment_names(txn, v) for v in live))
         segments = {name: info for name, info in segments.items() if name not in held}
     kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
-    keys = (*pins.expired(txn, now), *version_tree.forgettable(txn, now - policy.orphan_age_s))
+    keys = (*pins.expired(txn, now), *version_tree.old_tombstones(txn, now - policy.orphan_age_s))
     return _Dead(dead_versions, tuple(found.dead), keys, segments, shorter, kept)
 
 
-def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
+def _held_by_name(txn: CatalogueTxn, reasons: Reasons, now: float) -> None:
+    """Add the versions that are tagged, pinned or leased to `reasons`."""
     for tag, version_id in tags.listed(txn).items():
         reasons[version_id].append(f"tag {tag}")
     for pin in pins.pins(txn):
@@ -149,10 +151,10 @@ def _held_by_name(txn: Txn, reasons: Reasons, now: float) -> None:
         reasons[lease.version].append(f"leased by {lease.owner}")
 
 
-def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
-    """Adds each ref's retained versions; returns the records of the refs whose lists get shorter.
+def _retained(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
+    """Add each ref's retained versions to `reasons`. Returns the new records of refs that lose versions.
 
-    What is held by name stays in its ref's list too.
+    Versions that are already in `reasons` stay in their ref's list.
     """
     shorter: dict[str, RefRecord] = {}
     for ref in txn.keys(REF):
@@ -179,18 +181,17 @@ def _retained(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> dict[st
     return shorter
 
 
-def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
-    """Adds the versions that builds in progress extend.
+def _builds(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
+    """Add the parents and bases of builds in progress to `reasons`.
 
-    Returns what the builds hold and which are abandoned. A build that nobody can resume counts as abandoned
-    as soon as its files would count as orphans.
+    A build that nobody can resume counts as abandoned as soon as its files would count as orphans.
     """
     found = _Builds()
     for build in txn.keys(BUILD):
         record = version_tree.get_build(txn, build)
         assert record is not None
         age_s = (
-            min(policy.build_age_s, policy.orphan_age_s) if builds.is_passing(build) else policy.build_age_s
+            min(policy.build_age_s, policy.orphan_age_s) if builds.is_ephemeral(build) else policy.build_age_s
         )
         if record.touched < now - age_s:
             found.dead.append(build)
@@ -204,8 +205,10 @@ def _builds(txn: Txn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
 
 
 def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, int]:
-    """Old files of ours that no record names, with their sizes. Files of other names are not ours to
-    touch."""
+    """Find old segment and temporary files that no record names. Returns sizes by name.
+
+    Files whose names the store does not use are never touched.
+    """
     named = environment.catalogue.read(version_tree.named_segments)
     found: dict[str, int] = {}
     with os.scandir(environment.folder) as entries:
@@ -213,7 +216,7 @@ def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, 
             ours = names.is_segment(entry.name) or entry.name.endswith(TEMPORARY)
             if not ours or entry.name in named or entry.name in dead.segments:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another process may name or remove it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # another process may rename or remove it meanwhile
                 status = entry.stat()
                 if status.st_mtime < oldest:
                     found[entry.name] = status.st_size

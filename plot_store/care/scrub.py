@@ -1,8 +1,8 @@
 """Verification in child processes, so that a damaged file or disk can kill only the child.
 
-`probe` checks the catalogue alone and takes milliseconds: call it before you open a store. `scrub` reads
-every byte, at a bounded rate if wanted. Neither opens a file of the store in this process, so LMDB's locks
-stay as they are.
+`probe` checks only the catalogue and takes milliseconds; call it before you open a store. `scrub` reads
+every byte, optionally at a bounded rate. Neither opens a file of the store in this process, so LMDB's
+locks are not affected.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from plot_store.ground.nouns import Damage, VerifyReport
 CURE: Final = "restore the store from a copy, or import its exports into a new one"
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 KERNELS: Final = Path(hmi_kernels.__file__).resolve().parent
-# What a process earns by what it reads. Others come from outside: by hand, or for want of memory.
+# Signals that damaged data can cause. Others come from outside: from a user, or when memory runs out.
 _DEADLY: Final = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
-# Runs one module of the package without the package's own imports, of which numba alone takes a second.
+# Runs one module of the package without the package's own imports, because numba alone takes a second.
 _BARE: Final = (
     "import sys, types; package = types.ModuleType('plot_store'); package.__path__ = [sys.argv.pop(1)]; "
     "sys.modules['plot_store'] = package; from plot_store.catalogue.probe import main; main()"
@@ -40,18 +40,18 @@ _BARE: Final = (
 
 @dataclass(frozen=True)
 class ScrubProgress:
-    """A scrub's progress in bytes; `segment` is the file being read, "" for the catalogue."""
+    """The progress of a scrub."""
 
-    segment: str
-    done: int
-    total: int
+    segment: str  # name of the file being read; "" for the catalogue
+    done: int  # bytes
+    total: int  # bytes
 
 
 def probe(path: str | Path, *, timeout_s: float = 60.0) -> None:
-    """Check the catalogue of a store without opening it here: structure, free list, every record's checksum.
+    """Check a store's catalogue in a child process: structure, free list, every record's checksum.
 
-    Says nothing of segments (`scrub` does). A store that does not exist yet is sound. Safe beside live
-    processes. Raises Damaged, StoreIO (unreadable, or no answer in time).
+    Segments are not checked; `scrub` checks them. A store that does not exist yet is sound. Other processes
+    may use the store meanwhile. Raises Invalid, Damaged, StoreIO (unreadable, or no answer within timeout_s).
     """
     path = check_path("path", path)
     command = [sys.executable, "-P", "-c", _BARE, str(PACKAGE), str(path)]
@@ -89,12 +89,12 @@ def scrub(
     progress: Callable[[ScrubProgress], None] | None = None,
     silence_s: float = 900.0,
 ) -> VerifyReport:
-    """Like `Store.verify`, in a child process.
+    """Run `Store.verify` in a child process.
 
-    If what it reads kills the child, the segment is reported as damaged. ref: only a ref's retained versions
-    and their ancestors. bytes_per_second bounds the reading. silence_s: a child that reports nothing for this
-    long is killed, and StoreIO is raised. Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew,
-    StoreIO.
+    If damaged data kills the child, the segment being read is reported as damaged. ref: only the ref's
+    retained versions and their ancestors. bytes_per_second: a bound on the rate. silence_s: a child that
+    reports nothing for this long is killed, and StoreIO is raised. Raises Invalid, NotFound, Damaged
+    (the catalogue), FormatTooNew, StoreIO.
     """
     path = check_path("path", path)
     if bytes_per_second is not None:
@@ -130,7 +130,10 @@ def _follow(
     progress: Callable[[ScrubProgress], None] | None,
     silence_s: float,
 ) -> VerifyReport:
-    """The child's report, or one that names what it was reading when it died. Raises what it raised."""
+    """Return the child's report, or one that names the segment it was reading when it died.
+
+    Raises the child's error, and StoreIO.
+    """
     at = ScrubProgress("", 0, 0)
     silent = threading.Event()
     for message in _messages(child, silence_s, silent):
@@ -145,21 +148,21 @@ def _follow(
     if silent.is_set():
         where = at.segment or "the catalogue"
         raise StoreIO(
-            f"the scrub of {path} stopped answering at {where}: no word for {silence_s:g} s; check the disk, "
-            "then scrub again"
+            f"the scrub of {path} stopped answering at {where}: no report for {silence_s:g} s; check the "
+            "disk, then scrub again"
         )
     _check_end("the scrub", path, code)
     if code >= 0:
         said.seek(0)
         raise StoreIO(f"the scrub ended early ({_last_line(said.read())}): check memory and the installation")
-    what = f"its reader died of it ({_signal(code)}), and nothing after it was read: check the disk"
+    what = f"reading it killed the process ({_signal(code)}), and nothing after it was read: check the disk"
     return VerifyReport(0, 0, at.done, (Damage(at.segment, what),))
 
 
 def _messages(
     child: subprocess.Popen[str], silence_s: float, silent: threading.Event
 ) -> Iterator[dict[str, Any]]:
-    """The child's lines as they come; it is killed, and `silent` set, when none comes for `silence_s`."""
+    """Yield the child's messages. If none comes for `silence_s`, set `silent` and kill the child."""
     assert child.stdout is not None
 
     def give_up() -> None:
@@ -179,7 +182,7 @@ def _messages(
 
 
 def _check_end(doing: str, path: Path, code: int) -> None:
-    """Raises StoreIO for a child that was ended from outside, of which nothing follows for the store."""
+    """Raises StoreIO if a signal from outside ended the child, which says nothing about the store."""
     if code < 0 and -code not in _DEADLY:
         raise StoreIO(f"{doing} of {path} was ended by {_signal(code)}: check memory, then run it again")
 
@@ -190,7 +193,7 @@ def _report(raw: dict[str, Any]) -> VerifyReport:
 
 
 def _error(kind: str, message: str) -> PlotStoreError:
-    """The store's error of this kind."""
+    """Return the store's error of this kind."""
     waiting: list[type[PlotStoreError]] = [errors.PlotStoreError]
     while waiting:
         found = waiting.pop()
@@ -201,7 +204,7 @@ def _error(kind: str, message: str) -> PlotStoreError:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this package where we found it ourselves."""
+    """Return this process's environment, with the paths of this package and the kernels in PYTHONPATH."""
     paths = [str(PACKAGE.parent), str(KERNELS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -215,4 +218,4 @@ def _signal(code: int) -> str:
 
 def _last_line(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "no error output"

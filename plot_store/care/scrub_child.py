@@ -1,5 +1,4 @@
-"""`python -m plot_store.care.scrub_child <store>`: the child of `plot_store.care.scrub.scrub`. Prints lines
-of JSON."""
+"""The child process of `plot_store.care.scrub.scrub`. Prints lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,58 +13,60 @@ from typing import Any, Final
 
 from plot_store.care import check
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment, acquire, release
 from plot_store.ground.errors import PlotStoreError
 from plot_store.ground.nouns import VerifyReport
 
 NICE: Final = 10
-TELL_EVERY_S: Final = 0.2
+REPORT_EVERY_S: Final = 0.2
 
 
-class Pace:
-    """Is told of every block that was read; tells the parent, and sleeps where that was too fast."""
+class RateLimiter:
+    """A `check.Watch` that reports progress to the parent, and sleeps to keep the reading below a rate."""
 
     def __init__(self, total: int, rate: float | None) -> None:
         self._total, self._rate = total, rate
         self._done = 0
         self._segment = ""
         self._began = time.monotonic()
-        self._told = float("-inf")
+        self._reported = float("-inf")
 
     def __call__(self, segment: str, count: int) -> None:
-        """`count` more bytes of a segment."""
+        """Count `count` more bytes of a segment."""
         self._done += count
         fresh, self._segment = segment != self._segment, segment
-        self._tell(fresh)
+        self._report(fresh)
         while self._rate and (ahead := self._done / self._rate - (time.monotonic() - self._began)) > 0:
-            time.sleep(min(ahead, TELL_EVERY_S))
-            self._tell(False)
+            time.sleep(min(ahead, REPORT_EVERY_S))
+            self._report(False)
 
     def end(self) -> None:
-        self._tell(True)
+        """Report the final progress."""
+        self._report(True)
 
-    def _tell(self, at_once: bool) -> None:
+    def _report(self, at_once: bool) -> None:
         at = time.monotonic()
-        if at_once or at - self._told >= TELL_EVERY_S:
-            self._told = at
-            say({"segment": self._segment, "done": self._done, "total": self._total})
+        if at_once or at - self._reported >= REPORT_EVERY_S:
+            self._reported = at
+            send({"segment": self._segment, "done": self._done, "total": self._total})
 
 
-def say(message: dict[str, Any]) -> None:
+def send(message: dict[str, Any]) -> None:
+    """Send a message to the parent, as one line of JSON on stdout."""
     print(json.dumps(message), flush=True)
 
 
 def paced_verify(environment: Environment, ref: str | None, rate: float | None) -> VerifyReport:
-    """`check.verify` at a pace."""
-    pace = Pace(environment.catalogue.read(_total_bytes), rate)
-    report = check.verify(environment, ref, pace)
-    pace.end()
+    """Run `check.verify` at no more than `rate` bytes a second."""
+    limiter = RateLimiter(environment.catalogue.read(_total_bytes), rate)
+    report = check.verify(environment, ref, limiter)
+    limiter.end()
     return report
 
 
-def _total_bytes(txn: Txn) -> int:
-    """Of all segments that readable versions name."""
+def _total_bytes(txn: CatalogueTxn) -> int:
+    """Return the bytes of all segments that readable versions list."""
     sizes: dict[str, int] = {}
     for version_id in txn.keys(version_tree.VERSION):
         try:
@@ -89,9 +90,9 @@ def main() -> None:
         finally:
             release(environment)
     except PlotStoreError as error:
-        say({"error": error.kind, "message": str(error)})
+        send({"error": error.kind, "message": str(error)})
         sys.exit(1)
-    say({"report": asdict(report)})
+    send({"report": asdict(report)})
 
 
 if __name__ == "__main__":

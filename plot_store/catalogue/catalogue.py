@@ -1,7 +1,7 @@
 """The catalogue: short transactions over checksummed JSON records.
 
-Keys: see docs/plot-format.md. LMDB's lock serialises writers across processes. Under the same lock the store
-renames and registers files, and checks and unlinks them, so that the two exclude each other.
+docs/plot-format.md lists the keys. LMDB's lock serialises writers across processes. The store also renames
+and unlinks segment files inside write transactions, so the two exclude each other.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ CURE: Final = "restore the store from an export or a backup"
 T = TypeVar("T")
 
 
-class Txn:
-    """One transaction: get, put, delete and list records by key."""
+class CatalogueTxn:
+    """A transaction on the catalogue: get, put, delete and list JSON records by key."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
 
     def get(self, key: str) -> Any | None:
-        """The record's JSON value, None if absent. Raises Damaged."""
+        """Return the record's JSON value, or None if it is absent. Raises Damaged."""
         value = self._raw.get(key.encode())
         return None if value is None else _open_value(key.encode(), value)
 
     def has(self, key: str) -> bool:
-        """Whether there is such a record; it is not read."""
+        """Whether the record exists. Does not read or check it."""
         with self._raw.cursor() as cursor:
             return bool(cursor.set_key(key.encode()))
 
     def put(self, key: str, value: Any) -> None:
+        """Write a record. Raises Invalid if the value is not JSON."""
         body = records.dump(value)
         self._raw.put(key.encode(), seal(key.encode(), body))
 
     def delete(self, key: str) -> bool:
+        """Remove a record. Returns whether it existed."""
         return bool(self._raw.delete(key.encode()))
 
     def keys(self, prefix: str) -> list[str]:
-        """The rest of every key with this prefix, sorted."""
+        """Return all keys with this prefix, sorted, without the prefix."""
         found: list[str] = []
         with self._raw.cursor() as cursor:
             more = cursor.set_range(prefix.encode())
@@ -59,7 +61,7 @@ class Txn:
         return found
 
     def damaged_keys(self) -> list[str]:
-        """Every key whose record does not match its checksum."""
+        """Return the keys of all records that do not match their checksum."""
         bad: list[str] = []
         with self._raw.cursor() as cursor:
             for key, value in cursor:
@@ -81,8 +83,7 @@ def _open_value(key: bytes, value: bytes) -> Any:
 
 
 class Catalogue:
-    """The database of one store in this process, with the record of its format. Raises Forked after a
-    fork."""
+    """The catalogue database of one store in this process. Raises Forked if used after a fork."""
 
     def __init__(self, folder: Path, *, create: bool, read_only: bool, first_map: int = FIRST_MAP) -> None:
         if not create and not (folder / "data.mdb").exists():
@@ -106,21 +107,21 @@ class Catalogue:
             raise Damaged(f"the catalogue has no format record: {CURE}")
         if found["format"] > FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {FORMAT}: "
-                "upgrade the release"
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the "
+                "release"
             )
 
-    def read(self, body: Callable[[Txn], T]) -> T:
-        """Run `body` in a read transaction; it must not keep anything of it."""
+    def read(self, body: Callable[[CatalogueTxn], T]) -> T:
+        """Run `body` in a read transaction. It must not keep a reference to the transaction."""
         try:
-            return self._database.read(lambda raw: body(Txn(raw)))
+            return self._database.read(lambda raw: body(CatalogueTxn(raw)))
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
-    def write(self, body: Callable[[Txn], T]) -> T:
-        """Run `body` in the one write transaction and commit durably; see `Database.write`."""
+    def write(self, body: Callable[[CatalogueTxn], T]) -> T:
+        """Run `body` in a write transaction and commit durably; see `Database.write`."""
         try:
-            return self._database.write(lambda raw: body(Txn(raw)))
+            return self._database.write(lambda raw: body(CatalogueTxn(raw)))
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
@@ -137,9 +138,8 @@ class Catalogue:
         self._database.close()
 
 
-def _stamp(txn: Txn) -> dict[str, Any]:
-    """Record this release's format: what is written from now on, an older release must refuse, not
-    misread."""
+def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
+    """Record this release's format, so that older releases refuse the store. Returns the record."""
     found = txn.get("format") or {"format": 0, "created": time.time()}
     if found["format"] < FORMAT:
         found = {**found, "format": FORMAT}

@@ -1,4 +1,4 @@
-"""Making a catalogue under a temporary name, so that a store has a whole one or none."""
+"""Creation of a catalogue under a temporary name, so that a store has a complete one or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRAFT: Final = re.compile(rf"catalogue\.[0-9a-f]{{32}}{re.escape(files.TEMPORAR
 
 
 def make(folder: Path) -> None:
-    """Make an empty catalogue if there is none, in one step: after a failure no half of one is in its place.
+    """Create an empty catalogue atomically, unless there is one. A failure leaves no partial catalogue.
 
     Raises OSError, StoreFull, StoreIO.
     """
@@ -37,24 +37,28 @@ def make(folder: Path) -> None:
 
 
 def unfinished(store: Path, oldest: float) -> dict[str, int]:
-    """Unfinished catalogues that a killed `make` left in a store's folder before this time: bytes by name."""
+    """Find partial catalogues that a killed `make` left in a store's folder.
+
+    oldest: Unix seconds; later ones are skipped, since they may still be in the making.
+    Returns bytes by name.
+    """
     found: dict[str, int] = {}
     for path in store.glob(f"*.*{files.TEMPORARY}"):
         if _DRAFT.fullmatch(path.name):
-            with contextlib.suppress(FileNotFoundError):  # whoever makes it has just ended
+            with contextlib.suppress(FileNotFoundError):  # its maker has just finished
                 if path.stat().st_mtime < oldest:
                     found[path.name] = files.folder_bytes(path)
     return found
 
 
 def remove(path: Path) -> bool:
-    """Whether it has gone."""
+    """Delete a partial catalogue. Returns whether it is gone."""
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
 
 
 def _rename_folder(draft: Path, folder: Path) -> None:
-    """Does nothing if another process was first. Raises OSError, StoreIO."""
+    """Rename the draft to its final name, unless another process did so first. Raises OSError, StoreIO."""
     try:
         os.replace(draft, folder)
     except OSError as error:
@@ -62,5 +66,5 @@ def _rename_folder(draft: Path, folder: Path) -> None:
             raise
         if not (folder / "data.mdb").exists():
             raise StoreIO(
-                f"{folder} holds files that are no catalogue: move them away, then open the store again"
+                f"{folder} holds files that are not a catalogue: move them away, then open the store again"
             ) from error

@@ -1,11 +1,11 @@
 """A quick check of a store's catalogue, in a process of its own; see `plot_store.care.scrub.probe`.
 
-It walks every page of a copy in memory and compares each record's checksum. Then LMDB reads and writes a copy
-in a temporary folder, so that the live locks stay untouched. Prints one line of JSON: {"sound": true,
-"records": …}, {"damaged": "what"} or {"failed": "why"}.
+It reads the file into memory, walks every page, and compares each record's checksum. Then LMDB reads and
+writes a copy in a temporary folder, so that the live locks stay untouched. The process prints one line of
+JSON: {"sound": true, "records": …}, {"damaged": "what"} or {"failed": "why"}.
 
-Of the package it imports only LMDB's file and its checks, so that it starts in a twentieth of a second. Never
-call it in a process that has the store open: closing a file drops the locks that LMDB holds on it.
+It imports only `plot_store.database`'s checks of LMDB's file, so it starts in 50 ms. Never call it in a
+process that has the store open: closing the file drops the locks that LMDB holds on it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from plot_store.database.trial import try_copy
 
 
 def check_record(key: bytes, value: bytes) -> bytes:
-    """The key, if its value matches its checksum; see plot_store/catalogue/catalogue.py. Raises BadFile."""
+    """Return the key. Raises BadFile unless its value matches its checksum and is JSON."""
     body = unseal(key, value)
     if body is None:
         raise BadFile(f"the record {key.decode(errors='replace')!r} does not match its checksum")
     try:
         json.loads(body)
     except ValueError as error:
-        raise BadFile(f"the record {key.decode(errors='replace')!r} is no JSON ({error})") from error
+        raise BadFile(f"the record {key.decode(errors='replace')!r} is not JSON ({error})") from error
     return key
 
 
 def walk(raw: bytes) -> int | None:
-    """How many records the file holds; None where only LMDB can judge. Raises BadFile."""
+    """Count the records of a file. Returns None for a version of LMDB's format that this code cannot read.
+
+    Raises BadFile.
+    """
     try:
         meta = newest(raw)
         if meta is None:
@@ -48,20 +51,19 @@ def walk(raw: bytes) -> int | None:
 
 
 def probe(store: Path) -> int:
-    """How many records the catalogue holds; 0 where there is none yet. Raises BadFile, OSError."""
+    """Count the records of a store's catalogue; 0 if it does not exist yet. Raises BadFile, OSError."""
     path = store / "catalogue" / "data.mdb"
     raw = read_settled(path) if path.exists() and path.stat().st_size else b""
     records = walk(raw) if raw else 0
-    if records == 0 and has_segments(
-        store
-    ):  # opening would make a new catalogue, and gc would take the segments
+    # With a new, empty catalogue, gc would remove the segments.
+    if records == 0 and has_segments(store):
         raise BadFile("data.mdb is missing or empty beside segments")
     if not raw:
         return 0
     try:
         found = try_copy(raw, check_record)
     except OSError:
-        if records is None:  # of a version that only LMDB can judge
+        if records is None:  # only LMDB can read this version of its format
             raise
         return records
     if records not in (None, found):
@@ -70,6 +72,7 @@ def probe(store: Path) -> int:
 
 
 def has_segments(store: Path) -> bool:
+    """Whether the store's folder holds segment files."""
     folder = store / "segments"
     return folder.is_dir() and any(file.suffix in (".rows", ".index") for file in folder.iterdir())
 

@@ -1,4 +1,4 @@
-"""The catalogue's records as JSON, and back: every field is checked, because an archive may be hostile."""
+"""The catalogue's records, to JSON and back. Every field is checked, because an archive may be hostile."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from plot_store.ground.errors import Damaged, Invalid, PlotStoreError
 from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 
 MAX_META: Final = 1 << 20
-MAX_META_LEVELS: Final = 64  # of lists and objects in each other
+MAX_META_LEVELS: Final = 64  # nested lists and objects
 MAX_BYTES: Final = 1 << 50
 P = TypeVar("P")
 
 
 @dataclass(frozen=True)
 class RefRecord:
-    """Where a ref points, and its retained versions."""
+    """A ref: its current version and all retained ones, as version ids."""
 
     current: str
     versions: tuple[str, ...]  # newest publication first; always holds current
@@ -29,33 +29,31 @@ class RefRecord:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """A build in progress: the lease that keeps its finished segments."""
+    """A build in progress. While it exists, its finished segments are kept."""
 
     ref: str
     schema: Schema
     parent: str | None
     extend: bool
-    base: str | None  # an extending build: the version it adds to
-    owner: str  # token of the writer that holds it; a later one takes over
+    base: str | None  # id of the version that an extending build adds to
+    owner: str  # random token of the writer that holds the build; a later writer replaces it
     segments: tuple[SegmentInfo, ...]
     touched: float  # Unix seconds
-    sealed: tuple[SegmentInfo, ...] | None = (
-        None  # all segments of the version to come, once they are durable
-    )
+    sealed: tuple[SegmentInfo, ...] | None = None  # all segments of the future version, once they are durable
 
     @property
     def names(self) -> set[str]:
-        """The files that the lease holds."""
+        """The names of the files that the build keeps."""
         return {segment.name for segment in (*self.segments, *(self.sealed or ()))}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A version's place in the tree: what walking it needs, without the whole manifest."""
+    """A version's place in the version tree, so that walking the tree does not read manifests."""
 
     ref: str
     parent: str | None
-    at: float  # Unix seconds: when this store got it
+    at: float  # Unix seconds at which this store published or imported it
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class TagRecord:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """A pin, or a lease when it expires: keeps a version and its ancestors from collection."""
+    """A pin, or a lease if it expires. Either keeps a version and its ancestors from collection."""
 
     version: str
     owner: str
@@ -77,7 +75,7 @@ class HoldRecord:
 
 
 def dump(value: Any) -> bytes:
-    """Canonical JSON. Raises Invalid when the value is none."""
+    """Encode a value as canonical JSON. Raises Invalid if it is not JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -87,8 +85,7 @@ def dump(value: Any) -> bytes:
 
 
 def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The meta as it will be read back. Raises Invalid if it is no JSON object of at most 1 MiB and 64
-    levels."""
+    """Return meta as it will be read back. Raises Invalid unless it is a JSON object within the limits."""
     if not isinstance(meta, dict):
         raise Invalid("meta must be a JSON object: pass a dict")
     try:
@@ -123,26 +120,25 @@ def new_version(
     build: str,
     meta: dict[str, Any],
 ) -> VersionInfo:
-    """A version whose id is the hash of everything in it."""
+    """Create a version whose id is the hash of its manifest."""
     draft = VersionInfo("", ref, parent, previous, created, schema, segments, build, meta)
     return VersionInfo(version_id(draft), ref, parent, previous, created, schema, segments, build, meta)
 
 
 def version_id(version: VersionInfo) -> str:
-    """ "v" and the xxh3-128 of the canonical manifest without its id."""
+    """Return "v" and the xxh3-128 of the canonical manifest without its id."""
     fields = version_fields(version)
     del fields["id"]
     return "v" + xxhash.xxh3_128_hexdigest(dump(fields))
 
 
 def version_fields(version: VersionInfo) -> dict[str, Any]:
-    """The manifest as plain JSON values."""
+    """Return the manifest as JSON values."""
     return asdict(version)
 
 
 def parse_version(raw: Any) -> VersionInfo:
-    """A manifest from JSON values. Raises Damaged unless every field is well formed and the id is its
-    hash."""
+    """Parse a manifest. Raises Damaged if a field is malformed or the id does not match the hash."""
     try:
         fields = dict(raw)
         schema = _schema(fields.pop("schema"))
@@ -182,7 +178,7 @@ def _schema(raw: Any) -> Schema:
 
 
 def parse_segment(raw: Any) -> SegmentInfo:
-    """A segment's registration from JSON values. Raises ValueError or TypeError when malformed."""
+    """Parse a segment's record. Raises ValueError or TypeError if it is malformed."""
     info = SegmentInfo(**raw)
     if (
         not isinstance(info.name, str)
@@ -199,7 +195,7 @@ def parse_segment(raw: Any) -> SegmentInfo:
 
 
 def parse_ref(raw: Any) -> RefRecord:
-    """A ref's record; Damaged when malformed."""
+    """Parse a ref's record. Raises Damaged."""
     try:
         record = RefRecord(current=str(raw["current"]), versions=tuple(str(v) for v in raw["versions"]))
     except (TypeError, KeyError) as error:
@@ -208,12 +204,12 @@ def parse_ref(raw: Any) -> RefRecord:
 
 
 def parse_build(raw: Any) -> BuildRecord:
-    """A build's record; Damaged when malformed."""
+    """Parse a build's record. Raises Damaged."""
     try:
         fields = dict(raw)
         schema = _schema(fields.pop("schema"))
         segments = tuple(parse_segment(s) for s in fields.pop("segments"))
-        sealed = fields.pop("sealed", None)  # older releases knew none
+        sealed = fields.pop("sealed", None)  # absent in records of older releases
         final = None if sealed is None else tuple(parse_segment(s) for s in sealed)
         return BuildRecord(schema=schema, segments=segments, sealed=final, **fields)
     except (TypeError, ValueError, KeyError, PlotStoreError) as error:
@@ -223,22 +219,22 @@ def parse_build(raw: Any) -> BuildRecord:
 
 
 def parse_node(raw: Any) -> Node:
-    """A version's place in the tree; Damaged when malformed."""
+    """Parse a version's place in the tree. Raises Damaged."""
     return _plain(Node, raw, "a version's place")
 
 
 def parse_tag(raw: Any) -> TagRecord:
-    """A tag's record; Damaged when malformed."""
+    """Parse a tag's record. Raises Damaged."""
     return _plain(TagRecord, raw, "a tag")
 
 
 def parse_hold(raw: Any) -> HoldRecord:
-    """A pin's or a lease's record; Damaged when malformed."""
+    """Parse the record of a pin or lease. Raises Damaged."""
     return _plain(HoldRecord, raw, "a pin")
 
 
 def parse_collected(raw: Any) -> float:
-    """When a version was collected, Unix seconds; Damaged when malformed."""
+    """Parse the time at which a version was collected, in Unix seconds. Raises Damaged."""
     try:
         return float(raw["at"])
     except (TypeError, KeyError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""The reserve: a file that is deleted when the catalogue has no room for its own pages, so that `gc` works on
-a full disk.
+"""The reserve: a file that is deleted to make room for the catalogue, so that `gc` works on a full disk.
 
-`gc` deletes records before files, and LMDB writes each changed page anew, which takes at most the size of its
-file.
+`gc` deletes records before files. LMDB writes a new copy of each changed page, so this takes at most the
+size of its file.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.ground.errors import StoreFull
 from plot_store.ground.files import remove
 
-LEAST: Final = 1 << 18
-MOST: Final = 1 << 26
+MIN_BYTES: Final = 1 << 18
+MAX_BYTES: Final = 1 << 26
 T = TypeVar("T")
 
 
-def keep(folder: Path) -> None:
-    """Let a catalogue's folder have its reserve, as large as is needed by now. Where the disk has no room:
-    nothing."""
+def allocate(folder: Path) -> None:
+    """Create or enlarge the reserve of a catalogue's folder. Does nothing if the disk has no room."""
     path = folder / "reserve"
     with contextlib.suppress(OSError):
-        wanted = min(MOST, max(LEAST, (folder / "data.mdb").stat().st_size))
+        wanted = min(MAX_BYTES, max(MIN_BYTES, (folder / "data.mdb").stat().st_size))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if os.fstat(fd).st_size < wanted:
@@ -36,8 +34,11 @@ def keep(folder: Path) -> None:
             os.close(fd)
 
 
-def write_freeing(catalogue: Catalogue, folder: Path, body: Callable[[Txn], T]) -> T:
-    """`Catalogue.write` for what frees space: on a full disk the reserve goes. Raises as that does."""
+def write_freeing(catalogue: Catalogue, folder: Path, body: Callable[[CatalogueTxn], T]) -> T:
+    """Run `Catalogue.write` for a change that frees space; on a full disk, delete the reserve and retry.
+
+    Raises as `Catalogue.write`.
+    """
     try:
         return catalogue.write(body)
     except StoreFull:

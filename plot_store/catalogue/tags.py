@@ -1,20 +1,19 @@
-"""Tags: names for versions of a ref, "ref@tag". A tag stays until it is removed, and its version is kept."""
+"""Tags: names "ref@tag" for versions of a ref. A tagged version is kept until the tag is removed."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
 
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import TagRecord
 from plot_store.catalogue.version_tree import TAG, get_node, get_tag, resolve_id
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Invalid
 
 
-def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
-    """Name a version of the ref, its current one by default; the version's id. Again, for the same version:
-    nothing.
+def put(txn: CatalogueTxn, ref: str, tag: str, version: str | None) -> str:
+    """Name a version of the ref, by default its current one. Idempotent. Returns the version's id.
 
     Raises NotFound, Collected, Invalid (another ref's version), Conflict (the tag names another version).
     """
@@ -34,13 +33,13 @@ def put(txn: Txn, ref: str, tag: str, version: str | None) -> str:
     return version_id
 
 
-def remove(txn: Txn, ref: str, tag: str) -> bool:
-    """Whether there was such a tag. Raises Invalid."""
+def remove(txn: CatalogueTxn, ref: str, tag: str) -> bool:
+    """Remove a tag. Returns whether it existed. Raises Invalid."""
     return txn.delete(TAG + names.check_tagged(ref, tag))
 
 
-def listed(txn: Txn, ref: str | None = None) -> dict[str, str]:
-    """{"ref@tag": version id}, of one ref or of all."""
+def listed(txn: CatalogueTxn, ref: str | None = None) -> dict[str, str]:
+    """Return {"ref@tag": version id} for one ref or for all."""
     found: dict[str, str] = {}
     for key in txn.keys(TAG if ref is None else f"{TAG}{names.check_ref(ref)}@"):
         text = key if ref is None else f"{ref}@{key}"

@@ -1,7 +1,8 @@
-"""Refs, versions and builds inside a transaction: resolving, walking to the root, descendants, reachability.
+"""Refs, versions and builds in a transaction: resolving names, ancestors, descendants, reachability.
 
-Besides its manifest each version has two small records: its place in the tree, and the names of its segments.
-Walking and collecting read those. A store written by format 1 has none, so there they read the manifests.
+Besides its manifest, each version has two small records: its place in the tree, and the names of its
+segments. Walking the tree and collection read only those. Versions written by format 1 lack them; for these
+the manifests are read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from plot_store.catalogue import records
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
 from plot_store.ground import names
 from plot_store.ground.errors import Collected, Damaged, NotFound
@@ -29,31 +30,33 @@ COLLECTED: Final = "collected/"
 MAX_DEPTH: Final = 64
 
 
-def get_ref(txn: Txn, ref: str) -> RefRecord | None:
+def get_ref(txn: CatalogueTxn, ref: str) -> RefRecord | None:
+    """Return a ref's record, or None if there is no such ref. Raises Damaged."""
     raw = txn.get(REF + ref)
     return None if raw is None else records.parse_ref(raw)
 
 
-def need_ref(txn: Txn, ref: str) -> RefRecord:
-    """The record of a ref that is there. Raises NotFound, Invalid."""
+def need_ref(txn: CatalogueTxn, ref: str) -> RefRecord:
+    """Return a ref's record. Raises NotFound, Invalid, Damaged."""
     found = get_ref(txn, names.check_ref(ref))
     if found is None:
         raise NotFound(f"there is no ref {ref!r}: look at the list of refs, or publish it")
     return found
 
 
-def put_ref(txn: Txn, ref: str, record: RefRecord) -> None:
+def put_ref(txn: CatalogueTxn, ref: str, record: RefRecord) -> None:
+    """Write a ref's record."""
     txn.put(REF + ref, asdict(record))
 
 
-def get_version(txn: Txn, version_id: str) -> VersionInfo:
-    """The version of this id. Raises NotFound, or Collected if it once was."""
+def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
+    """Return the version of this id. Raises NotFound, Collected (it was removed by gc), Damaged."""
     raw = txn.get(VERSION + version_id)
     if raw is not None:
         version = records.parse_version(raw)
         if version.id != version_id:
             raise Damaged(
-                f"version {version_id} is recorded under another's id: restore the store from an export"
+                f"version {version_id} is recorded under the id of another: restore the store from an export"
             )
         return version
     if txn.has(COLLECTED + version_id):
@@ -63,23 +66,23 @@ def get_version(txn: Txn, version_id: str) -> VersionInfo:
     raise NotFound(f"there is no version {version_id}: look at the history of its ref")
 
 
-def put_version(txn: Txn, version: VersionInfo) -> None:
-    """Record a version, its place and its segments' names."""
+def put_version(txn: CatalogueTxn, version: VersionInfo) -> None:
+    """Write a version's manifest, its place in the tree and the names of its segments."""
     txn.put(VERSION + version.id, records.version_fields(version))
     txn.put(NODE + version.id, asdict(Node(version.ref, version.parent, time.time())))
     txn.put(NAMES + version.id, [segment.name for segment in version.segments])
     txn.delete(COLLECTED + version.id)
 
 
-def drop_version(txn: Txn, version_id: str, now: float) -> None:
-    """Remove a version's records; its id answers Collected from now on."""
+def drop_version(txn: CatalogueTxn, version_id: str, now: float) -> None:
+    """Remove a version's records. From then on its id raises Collected."""
     txn.put(COLLECTED + version_id, {"at": now})
     for prefix in (VERSION, NODE, NAMES):
         txn.delete(prefix + version_id)
 
 
-def get_node(txn: Txn, version_id: str) -> Node:
-    """A version's place in the tree. Raises NotFound, Collected, Damaged."""
+def get_node(txn: CatalogueTxn, version_id: str) -> Node:
+    """Return a version's place in the tree. Raises NotFound, Collected, Damaged."""
     raw = txn.get(NODE + version_id)
     if raw is not None:
         return records.parse_node(raw)
@@ -91,16 +94,16 @@ def get_node(txn: Txn, version_id: str) -> Node:
     return Node(version.ref, version.parent, created)
 
 
-def segment_names(txn: Txn, version_id: str) -> set[str]:
-    """The files of a version. Raises NotFound, Collected, Damaged."""
+def segment_names(txn: CatalogueTxn, version_id: str) -> set[str]:
+    """Return the file names of a version's segments. Raises NotFound, Collected, Damaged."""
     raw = txn.get(NAMES + version_id)
     if raw is not None:
         return {str(name) for name in raw}
     return {segment.name for segment in get_version(txn, version_id).segments}
 
 
-def get_build(txn: Txn, build: str) -> BuildRecord | None:
-    """A build's record, None if there is none. Raises Damaged, naming the build."""
+def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
+    """Return a build's record, or None if there is no such build. Raises Damaged, naming the build."""
     try:
         raw = txn.get(BUILD + build)
         return None if raw is None else records.parse_build(raw)
@@ -110,18 +113,22 @@ def get_build(txn: Txn, build: str) -> BuildRecord | None:
         ) from error
 
 
-def put_build(txn: Txn, build: str, record: BuildRecord) -> None:
+def put_build(txn: CatalogueTxn, build: str, record: BuildRecord) -> None:
+    """Write a build's record."""
     txn.put(BUILD + build, asdict(record))
 
 
-def get_tag(txn: Txn, ref: str, tag: str) -> TagRecord | None:
+def get_tag(txn: CatalogueTxn, ref: str, tag: str) -> TagRecord | None:
+    """Return a tag's record, or None if there is no such tag. Raises Damaged."""
     raw = txn.get(f"{TAG}{ref}@{tag}")
     return None if raw is None else records.parse_tag(raw)
 
 
-def resolve_id(txn: Txn, text: str) -> str:
-    """The version id that an id, a tag "ref@tag" or a ref (its current version) means. Raises NotFound,
-    Invalid."""
+def resolve_id(txn: CatalogueTxn, text: str) -> str:
+    """Resolve a version id, a tag "ref@tag" or a ref (its current version) to a version id.
+
+    An id is returned as given, without a look-up. Raises NotFound, Invalid, Damaged.
+    """
     if names.is_id(text):
         return text
     tagged = names.split_tag(text)
@@ -133,13 +140,13 @@ def resolve_id(txn: Txn, text: str) -> str:
     return need_ref(txn, text).current
 
 
-def resolve(txn: Txn, text: str) -> VersionInfo:
-    """The version of an id, a tag or a ref. Raises NotFound, Collected, Invalid."""
+def resolve(txn: CatalogueTxn, text: str) -> VersionInfo:
+    """Resolve a version id, a tag or a ref to a version. Raises NotFound, Collected, Invalid, Damaged."""
     return get_version(txn, resolve_id(txn, text))
 
 
-def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
-    """The version and its ancestors, nearest first, root last."""
+def chain(txn: CatalogueTxn, version: VersionInfo) -> list[VersionInfo]:
+    """Return the version and its ancestors, nearest first, the root last. Raises Damaged, Collected."""
     found = [version]
     while (parent := found[-1].parent) is not None:
         if len(found) >= MAX_DEPTH:
@@ -148,8 +155,8 @@ def chain(txn: Txn, version: VersionInfo) -> list[VersionInfo]:
     return found
 
 
-def descendants(txn: Txn, ref: str) -> list[str]:
-    """Refs whose current version falls back, at any distance, on a version of this ref."""
+def descendants(txn: CatalogueTxn, ref: str) -> list[str]:
+    """Return the refs whose current version falls back, at any distance, on a version of this ref."""
     known: dict[str, Node] = {}
 
     def node(version_id: str) -> Node:
@@ -170,27 +177,28 @@ def descendants(txn: Txn, ref: str) -> list[str]:
     return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
 
 
-def grounds(txn: Txn, ref: str) -> set[str]:
-    """Refs on whose versions this ref falls back now, or one of those refs does, and so on. Raises NotFound,
-    Damaged.
+def ancestor_refs(txn: CatalogueTxn, ref: str) -> set[str]:
+    """Return the refs on whose versions this ref's current version falls back, transitively.
 
-    The ref itself is among them when rollbacks or imports have made refs fall back on each other's older
-    versions.
+    The set contains the ref itself if rollbacks or imports have made refs fall back on each other's
+    older versions. Raises Damaged.
     """
     found: set[str] = set()
     waiting = [ref]
     while waiting:
         record = get_ref(txn, waiting.pop())
-        ids = () if record is None else (record.current,)  # of a deleted ref only versions are left
+        ids = () if record is None else (record.current,)  # a deleted ref has no current version
         below = {node.ref for version_id, node in closure(txn, ids).items() if version_id not in ids}
         waiting += below - found
         found |= below
     return found
 
 
-def forgettable(txn: Txn, oldest: float) -> list[str]:
-    """The keys of records of versions that were collected before this time, or of which nothing can be
-    read."""
+def old_tombstones(txn: CatalogueTxn, oldest: float) -> list[str]:
+    """Return the keys of the records of versions collected before `oldest` (Unix seconds).
+
+    Unreadable records are included.
+    """
 
     def is_due(key: str) -> bool:
         try:
@@ -201,8 +209,11 @@ def forgettable(txn: Txn, oldest: float) -> list[str]:
     return [key for key in (COLLECTED + version_id for version_id in txn.keys(COLLECTED)) if is_due(key)]
 
 
-def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
-    """The places of these versions and of all their ancestors, by id; ids that are gone are left out."""
+def closure(txn: CatalogueTxn, ids: Iterable[str]) -> dict[str, Node]:
+    """Return these versions and all their ancestors: their places in the tree, by id.
+
+    Ids without a version are left out.
+    """
     found: dict[str, Node] = {}
     waiting = list(ids)
     while waiting:
@@ -215,8 +226,8 @@ def closure(txn: Txn, ids: Iterable[str]) -> dict[str, Node]:
     return found
 
 
-def named_segments(txn: Txn) -> set[str]:
-    """Every file name that a version or a build in progress mentions."""
+def named_segments(txn: CatalogueTxn) -> set[str]:
+    """Return the names of all files that a version or a build in progress mentions."""
     found: set[str] = set()
     for version_id in txn.keys(VERSION):
         found |= segment_names(txn, version_id)

@@ -1,1 +1,1 @@
-"""Counting the n-grams of texts. Uses nothing of the store but its ground."""
+"""Counting the n-grams of texts. Of plot_store it imports only `ground`."""

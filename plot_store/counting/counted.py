@@ -1,9 +1,9 @@
 """The n-gram counts of a corpus, on disk, and the selection of the n-grams that a PLOT stores.
 
 Coverage is by occurrence: the fewest, most frequent n-grams that make up α% of all occurrences. For each
-order and each k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. The number of n-grams
-of each count lies in memory: a few thousand numbers decide a selection, and one pass over the files concerned
-yields it.
+order and each k, one file holds the n-grams that occur 2ᵏ to 2ᵏ⁺¹ − 1 times, ascending. A histogram of the
+counts is kept in memory. It decides which n-grams are selected, and one pass over the files with the
+frequent n-grams yields them.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ FORMAT: Final = 1
 _OURS: Final = re.compile(
     rf"{re.escape(SEAL)}|\d-(of-2-to-)?\d+{re.escape(SUFFIX)}|[0-9a-f]{{32}}{re.escape(TEMPORARY)}"
 )
-_SLACK: Final = 1e-6  # of an occurrence: α% of the total is a float
+_SLACK: Final = 1e-6  # in occurrences: the tolerance for rounding in α% of the total
 
-Among = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]  # which n-grams [m, order] to take at all
+Among = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]  # n-grams [m, order] -> which of them to consider
 
 
 @dataclass(frozen=True)
 class Table:
-    """One order's counts."""
+    """The counts of the n-grams of one order."""
 
     order: int
-    histogram: dict[int, int]  # occurrences -> how many n-grams have as many
-    # K -> the file of the n-grams with 2**k occurrences or more, and less than twice that.
-    files: dict[int, str]
+    histogram: dict[int, int]  # number of occurrences -> number of n-grams that occur as often
+    files: dict[int, str]  # k -> name of the file of the n-grams that occur 2**k to 2**(k + 1) - 1 times
 
     @property
     def total(self) -> int:
+        """The number of all occurrences."""
         return sum(count * ngrams for count, ngrams in self.histogram.items())
 
     @property
     def distinct(self) -> int:
+        """The number of distinct n-grams."""
         return sum(self.histogram.values())
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """All n-grams that occur more often than `count`, and the first `quota` by key of those that occur as
-    often."""
+    """A selection by frequency: all n-grams above `count`, and the first `quota` of those at `count`."""
 
-    count: int
-    quota: int
+    count: int  # occurrences
+    quota: int  # number of n-grams
 
 
 class CountedNgrams:
-    """The counts of one corpus, read-only. Choosing streams: memory does not grow with the corpus."""
+    """The counts of one corpus, read-only. Selections are streamed; memory does not grow with the corpus."""
 
     def __init__(self, folder: Path, n: int, tables: dict[int, Table]) -> None:
         self.folder, self.n = folder, n
@@ -74,26 +74,29 @@ class CountedNgrams:
 
     @classmethod
     def open(cls, folder: str | Path) -> CountedNgrams | None:
-        """The counts that `NgramCounter.finish` sealed in this folder; None if it did not finish. Raises
-        StoreIO."""
+        """Open the counts that `NgramCounter.finish` left in a folder. Returns None if it did not finish.
+
+        Raises Invalid, StoreIO.
+        """
         folder = check_path("folder", folder)
         with guarded(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
         body, _, check = raw.rpartition(b"\n")
         if not raw or xxhash.xxh3_64_hexdigest(body).encode() != check:
             return None
-        told = json.loads(body)
-        if told["format"] != FORMAT:
+        record = json.loads(body)
+        if record["format"] != FORMAT:
             return None
         tables = {
-            t["order"]: Table(t["order"], _ints(t["histogram"]), _ints(t["files"])) for t in told["tables"]
+            t["order"]: Table(t["order"], _int_keys(t["histogram"]), _int_keys(t["files"]))
+            for t in record["tables"]
         }
-        there = all((folder / name).exists() for table in tables.values() for name in table.files.values())
-        return cls(folder, told["n"], tables) if there else None
+        complete = all((folder / name).exists() for table in tables.values() for name in table.files.values())
+        return cls(folder, record["n"], tables) if complete else None
 
     @classmethod
     def seal(cls, folder: Path, n: int, tables: Sequence[Table]) -> CountedNgrams:
-        """Make synced tables durable as a whole. Raises StoreFull, StoreIO."""
+        """Write the record that makes synced tables a complete count, durably. Raises StoreFull, StoreIO."""
         body = json.dumps({"format": FORMAT, "n": n, "tables": [asdict(table) for table in tables]}).encode()
         path = write_temporary(folder, [body, b"\n", xxhash.xxh3_64_hexdigest(body).encode()])
         with guarded(f"sealing {folder}"):
@@ -103,29 +106,31 @@ class CountedNgrams:
 
     @staticmethod
     def clear(folder: Path) -> None:
-        """Make the folder, without anything of an earlier count. Raises Invalid where it holds other files,
-        StoreIO."""
+        """Create the folder, or delete an earlier count in it.
+
+        Raises Invalid (the folder holds other files), StoreIO.
+        """
         with guarded(f"preparing {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(folder.iterdir())
         for path in left:
             if not _OURS.fullmatch(path.name):
                 raise Invalid(
-                    f"{folder} holds {path.name}, which no count wrote: give a folder for counts alone"
+                    f"{folder} holds {path.name}, which no count wrote: pass a folder for counts only"
                 )
         for path in left:
             remove(path)
 
     def total(self, order: int) -> int:
-        """Occurrences of n-grams of this order. Raises Invalid for one that was not counted."""
+        """Return the number of occurrences of n-grams of this order. Raises Invalid if it was not counted."""
         return self._table(order).total
 
     def distinct(self, order: int) -> int:
-        """Different n-grams of this order. Raises Invalid."""
+        """Return the number of distinct n-grams of this order. Raises Invalid."""
         return self._table(order).distinct
 
     def chosen(self, order: int, alpha: float, min_count: int = 1) -> int:
-        """The number of n-grams that `covering` yields; costs next to nothing. Raises Invalid."""
+        """Return the number of n-grams that `covering` would yield, without reading files. Raises Invalid."""
         table = self._table(order)
         cut = _cut(table, alpha)
         if cut is None:
@@ -136,21 +141,21 @@ class CountedNgrams:
         return above + (cut.quota if cut.count >= min_count else 0)
 
     def covering(self, order: int, alpha: float, min_count: int = 1) -> Iterator[NDArray[np.uint32]]:
-        """The fewest n-grams whose occurrences reach `alpha` percent, less those rarer than `min_count`.
+        """Yield the fewest n-grams that cover `alpha` percent of the occurrences.
 
-        Chunks uint32 [m, order]. Frequent ones first: by falling power of two of their occurrences, and
-        ascending within a power, so that rows which are used together lie together and in an order that is
-        always the same. Of equally frequent n-grams at the edge the smaller ones are taken. Raises Invalid,
-        Damaged, StoreIO.
+        Those that occur less than `min_count` times are left out. Yields chunks uint32 [m, order], most
+        frequent first: by descending power of two of their occurrences, and ascending within a power. So rows
+        that are used together lie together, and the order is deterministic. Of equally frequent n-grams at
+        the limit the smaller ones are selected. Raises Invalid, Damaged, StoreIO.
         """
         table = self._table(order)
         yield from self._above(table, _cut(table, alpha), min_count, None)
 
     def histogram(self, order: int, among: Among | None = None) -> dict[int, int]:
-        """{occurrences: how many n-grams have as many}, of those that `among` takes; one pass over the files
-        for it.
+        """Return {number of occurrences: number of n-grams that occur as often}.
 
-        among: uint32 [m, order] -> bool [m]. Raises Invalid, and with `among` Damaged, StoreIO.
+        among: a filter uint32 [m, order] -> bool [m]; with one, all files are read. Raises Invalid, and
+        with `among` Damaged, StoreIO.
         """
         table = self._table(order)
         if among is None:
@@ -164,9 +169,9 @@ class CountedNgrams:
     def most_frequent(
         self, order: int, most: int, min_count: int = 1, among: Among | None = None
     ) -> Iterator[NDArray[np.uint32]]:
-        """At most this many n-grams: the most frequent that `among` accepts, in the order of `covering`.
+        """Yield at most `most` n-grams: the most frequent that `among` accepts, in the order of `covering`.
 
-        With `among` the files are read twice. Raises as `histogram`.
+        With `among` the files are read twice. Raises Invalid, Damaged, StoreIO.
         """
         table = self._table(order)
         yield from self._above(table, _cut_at(self.histogram(order, among), most), min_count, among)
@@ -174,14 +179,15 @@ class CountedNgrams:
     def _above(
         self, table: Table, cut: _Cut | None, min_count: int, among: Among | None
     ) -> Iterator[NDArray[np.uint32]]:
+        """Yield the n-grams of a cut that occur at least `min_count` times and that `among` accepts."""
         if cut is None:
             return
         quota = cut.quota
         for part in self._parts(table, max(cut.count, min_count)):
             ngrams, counts = unpack(part.keys, table.order), part.counts
             if among is not None:
-                taken = among(ngrams)
-                ngrams, counts = ngrams[taken], counts[taken]
+                accepted = among(ngrams)
+                ngrams, counts = ngrams[accepted], counts[accepted]
             edge = np.flatnonzero(counts == cut.count)
             ngrams = np.delete(ngrams, edge[quota:], axis=0)
             quota -= min(quota, edge.size)
@@ -189,7 +195,7 @@ class CountedNgrams:
                 yield ngrams
 
     def _parts(self, table: Table, least: int) -> Iterator[KeyCounts]:
-        """The n-grams that occur `least` times or more, some at a time, frequent ones first."""
+        """Yield the n-grams that occur at least `least` times, in the order of `covering`."""
         for power in sorted(table.files, reverse=True):
             if power < least.bit_length() - 1:
                 return
@@ -213,7 +219,7 @@ class TableWriter:
         self._histogram: Counter[int] = Counter()
 
     def add(self, part: KeyCounts) -> None:
-        """The next n-grams, above all before. Raises StoreFull, StoreIO."""
+        """Add n-grams that sort after all before. Raises StoreFull, StoreIO."""
         counts, ngrams = np.unique(part.counts, return_counts=True)
         self._histogram.update(dict(zip(counts.tolist(), ngrams.tolist(), strict=True)))
         powers = np.frexp(part.counts.astype(np.float64))[1] - 1  # exact below 2**53 occurrences
@@ -221,7 +227,7 @@ class TableWriter:
             self._writer(power).add(part.where(powers == power))
 
     def close(self) -> Table:
-        """The table, its files synced."""
+        """Sync the files and return the table. Raises StoreFull, StoreIO."""
         files = {power: writer.close(durable=True).name for power, writer in self._writers.items()}
         return Table(self._order, dict(self._histogram), files)
 
@@ -233,8 +239,8 @@ class TableWriter:
 
 
 def _cut(table: Table, alpha: float) -> _Cut | None:
-    """Where `alpha` percent end; None for no n-gram at all. Raises Invalid."""
-    check_number("alpha", alpha, "give the percentage of occurrences to cover, 0..100", least=0, most=100)
+    """Return the cut for `alpha` percent, or None if it selects nothing. Raises Invalid."""
+    check_number("alpha", alpha, "pass the percentage of occurrences to cover, 0..100", least=0, most=100)
     if alpha == 0 or not table.histogram:
         return None
     wanted, covered = alpha / 100 * table.total - _SLACK, 0
@@ -248,12 +254,12 @@ def _cut(table: Table, alpha: float) -> _Cut | None:
                 quota -= 1
             return _Cut(count, quota)
         covered += count * ngrams
-    raise AssertionError("100 percent are all n-grams")
+    raise AssertionError("100 percent is all n-grams")
 
 
 def _cut_at(histogram: Mapping[int, int], most: int) -> _Cut | None:
-    """Where the `most` frequent n-grams end; None for no n-gram at all. Raises Invalid."""
-    check_number("most", most, "give how many n-grams to take, 0 or more", least=0, whole=True)
+    """Return the cut for the `most` most frequent n-grams, or None if it selects nothing. Raises Invalid."""
+    check_number("most", most, "pass the number of n-grams to select, 0 or more", least=0, whole=True)
     if not most:
         return None
     cut, left = None, most
@@ -265,6 +271,6 @@ def _cut_at(histogram: Mapping[int, int], most: int) -> _Cut | None:
     return cut
 
 
-def _ints(pairs: dict[str, Any]) -> dict[int, Any]:
-    """JSON makes text of a dictionary's keys."""
+def _int_keys(pairs: dict[str, Any]) -> dict[int, Any]:
+    """Convert keys back to integers, which JSON turned into strings."""
     return {int(key): value for key, value in pairs.items()}

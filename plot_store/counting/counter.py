@@ -1,4 +1,4 @@
-"""Counting n-grams of a corpus larger than memory.
+"""Counting the n-grams of a corpus larger than memory, by external sorting.
 
 Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next
 one fills. At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
@@ -27,59 +27,60 @@ from plot_store.ground.files import guarded
 from plot_store.ground.nouns import Progress
 
 MEMORY_BYTES: Final = 256 << 20
-LEAST_MEMORY: Final = 1 << 20
+MIN_MEMORY_BYTES: Final = 1 << 20
 FAN_IN: Final = 64  # runs of one level that are merged into one of the next
-AT_ONCE: Final = 1 << 18  # tokens cut at once
+SLICE_TOKENS: Final = 1 << 18  # tokens that are cut into n-grams at a time
 
 
 class NgramCounter:
-    """Counts n-grams of several orders.
+    """Counts n-grams of several orders, in files in `folder` and about `memory_bytes` of memory.
 
-    Files lie in `folder`; memory stays below about `memory_bytes`. For order n it counts every window centred
-    on a token, with 0 outside the text; for lower orders, runs of tokens inside a text. A token of id 0 is no
-    centre and in no n-gram of a lower order. Not thread-safe. Close it, or use it as a context; `finish`
-    closes it.
+    For order n it counts every window centred on a token, with 0 outside the text; for lower orders, runs of
+    tokens inside a text. A token of id 0 is never a centre, and never in an n-gram of a lower order. Not
+    thread-safe. Close it, or use it as a context manager; `finish` also closes it.
     """
 
     def __init__(
         self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES
     ) -> None:
-        """Takes over `folder` and deletes what an earlier count left there.
+        """Create the folder, or delete an earlier count in it.
 
-        Raises Invalid (also for a folder that holds anything else), StoreIO.
+        Raises Invalid (also if the folder holds other files), StoreIO.
         """
         self.n, self.orders = n, _checked(n, orders)
-        cure = f"that is too little; give at least {LEAST_MEMORY}"
-        check_number("memory_bytes", memory_bytes, cure, least=LEAST_MEMORY, whole=True)
+        cure = f"that is too little; pass at least {MIN_MEMORY_BYTES}"
+        check_number("memory_bytes", memory_bytes, cure, least=MIN_MEMORY_BYTES, whole=True)
         self.folder = check_path("folder", folder)
         CountedNgrams.clear(self.folder)
-        self._at_once = min(AT_ONCE, memory_bytes // 512)
+        self._slice_tokens = min(SLICE_TOKENS, memory_bytes // 512)
         self._block = min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ngram-runs")
         room = _room(memory_bytes // 2, [words(order) for order in self.orders])
-        self._piles = {
-            order: _Pile(order, room, self._block, self.folder, self._pool) for order in self.orders
+        self._runs = {
+            order: _RunBuilder(order, room, self._block, self.folder, self._pool) for order in self.orders
         }
         self._open = True
         self._failure: BaseException | None = None
 
     def add(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Count the texts t = tokens[offsets[t]:offsets[t + 1]].
+        """Count the n-grams of a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
 
-        Raises Invalid, Closed, StoreFull, StoreIO (also of what was spilled before). After any but Invalid
-        the counts are incomplete: every later call raises it again.
+        tokens int32 [total], offsets int64 [texts + 1]. Raises Invalid, Closed, StoreFull, StoreIO. The last
+        two may come from an earlier call's buffer, written in the background; the counts are then incomplete,
+        and every later call raises the error again.
         """
         self._check_open()
         check_texts(tokens, offsets)
         with self._remembered():
-            # What is being cut takes memory, too.
-            for begin in range(0, tokens.size, self._at_once):
-                self._cut(tokens, offsets, begin, min(begin + self._at_once, tokens.size))
+            # In slices, because the extraction of n-grams takes memory too.
+            for begin in range(0, tokens.size, self._slice_tokens):
+                self._cut(tokens, offsets, begin, min(begin + self._slice_tokens, tokens.size))
 
     def finish(self, progress: Progress = lambda _done, _all: None) -> CountedNgrams:
-        """Merge everything into durable tables in `folder`. progress(entries merged, of all)
+        """Merge everything into durable tables in `folder`, and close the counter.
 
-        Raises StoreFull, StoreIO, Damaged, Closed, and whatever `progress` raises.
+        progress(entries merged, entries in total). Raises StoreFull, StoreIO, Damaged, Closed,
+        and what `progress` raises.
         """
         self._check_open()
         entries = done = 0
@@ -90,38 +91,39 @@ class NgramCounter:
             progress(done, entries)
 
         with contextlib.closing(self), self._remembered():
-            runs = {order: pile.settled() for order, pile in self._piles.items()}
-            entries = sum(run.entries for pile in runs.values() for run in pile)
+            finished = {order: builder.flush() for order, builder in self._runs.items()}
+            entries = sum(run.entries for runs in finished.values() for run in runs)
             tables = []
-            for order, pile in runs.items():
+            for order, runs in finished.items():
                 writer = TableWriter(self.folder, order, self._block)
-                for part in merge([run.path for run in pile], words(order), merged):
+                for part in merge([run.path for run in runs], words(order), merged):
                     writer.add(part)
                 tables.append(writer.close())
-                _remove(pile)
+                _remove(runs)
             return CountedNgrams.seal(self.folder, self.n, tables)
 
     def close(self) -> None:
-        """Stop the background work. Again: nothing."""
+        """Wait for the background work and free the buffers. Idempotent."""
         self._open = False
         self._pool.shutdown()
-        self._piles.clear()
+        self._runs.clear()
 
     def _cut(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], begin: int, end: int) -> None:
         """Count the windows centred on tokens[begin:end], and the shorter n-grams that begin there."""
-        for order, pile in self._piles.items():
-            # With so much of the neighbours that no window ends at the cut: a text may be cut anywhere.
+        for order, builder in self._runs.items():
+            # The cut may be inside a text, so the windows at its ends need the neighbouring tokens.
             low = max(begin - self.n + 1, 0) if order == self.n else begin
             high = min(end + order - 1, tokens.size)
             strip = self._strip(tokens, offsets, low, high)
             if order == self.n:
                 chosen = np.zeros(high - low, np.bool_)
                 chosen[begin - low : end - low] = True
-                pile.add(strip.windows(order, chosen))
+                builder.add(strip.windows(order, chosen))
             else:
-                pile.add(strip.grams(order))
+                builder.add(strip.grams(order))
 
     def _strip(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], low: int, high: int) -> Strip:
+        """Return tokens[low:high] as a strip that knows the texts' beginnings."""
         first, last = np.searchsorted(offsets, [low, high])
         starts = starts_of(np.append(offsets[first:last], high) - low)
         starts[0] = True
@@ -129,7 +131,7 @@ class NgramCounter:
 
     @contextlib.contextmanager
     def _remembered(self) -> Iterator[None]:
-        """Remembers a failure of the block, which has lost counts; every later call raises it."""
+        """Keep an error of the block, which may have lost counts, so that every later call raises it."""
         try:
             yield
         except BaseException as error:
@@ -151,19 +153,22 @@ class NgramCounter:
         self.close()
 
 
-class _Pile:
-    """One order's keys: a buffer that fills, one that is sorted in the background, and runs on disk by
-    level."""
+class _RunBuilder:
+    """The keys of one order: a buffer that fills, one that is sorted in the background, and runs on disk.
+
+    Runs have levels: FAN_IN runs of one level are merged into one of the next.
+    """
 
     def __init__(self, order: int, room: int, block: int, folder: Path, pool: ThreadPoolExecutor) -> None:
         self._order, self._words, self._room, self._block = order, words(order), room, block
         self._folder, self._pool = folder, pool
         self._buffer = np.empty((room, self._words), np.uint64)
-        self._used = self._made = 0
+        self._used = self._created = 0
         self._levels: list[list[RunWriter]] = [[]]
         self._busy: Future[None] | None = None
 
     def add(self, keys: Keys) -> None:
+        """Add keys uint64 [m, words]. Raises the error of an earlier buffer: StoreFull, StoreIO."""
         done = 0
         while done < len(keys):
             take = min(len(keys) - done, self._room - self._used)
@@ -173,13 +178,14 @@ class _Pile:
             if self._used == self._room:
                 self._hand_over()
 
-    def settled(self) -> list[RunWriter]:
-        """Everything on disk: the runs, all finished."""
+    def flush(self) -> list[RunWriter]:
+        """Write the rest to disk and wait. Returns all runs, which are then complete."""
         self._hand_over()
         self._wait()
         return [run for level in self._levels for run in level]
 
     def _hand_over(self) -> None:
+        """Have the buffer sorted and written in the background, and start a new one."""
         self._wait()
         full, self._buffer = self._buffer[: self._used], np.empty((self._room, self._words), np.uint64)
         self._used = 0
@@ -192,7 +198,7 @@ class _Pile:
             busy.result()
 
     def _spill(self, keys: Keys) -> None:
-        """In the background: a sorted run, and a merge of each level that is full."""
+        """Write a sorted run, and merge each level that is full. Runs in the background."""
         run = self._new_run()
         counted = count_keys(keys)
         for at in range(0, len(counted), self._block):
@@ -213,12 +219,12 @@ class _Pile:
             self._levels[level + 1].append(into)
 
     def _new_run(self) -> RunWriter:
-        self._made += 1
-        return RunWriter(self._folder / f"{self._order}-{self._made}{SUFFIX}", self._words, self._block)
+        self._created += 1
+        return RunWriter(self._folder / f"{self._order}-{self._created}{SUFFIX}", self._words, self._block)
 
 
 def _checked(n: int, orders: Iterable[int]) -> tuple[int, ...]:
-    """The orders to count, ascending. Raises Invalid."""
+    """Return the distinct orders, ascending. Raises Invalid."""
     cure = f"it cannot be counted; use n of 1..{MAX_N}, and a list of orders of 1..n"
     check_number("n", n, cure, least=1, most=MAX_N, whole=True)
     listed = list(orders) if isinstance(orders, Iterable) else []
@@ -230,8 +236,11 @@ def _checked(n: int, orders: Iterable[int]) -> tuple[int, ...]:
 
 
 def _room(budget: int, key_words: list[int]) -> int:
-    """Keys in a buffer: each order has two of them, and one is counted at a time."""
-    # A mask, where keys begin, the distinct ones and their counts; an order.
+    """Return the number of keys per buffer for `budget` bytes. key_words: words per key, by order.
+
+    Each order has two buffers, and one buffer at a time is sorted and counted.
+    """
+    # Bytes per key while counting: a mask, the starts of distinct keys, these keys, counts, a sort order.
     counting = 25 if max(key_words) == 1 else 65
     return max(1024, budget // (16 * sum(key_words) + counting))
 

@@ -1,4 +1,4 @@
-"""Sorted distinct keys with their counts, as counting, runs and sketches use them."""
+"""Sorted distinct keys with their counts: the common form of counters, runs and sketches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """keys uint64 [m, words], ascending and distinct; counts int64 [m]."""
+    """Keys uint64 [m, words], ascending and distinct, and their counts int64 [m]."""
 
     keys: Keys
     counts: Counts
@@ -24,19 +24,21 @@ class KeyCounts:
         return self.counts.size
 
     def part(self, begin: int, end: int) -> KeyCounts:
-        """A view."""
+        """Return the entries begin..end-1, as a view."""
         return KeyCounts(self.keys[begin:end], self.counts[begin:end])
 
     def where(self, chosen: NDArray[np.bool_]) -> KeyCounts:
+        """Return the chosen entries (bool [m]), as a copy."""
         return KeyCounts(self.keys[chosen], self.counts[chosen])
 
 
 def empty(words: int) -> KeyCounts:
+    """Return no entries, with keys of this many words."""
     return KeyCounts(np.empty((0, words), np.uint64), np.empty(0, np.int64))
 
 
 def count_keys(keys: Keys) -> KeyCounts:
-    """Count keys in any order; sorts `keys` in place where they have one word."""
+    """Count keys uint64 [m, words] in any order. Keys of one word are sorted in place."""
     if keys.shape[1] == 1:
         keys[:, 0].sort()
     else:
@@ -46,7 +48,7 @@ def count_keys(keys: Keys) -> KeyCounts:
 
 
 def combined(parts: Sequence[KeyCounts]) -> KeyCounts:
-    """The sum of several key counts of one order (at least one)."""
+    """Add up one or more key counts of the same order."""
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
@@ -59,7 +61,7 @@ def combined(parts: Sequence[KeyCounts]) -> KeyCounts:
 
 
 def up_to(keys: Keys, bound: tuple[int, ...]) -> int:
-    """How many of the ascending keys are at most `bound` (a key's words)."""
+    """Return how many of the ascending keys are at most `bound` (the words of a key)."""
     begin, end = 0, len(keys)
     for word, limit in enumerate(bound):
         column, value = keys[begin:end, word], np.uint64(limit)
@@ -71,14 +73,14 @@ def up_to(keys: Keys, bound: tuple[int, ...]) -> int:
 
 
 def _order(keys: Keys) -> NDArray[np.intp]:
-    # Stable sorts find what is ascending already: a merge of k sorted pieces costs log k, not log m.
+    # Stable sorts make use of ascending pieces: to merge k of them costs log k per key, not log m.
     if keys.shape[1] == 1:
         return keys[:, 0].argsort(kind="stable")
     return np.lexsort((keys[:, 1], keys[:, 0]))
 
 
 def _starts(keys: Keys) -> NDArray[np.intp]:
-    """Where each distinct key begins in ascending keys."""
+    """Return the position of the first of each distinct key in ascending keys."""
     if not len(keys):
         return np.empty(0, np.intp)
     fresh = np.zeros(len(keys), np.bool_)

@@ -1,10 +1,9 @@
-"""Runs: temporary files of ascending n-gram keys with their counts, and merging many of them in little
-memory.
+"""Runs: temporary files of ascending n-gram keys with their counts, and the merge of many runs.
 
-A file is magic, u16 format, u16 words, then blocks: u32 entries, u32 packed bytes, u64 xxh3-64 of those
-bytes, and one zstd frame of the block's keys (each less its predecessor) and counts as planes: all lowest
-bytes, then all second lowest, …, since most of the upper ones are zero. An empty block ends the file, so a
-lost tail is noticed.
+A file begins with magic, u16 format and u16 words. Blocks follow: u32 entries, u32 packed bytes, u64 xxh3-64
+of those bytes, and one zstd frame. The frame holds the block's keys (each less its predecessor) and counts as
+byte planes: all lowest bytes, then all second lowest, and so on, since most of the upper bytes are zero. An
+empty block ends the file, so truncation is detected.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BLOCK: Final = struct.Struct("<IIQ")
 BLOCK_ENTRIES: Final = 1 << 15
 _LEVEL: Final = 1
 
-Merged = Callable[[int], None]  # told how many entries of the inputs have been merged
+Merged = Callable[[int], None]  # called with the number of input entries just merged
 
 
 class RunWriter:
@@ -38,7 +37,7 @@ class RunWriter:
     def __init__(self, path: Path, words: int, block: int = BLOCK_ENTRIES) -> None:
         self.path, self.entries = path, 0
         self._words, self._block = words, min(block, BLOCK_ENTRIES)
-        self._waiting: list[KeyCounts] = []
+        self._buffered: list[KeyCounts] = []
         self._held = 0
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         with guarded(f"writing {path.name}"):
@@ -46,15 +45,15 @@ class RunWriter:
         self._write(MAGIC + struct.pack("<H", words))
 
     def add(self, part: KeyCounts) -> None:
-        """Append entries, all above those before."""
+        """Append entries that sort after all before."""
         if len(part):
-            self._waiting.append(part)
+            self._buffered.append(part)
             self._held += len(part)
             if self._held >= self._block:
                 self._drain(whole=False)
 
     def close(self, *, durable: bool = False) -> Path:
-        """Finish the file; `durable` also syncs it."""
+        """Finish the file; `durable` also syncs it. Returns its path."""
         self._drain(whole=True)
         self._write(BLOCK.pack(0, 0, 0))
         with guarded(f"writing {self.path.name}"), self._file as file:
@@ -64,18 +63,16 @@ class RunWriter:
         return self.path
 
     def _drain(self, *, whole: bool) -> None:
-        keys = (
-            np.concatenate([part.keys for part in self._waiting])
-            if self._waiting
-            else empty(self._words).keys
-        )
-        counts = np.concatenate([part.counts for part in self._waiting]) if self._waiting else empty(1).counts
+        """Write the buffered entries in full blocks; with `whole`, also the incomplete last one."""
+        buffered = self._buffered or [empty(self._words)]
+        keys = np.concatenate([part.keys for part in buffered])
+        counts = np.concatenate([part.counts for part in buffered])
         end = len(keys) if whole else len(keys) - len(keys) % self._block
         for at in range(0, end, self._block):
             to = min(at + self._block, end)
             self._put(KeyCounts(keys[at:to], counts[at:to]))
         rest = KeyCounts(keys[end:].copy(), counts[end:].copy())
-        self._waiting, self._held = ([rest], len(rest)) if len(rest) else ([], 0)
+        self._buffered, self._held = ([rest], len(rest)) if len(rest) else ([], 0)
 
     def _put(self, part: KeyCounts) -> None:
         packed = self._packer.compress(_planes(part))
@@ -89,7 +86,7 @@ class RunWriter:
 
 
 def read_run(path: Path, words: int) -> Iterator[KeyCounts]:
-    """The run's entries, block by block. Raises Damaged, StoreIO."""
+    """Yield the run's entries, block by block. Raises Damaged, StoreIO."""
     unpacker = zstandard.ZstdDecompressor()
     with guarded(f"reading {path.name}"), path.open("rb") as file:
         if file.read(len(MAGIC) + 2) != MAGIC + struct.pack("<H", words):
@@ -113,11 +110,13 @@ def read_run(path: Path, words: int) -> Iterator[KeyCounts]:
 
 
 def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) -> Iterator[KeyCounts]:
-    """The sum of several runs, ascending, in chunks; holds about one block of each. Raises Damaged,
-    StoreIO."""
+    """Yield the sum of several runs, ascending, in chunks. Memory holds about one block of each run.
+
+    Raises Damaged, StoreIO.
+    """
     sources = [_Source(read_run(path, words)) for path in paths]
     while sources := [source for source in sources if source.fill()]:
-        # Whatever is at most the smallest last key cannot turn up in a later block of anybody.
+        # No later block of any run has a key up to the smallest of the last keys.
         bound = min(source.last for source in sources)
         parts = [part for part in (source.take(bound) for source in sources) if len(part)]
         yield combined(parts)
@@ -125,14 +124,14 @@ def merge(paths: Sequence[Path], words: int, merged: Merged = lambda _: None) ->
 
 
 class _Source:
-    """One run's current block."""
+    """The rest of the current block of a run."""
 
     def __init__(self, blocks: Iterator[KeyCounts]) -> None:
         self._blocks = blocks
         self._left: KeyCounts | None = None
 
     def fill(self) -> bool:
-        """Have entries; False at the end of the run."""
+        """Read the next block if the current one is used up. Returns False at the end of the run."""
         while self._left is None or not len(self._left):
             self._left = next(self._blocks, None)
             if self._left is None:
@@ -141,10 +140,12 @@ class _Source:
 
     @property
     def last(self) -> tuple[int, ...]:
+        """The last key of the block."""
         assert self._left is not None
         return tuple(map(int, self._left.keys[-1]))
 
     def take(self, bound: tuple[int, ...]) -> KeyCounts:
+        """Remove and return the entries up to the key `bound`."""
         assert self._left is not None
         keys, counts = self._left.keys, self._left.counts
         end = up_to(keys, bound)
@@ -153,15 +154,15 @@ class _Source:
 
 
 def _planes(part: KeyCounts) -> bytes:
-    """Differences wrap around modulo 2⁶⁴, so any keys come back."""
-    lessened = part.keys.copy()
-    lessened[1:] -= part.keys[:-1]
-    table = np.concatenate([lessened, part.counts[:, None].view(np.uint64)], axis=1)
+    """Encode entries as byte planes. Differences wrap around modulo 2⁶⁴, so any keys can be decoded."""
+    differences = part.keys.copy()
+    differences[1:] -= part.keys[:-1]
+    table = np.concatenate([differences, part.counts[:, None].view(np.uint64)], axis=1)
     return _as_bytes(table).T.tobytes()
 
 
 def _from_planes(planes: bytes, entries: int, words: int) -> KeyCounts:
-    """Raises ValueError where the size is another."""
+    """Decode byte planes. Raises ValueError if their size is wrong."""
     columns = np.frombuffer(planes, np.uint8).reshape(8 * (words + 1), entries)
     table = np.ascontiguousarray(columns.T).view("<u8").astype(np.uint64)
     keys = np.cumsum(table[:, :words], axis=0, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Cutting n-grams out of ragged texts, as keys that sort like the n-grams.
+"""Extraction of n-grams from ragged texts, as keys that sort like the n-grams.
 
 A key is one or two u64 words, the most significant first; a word holds up to three ids in fields of 21 bits.
-(The rows on disk store the same words in reverse order, and a tag.)
+(Rows on disk store the same words in reverse order, and keys of one word also hold the order.)
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Ids = NDArray[np.uint64]
 
 
 def check_texts(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-    """Raises Invalid unless text t is tokens[offsets[t]:offsets[t + 1]] with ids below the limit."""
+    """Check a ragged batch: tokens int32 [total] of valid ids, offsets int64 [texts + 1]. Raises Invalid."""
     if not isinstance(tokens, np.ndarray) or not isinstance(offsets, np.ndarray):
-        raise Invalid("give tokens and offsets as numpy arrays, int32 [total] and int64 [texts + 1]")
+        raise Invalid("pass tokens and offsets as numpy arrays, int32 [total] and int64 [texts + 1]")
     if tokens.ndim != 1 or tokens.dtype != np.int32 or offsets.ndim != 1 or offsets.dtype != np.int64:
-        raise Invalid("give tokens as int32 [total] and offsets as int64 [texts + 1]")
+        raise Invalid("pass tokens as int32 [total] and offsets as int64 [texts + 1]")
     if (
         not offsets.size
         or offsets[0] != 0
@@ -39,19 +39,21 @@ def check_texts(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
 
 
 class Strip:
-    """A batch of texts end to end, from which n-grams are cut that never join two of them."""
+    """Concatenated texts. N-grams extracted from them never span two texts."""
 
     def __init__(self, tokens: NDArray[np.int32], starts: NDArray[np.bool_], n: int) -> None:
-        """tokens int32 [m]; starts bool [m] marks each text's first token (so the first); n: the widest
-        window."""
+        """tokens: int32 [m]. starts: bool [m], true at each text's first token. n: the widest window."""
         self._margin, size = n - 1, tokens.size
         self._ids: Ids = np.zeros(size + 2 * self._margin, np.uint64)
         self._ids[self._margin : self._margin + size] = tokens
-        self._text = np.zeros(self._ids.size, np.int32)  # which text each id is of; margins are of none
+        self._text = np.zeros(self._ids.size, np.int32)  # the text of each id; margins belong to none
         np.cumsum(starts, dtype=np.int32, out=self._text[self._margin : self._margin + size])
 
     def windows(self, n: int, chosen: NDArray[np.bool_]) -> Keys:
-        """The windows centred on the chosen tokens (bool [m]) whose id is not 0; 0 = outside the text."""
+        """Return the keys of the windows centred on chosen tokens (bool [m]) of an id other than 0.
+
+        Places outside the text have id 0.
+        """
         at = np.flatnonzero(chosen) + self._margin
         centres = self._ids[at]
         at, centres = at[centres > 0], centres[centres > 0]
@@ -68,7 +70,7 @@ class Strip:
         return keys
 
     def grams(self, order: int) -> Keys:
-        """All runs of `order` ids inside a text, none of them 0."""
+        """Return the keys of all runs of `order` ids inside a text, without those that contain 0."""
         count = max(0, self._ids.size - order + 1)
         inside = self._text[:count] == self._text[order - 1 : order - 1 + count]
         columns = [self._ids[column : column + count] for column in range(order)]
@@ -81,14 +83,14 @@ class Strip:
 
 
 def starts_of(offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """offsets int64 [texts + 1] -> bool [total]: the first token of each text that has one."""
+    """Mark the first token of each text: offsets int64 [texts + 1] -> bool [total]."""
     starts = np.zeros(int(offsets[-1]) + 1, np.bool_)
-    starts[offsets] = True  # an empty text marks its successor's first token, which is one anyway
+    starts[offsets] = True  # an empty text marks its successor's first token, which is marked anyway
     return starts[:-1]
 
 
 def unpack(keys: Keys, order: int) -> NDArray[np.uint32]:
-    """uint64 [m, words] -> uint32 [m, order]."""
+    """Decode keys: uint64 [m, words] -> uint32 [m, order]."""
     columns = []
     for column in range(order):
         late = column >= order - WORD_IDS
@@ -98,7 +100,7 @@ def unpack(keys: Keys, order: int) -> NDArray[np.uint32]:
 
 
 def pack(ngrams: NDArray[np.uint32]) -> Keys:
-    """The inverse of `unpack`: uint32 [m, order] -> uint64 [m, words]."""
+    """Encode n-grams, the inverse of `unpack`: uint32 [m, order] -> uint64 [m, words]."""
     order = ngrams.shape[1]
     keys = np.zeros((ngrams.shape[0], words(order)), np.uint64)
     for column in range(order):
@@ -107,7 +109,7 @@ def pack(ngrams: NDArray[np.uint32]) -> Keys:
 
 
 def _append(keys: Keys, order: int, column: int, ids: NDArray[np.unsignedinteger]) -> None:
-    """Push the ids of one column, the first column first, into keys that begin as 0."""
+    """Append one column of ids to keys. Keys start at 0, and columns come in order."""
     word = keys[:, 0 if column < order - WORD_IDS else -1]
     word <<= _BITS
     word |= ids

@@ -1,1 +1,1 @@
-"""LMDB, opened with checks: the only room that imports lmdb."""
+"""LMDB, opened with checks. Only this package imports lmdb."""

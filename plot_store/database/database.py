@@ -1,5 +1,4 @@
-"""One LMDB environment: checked before it is opened, growing as needed, one writer among all processes, safe
-at forks.
+"""One LMDB environment: checked before it is opened, grown as needed, safe at forks.
 
 LMDB must never be opened twice in a process: `plot_store.database.shared` gives each path one owner.
 """
@@ -23,10 +22,8 @@ from plot_store.ground.errors import Closed, Forked, ReadOnly, StoreIO
 from plot_store.ground.files import io_error
 from plot_store.ground.host import check_host
 
-READERS: Final = (
-    4096  # places in the table of transactions that read; a process keeps one, and more for threads
-)
-_LONGEST_PAUSE_S: Final = 30.0
+MAX_READERS: Final = 4096  # LMDB's reader slots; a process keeps one, and takes more for concurrent threads
+_MAX_PAUSE_S: Final = 30.0
 T = TypeVar("T")
 
 
@@ -43,12 +40,13 @@ class Database:
         read_only: bool = False,
         misplaced: Callable[[str], None] | None = None,
     ) -> None:
-        """Open it. first_map: bytes, the least size of the map.
+        """Open the environment in `folder`.
 
-        With `misplaced` every page is checked first, and `misplaced` is told of leaves whose keys are not in
-        order; without it, only the file's length is checked. Raises Damaged, StoreFull, StoreIO.
+        first_map: the minimum size of the memory map, in bytes. misplaced: if given, every page is checked
+        before the file is opened, and misplaced(message) is called for leaves whose keys are out of order;
+        otherwise only the file's length is checked. Raises Damaged, StoreFull, StoreIO.
         """
-        self.fork_refused: str | None = None  # why children forked from here may not open it
+        self.fork_refused: str | None = None  # why a forked child may not open the database
         self._pid = os.getpid()
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
@@ -76,9 +74,9 @@ class Database:
                 metasync=True,
                 writemap=False,
                 readahead=False,
-                max_readers=READERS,
+                max_readers=MAX_READERS,
             )
-            env.reader_check()  # who died in a transaction since the last opening or change gives up its slot
+            env.reader_check()  # frees the slots of processes that died in a transaction
         except BadFile as error:
             raise damaged(error, label) from error
         except lmdb.ReadersFullError as error:
@@ -92,27 +90,30 @@ class Database:
         return env
 
     def read(self, body: Callable[[Any], T]) -> T:
-        """Run `body` on LMDB's own transaction that reads one snapshot; it must not keep anything of it."""
+        """Run `body` in an LMDB read transaction, which sees one snapshot.
+
+        `body` must not keep a reference to the transaction. Raises Closed, Forked, Damaged, StoreIO.
+        """
         return self._run(body, write=False)
 
     def write(self, body: Callable[[Any], T]) -> T:
-        """Run `body` in the one write transaction and commit durably; an exception aborts it.
+        """Run `body` in a write transaction and commit durably; an exception aborts it.
 
-        `body` may run again after the map has grown, so its effects elsewhere must be idempotent. Raises
-        StoreIO if another process holds the write lock for a minute.
+        `body` runs again if the map has to grow, so its effects elsewhere must be idempotent. Raises
+        ReadOnly, Closed, Forked, Damaged, StoreFull, and StoreIO, also when another process holds the write
+        lock for a minute.
         """
         if self._read_only:
             raise ReadOnly(
                 f"{self._label.owner} was opened read-only: open it with read_only=False to change it"
             )
         self._check_process()
-        with (
-            self._writer.held()
-        ):  # before `_enter`, so that who waits for another process holds up nothing in this
+        # The lock comes before `_enter`: waiting for another process must not block this one's readers.
+        with self._writer.held():
             return self._run(body, write=True)
 
     def generation(self) -> int:
-        """A number that each committed change, of whichever process, makes larger."""
+        """Return a number that grows with each committed change of any process."""
         self._enter()
         try:
             return int(self._env.info()["last_txnid"])
@@ -120,7 +121,7 @@ class Database:
             self._leave()
 
     def forget_dead_readers(self) -> int:
-        """Free the reader slots of processes that died; how many."""
+        """Free the reader slots of processes that died. Returns their number."""
         self._enter()
         try:
             return int(self._env.reader_check())
@@ -133,17 +134,17 @@ class Database:
             self._enter()
             try:
                 if write:
-                    self._env.reader_check()  # readers that died keep pages from being used again
+                    self._env.reader_check()  # dead readers keep free pages from being reused
                 with self._env.begin(write=write) as raw:
                     return body(raw)
             except lmdb.MapFullError:
                 size = 2 * self._env.info()["map_size"]
             except lmdb.MapResizedError:
-                size = 0  # another process has made it larger
+                size = 0  # another process has grown the map: take over its size
             except lmdb.ReadersFullError as error:
                 if checked:
                     raise too_many(self._label) from error
-                self._env.reader_check()  # perhaps only because processes died in a transaction
+                self._env.reader_check()  # processes that died in a transaction may hold the slots
                 checked = True
                 continue
             except lmdb.Error as error:
@@ -157,7 +158,7 @@ class Database:
             raise Forked(f"{self._label.owner} was opened before a fork: open it again in the child process")
 
     def _enter(self) -> None:
-        """Count a transaction of this process, once the map is not being resized; `_leave` ends it."""
+        """Begin a transaction of this process, waiting while the map is being resized; `_leave` ends it."""
         self._check_process()
         with self._gate:
             while self._resizing:
@@ -173,13 +174,13 @@ class Database:
                 self._gate.notify_all()
 
     def _resize(self, size: int) -> None:
-        """Give the map this size, or take over another process's (0), with no transaction of ours open."""
+        """Resize the map once no transaction of this process is open. 0: adopt another process's size."""
         with self._gate:
             self._gate.wait_for(lambda: not self._resizing)
             self._resizing = True
             try:
                 self._gate.wait_for(lambda: not self._active)
-                # Another thread may have grown it while this one waited.
+                # Another thread may have grown the map while this one waited.
                 if self._env is not None and (size == 0 or size > self._env.info()["map_size"]):
                     self._env.set_mapsize(size)
             finally:
@@ -187,37 +188,39 @@ class Database:
                 self._gate.notify_all()
 
     def pause(self) -> None:
-        """Wait until no transaction of this process runs and let none begin; `resume` ends it.
+        """Wait until no transaction of this process runs, and let none begin until `resume`.
 
-        Raises StoreIO when one goes on for too long (it may wait for another process); nothing is paused
-        then.
+        Raises StoreIO if a transaction runs for too long (it may wait for another process);
+        nothing is paused then.
         """
         with self._gate:
-            if not self._gate.wait_for(lambda: not self._active and not self._resizing, _LONGEST_PAUSE_S):
+            if not self._gate.wait_for(lambda: not self._active and not self._resizing, _MAX_PAUSE_S):
                 raise StoreIO(
-                    f"a transaction of {self._label.owner} ran for more than {_LONGEST_PAUSE_S:g} s while "
-                    "this process "
-                    "forked: use it only in processes that were spawned, or fork when it is idle"
+                    f"a transaction of {self._label.owner} ran for more than {_MAX_PAUSE_S:g} s while this "
+                    "process forked: use it only in processes that were spawned, or fork while it is idle"
                 )
             self._resizing = True
 
     def resume(self) -> None:
+        """Let transactions begin again after `pause`."""
         with self._gate:
             self._resizing = False
             self._gate.notify_all()
 
     def abandon(self) -> None:
-        """In a child process: drop the parent's environment, so that the child may open one of its own.
-        Raises Forked where the child may not."""
+        """In a forked child, drop the parent's environment, so that the child may open its own.
+
+        Raises Forked if the fork happened during a transaction.
+        """
         assert os.getpid() != self._pid
-        if self.fork_refused is not None:  # not even closed: that would undo the parent's transaction
+        if self.fork_refused is not None:  # closing would abort the parent's transaction
             raise Forked(self.fork_refused)
         if self._env is not None:
             self._env.close()
             self._env = None
 
     def close(self) -> None:
-        """Close the environment after the running transactions. In a forked child only forget it."""
+        """Wait for the running transactions and close the environment. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._gate:
@@ -236,13 +239,13 @@ def _ours() -> list[Database]:
 
 
 def _before_fork() -> None:
-    """No transaction may run at a fork: the child's copy of one would undo the parent's."""
+    """Pause every database: if the child inherited a transaction, its copy would abort the parent's."""
     _LIVE_LOCK.acquire()
     for database in _ours():
         database.fork_refused = None
         try:
             database.pause()
-        except StoreIO as error:  # raising would not stop the fork: what the child may do is refused instead
+        except StoreIO as error:  # an exception here would not stop the fork, so the child is refused later
             database.fork_refused = str(error)
 
 

@@ -1,4 +1,4 @@
-"""LMDB's errors as the store's, in messages that name the database."""
+"""The mapping from LMDB's errors to the store's, with messages that name the database."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ from plot_store.database.lmdb_pages import BadFile
 from plot_store.ground import files
 from plot_store.ground.errors import Damaged, PlotStoreError, StoreFull, StoreIO
 
-_NO_ROOM: Final = 1 << 20  # with less free than this, LMDB's "I/O error" or "corrupted" means a full disk
+_FULL_BELOW: Final = 1 << 20  # with fewer free bytes, LMDB's "I/O error" or "corrupted" means a full disk
 _DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
 
 @dataclass(frozen=True)
 class Label:
-    """How messages name a database."""
+    """The words by which error messages name a database."""
 
     name: str  # "the catalogue"
-    owner: str  # what it belongs to: "the store at …"
-    cure: str  # for damage: "restore … from a backup"
+    owner: str  # what the database belongs to: "the store at …"
+    cure: str  # what to do about damage: "restore … from a backup"
 
 
 def damaged(error: BadFile, label: Label) -> Damaged:
-    """The store's error for a file that a check refuses."""
+    """Return the store's error for a file that failed a check."""
     return Damaged(f"{label.name} is damaged ({error}): {label.cure}")
 
 
 def too_many(label: Label) -> StoreIO:
-    """The store's error for LMDB's table of readers without a free slot."""
+    """Return the store's error for a full table of reader slots."""
     return StoreIO(
-        f"all places for transactions of {label.owner} are taken: run fewer processes at once; where many "
-        "were killed, "
-        "any change by one that has it open frees their places"
+        f"all reader slots of {label.owner} are taken: run fewer processes at once; if processes were "
+        "killed, the next change by a process that has it open frees their slots"
     )
 
 
 def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
-    """The store's error for LMDB's; `doing`: "using" or "opening".
+    """Convert an LMDB error. doing: "using" or "opening".
 
-    On a full disk LMDB reports short writes as I/O errors and may then not trust its own pages, so the free
-    room is looked at first.
+    On a full disk LMDB reports short writes as I/O errors, and may then report its own pages as corrupted. So
+    the free space is checked first.
     """
     text, doing = str(error), f"{doing} {label.name}"
     if "No space left" in text or "quota" in text.lower() or _is_full(folder):
@@ -52,11 +51,9 @@ def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotSt
         return Damaged(f"{label.name} is damaged ({text}): {label.cure}")
     if "Permission denied" in text:
         return StoreIO(
-            f"this user may not open {label.name} in {folder} ({text}): whoever opens it, also to read, "
-            "enters itself "
-            "in lock.mdb there, so let the user's group read and write that file (chmod g+rw) and read "
-            "the others, or "
-            "hand over an export"
+            f"this user may not open {label.name} in {folder} ({text}): every process that opens it, even to "
+            "read, writes to lock.mdb there, so let the user's group read and write that file (chmod g+rw) "
+            "and read the others, or pass on an export instead"
         )
     if isinstance(error, lmdb.PanicError):
         return StoreIO(
@@ -69,6 +66,6 @@ def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotSt
 
 def _is_full(folder: Path) -> bool:
     try:
-        return files.free_bytes(folder) < _NO_ROOM
+        return files.free_bytes(folder) < _FULL_BELOW
     except OSError:
         return False

@@ -1,8 +1,8 @@
 """Checks of LMDB's file before LMDB opens it.
 
-LMDB follows page numbers unchecked, so that a damaged file can crash the process, or make it destroy more.
-Never call these in a process that has the file open: closing a file drops the locks that LMDB holds on it.
-Imports nothing of the package but `lmdb_pages`.
+LMDB follows page numbers unchecked. A damaged file can therefore crash the process, or make it destroy more
+records. Never call these functions in a process that has the file open: closing the file drops the locks that
+LMDB holds on it. This module imports only `lmdb_pages` of the package.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HEAD: Final = 1 << 17  # two of the largest pages
 
 
 def read_settled(path: Path) -> bytes:
-    """Read the whole file without a commit in between: an open write transaction then touches only free
-    pages.
+    """Read the whole file as of one commit, trying again if a commit comes in between.
 
-    Raises BadFile, TimeoutError (a writer never paused).
+    A write transaction that is still open changes only free pages. Raises OSError, BadFile, TimeoutError
+    (commits followed each other without a pause).
     """
     with open(path, "rb") as file:
         for _ in range(TRIES):
@@ -42,11 +42,11 @@ def read_settled(path: Path) -> bytes:
 
 
 def check_length(data: Path) -> None:
-    """Raises BadFile for a file that ends before a page in use, or begins with no meta pages.
+    """Raises BadFile for a file without meta pages, or one that ends before a page in use.
 
-    LMDB maps the file without looking, and a page beyond its end kills the process. No more than the meta
-    pages is read unless the file ends before its last page. Nothing is said of an empty or missing one, which
-    LMDB makes anew, nor of one that another process writes all the time, which has opened it. Raises OSError.
+    LMDB maps the file unchecked, and access to a page beyond its end kills the process. Only the meta pages
+    are read, unless the file ends before its last page. An empty or missing file passes, since LMDB creates
+    it. So does a file that another process keeps writing, since that process has opened it. Raises OSError.
     """
     try:
         with open(data, "rb") as file:
@@ -57,9 +57,8 @@ def check_length(data: Path) -> None:
                 if not head or metas(head) == metas(again):
                     break
                 head = again
-            size = os.fstat(
-                file.fileno()
-            ).st_size  # after the meta pages: a writer makes the file longer first
+            # Measured after the meta pages are read, because a writer extends the file first.
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return
     meta = newest(head) if head else None
@@ -69,12 +68,11 @@ def check_length(data: Path) -> None:
 
 
 def check_pages(data: Path, misplaced: Callable[[str], None]) -> None:
-    """Raises BadFile for a file with a page that is not what it should be. What LMDB may open is safe to read
-    then.
+    """Raises BadFile for a file with an invalid page. LMDB can safely read a file that passes.
 
-    misplaced: told of what harms no process, a leaf whose keys are not in order. Nothing is said of what the
-    records hold, nor of a file that is missing, empty, or written all the time by a process that has opened
-    it. Raises OSError.
+    misplaced: called with a message for each leaf whose keys are out of order, which harms no process. The
+    records' content is not checked. A file that is missing, empty, or constantly written by another
+    process passes. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError, TimeoutError):
         raw = read_settled(data)

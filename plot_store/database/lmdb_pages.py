@@ -1,9 +1,8 @@
-"""LMDB's file read in plain Python, trusting no byte of it: both trees, and the free list against the pages
-in use.
+"""A parser of LMDB's file in plain Python that trusts no byte: both trees, and the free list.
 
 LMDB itself follows page numbers and offsets without checks. A damaged data.mdb can therefore crash the
-process that opens it, and a damaged free list lets a later write destroy live records. Imports nothing of
-this package.
+process that opens it, and a damaged free list lets a later write destroy live records. This module imports
+nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from itertools import pairwise
 from typing import Final
 
 MAGIC: Final = 0xBEEFC0DE
-VERSION: Final = 1  # of the files of LMDB 0.9
+VERSION: Final = 1  # the file version of LMDB 0.9
 NO_ROOT: Final = (1 << 64) - 1
 BRANCH, LEAF, OVERFLOW, META = 1, 2, 4, 8
 BIG_DATA: Final = 1
 INTEGER_KEYS: Final = 8
 MAX_KEY: Final = 511
 MAX_DEPTH: Final = 32
-_PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper (or u32 pages of an overflow)
+_PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper (overflow: u32 number of pages)
 _META: Final = struct.Struct("<IIQQ")  # magic, version, address, map size
 _TREE: Final = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
 _TAIL: Final = struct.Struct("<QQ")  # last page, transaction
@@ -31,47 +30,47 @@ _METAS: Final = 2
 
 
 class BadFile(Exception):
-    """What is wrong with the file."""
+    """The file is damaged. The message says where."""
 
 
 @dataclass
 class Tree:
-    """One of the two trees of the file as its meta page describes it; the lists grow while it is walked."""
+    """One of the file's two trees as its meta page describes it, and the totals counted during a walk."""
 
     flags: int
     depth: int
-    told: tuple[int, int, int, int]  # branch, leaf and overflow pages, entries
+    declared: tuple[int, int, int, int]  # branch, leaf and overflow pages, entries
     root: int
-    counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # the same totals, as found
 
 
 @dataclass(frozen=True)
 class Meta:
-    """The newest commit: where its trees begin and how far the file must reach."""
+    """A commit as its meta page describes it."""
 
     page_size: int
-    free: Tree
-    main: Tree
-    last: int
-    txn: int
+    free: Tree  # the free list
+    main: Tree  # the records
+    last: int  # number of the last page
+    txn: int  # number of the transaction
 
 
 def metas(raw: bytes) -> tuple[bytes, bytes]:
-    """The two meta pages, of which a writer replaces one with each commit. Raises BadFile."""
+    """Return the first 256 bytes of the two meta pages. Commits write them in turn. Raises BadFile."""
     size = _TREE.unpack_from(raw.ljust(256, b"\0"), 40)[0]
     if not 256 <= size <= 1 << 16 or size & (size - 1) or len(raw) < _METAS * size:
-        raise BadFile("the file has no two meta pages")
+        raise BadFile("the file lacks its two meta pages")
     return raw[:256], raw[size : size + 256]
 
 
 def newest(raw: bytes) -> Meta | None:
-    """The meta page that LMDB will follow; None for a file of another LMDB version. Raises BadFile."""
+    """Return the meta page that LMDB will follow, or None for another file version. Raises BadFile."""
     found: list[Meta] = []
     for number, page in enumerate(metas(raw)):
         _, _, flags, _, _ = _PAGE.unpack_from(page)
         magic, version, _, _ = _META.unpack_from(page, 16)
         if magic != MAGIC or flags != META:
-            raise BadFile(f"meta page {number} is none")
+            raise BadFile(f"meta page {number} is not a meta page")
         if version != VERSION:
             return None
         free, main = (_tree(_TREE.unpack_from(page, at)) for at in (40, 88))
@@ -86,24 +85,25 @@ def newest(raw: bytes) -> Meta | None:
     return best
 
 
-def _tree(told: tuple[int, ...]) -> Tree:
-    _, flags, depth, branches, leaves, overflows, entries, root = told
+def _tree(fields: tuple[int, ...]) -> Tree:
+    _, flags, depth, branches, leaves, overflows, entries, root = fields
     return Tree(flags, depth, (branches, leaves, overflows, entries), root)
 
 
 def reaches(meta: Meta, size: int) -> bool:
-    """Whether a file of `size` bytes holds all pages. A page that was taken and given back in one transaction
-    is never written, so a sound file may end before its last ones: only `Walk` tells it from a file that was
-    cut off."""
+    """Whether a file of `size` bytes holds all pages up to the last.
+
+    A sound file may fall short: a page that was allocated and freed in one transaction is never written. Only
+    `Walk` can tell such a file from a truncated one.
+    """
     return (meta.last + 1) * meta.page_size <= size
 
 
 class Walk:
-    """Walks both trees of a file; every page may be reached once, and those behind its end are free. Raises
-    BadFile.
+    """A walk over both trees of a file. Each page must be used once, and pages beyond the end must be free.
 
-    misplaced: told of a leaf whose keys are not in order, which is no BadFile then: look-ups miss some of its
-    records, and LMDB comes to no harm.
+    misplaced: if given, it is called for a leaf whose keys are out of order, instead of raising BadFile.
+    Look-ups then miss some of the leaf's records, but LMDB stays safe. Raises BadFile.
     """
 
     def __init__(self, raw: bytes, meta: Meta, misplaced: Callable[[str], None] | None = None) -> None:
@@ -112,15 +112,15 @@ class Walk:
         self._misplaced = misplaced
         self._raw, self._meta, self._size = raw, meta, meta.page_size
         self._used = bytearray(min(meta.last + 1, len(raw) // meta.page_size))
-        self._behind: set[int] = set()  # free pages behind the file's end
+        self._beyond: set[int] = set()  # free pages beyond the end of the file
         self._used[0] = self._used[1] = 1
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key and value of the main tree; all pages have been checked when it ends."""
+        """Yield every key and value of the main tree. When it ends, all pages have been checked."""
         yield from self._walk(self._meta.main, 0)
         for key, value in self._walk(self._meta.free, INTEGER_KEYS):
             self._check_free(key, value)
-        if len(self._used) + len(self._behind) <= self._meta.last:
+        if len(self._used) + len(self._beyond) <= self._meta.last:
             needed = (self._meta.last + 1) * self._size
             raise BadFile(f"the file has {len(self._raw)} bytes and its pages need {needed}")
 
@@ -131,19 +131,19 @@ class Walk:
             yield from self._page(tree, tree.root, 1, None, None)
         elif tree.depth:
             raise BadFile("a tree has levels and no root")
-        if tuple(tree.counted) != tree.told:
+        if tuple(tree.counted) != tree.declared:
             raise BadFile(
-                f"a tree holds {tree.counted} pages and entries, its meta page says {list(tree.told)}"
+                f"a tree holds {tree.counted} pages and entries, its meta page says {list(tree.declared)}"
             )
 
     def _page(
         self, tree: Tree, number: int, level: int, low: bytes | None, high: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The records of a subtree, whose keys must lie in [low, high)."""
+        """Yield the records of a subtree. Its keys must lie in [low, high)."""
         at = self._take(number, 1)
-        told, _, flags, lower, upper = _PAGE.unpack_from(self._raw, at)
+        declared, _, flags, lower, upper = _PAGE.unpack_from(self._raw, at)
         leaf = level == tree.depth
-        if told != number or flags != (LEAF if leaf else BRANCH):
+        if declared != number or flags != (LEAF if leaf else BRANCH):
             raise BadFile(f"page {number} is not what its tree says")
         if not 16 <= lower <= upper <= self._size or lower % 2 or level > MAX_DEPTH:
             raise BadFile(f"page {number} has impossible bounds")
@@ -152,7 +152,7 @@ class Walk:
         tree.counted[1 if leaf else 0] += 1
         keys = [key for key, _, _ in nodes]
         if not leaf and keys:
-            keys[0] = keys[0] if low is None else low  # a branch's first key is never read
+            keys[0] = keys[0] if low is None else low  # LMDB never reads a branch's first key
         try:
             self._check_order(number, keys if leaf or low is not None else keys[1:], low, high, tree.flags)
         except BadFile as error:
@@ -169,7 +169,7 @@ class Walk:
                 yield from self._page(tree, child, level + 1, keys[index] if index else low, until)
 
     def _node(self, at: int, number: int, slot: int, upper: int) -> tuple[bytes, int, tuple[int, ...]]:
-        """(key, where the data begins, the node's header)."""
+        """Return (key, offset of the data, the node's header)."""
         if slot < upper or slot + 8 > self._size or slot % 2:
             raise BadFile(f"page {number} has an impossible offset")
         node = _NODE.unpack_from(self._raw, at + slot)
@@ -186,10 +186,10 @@ class Walk:
             first = struct.unpack_from("<Q", self._raw, start)[0]
             if first >= len(self._used):
                 raise BadFile(f"page {first} lies outside the file")
-            told, _, flags, low, high = _PAGE.unpack_from(self._raw, first * self._size)
-            pages = low | high << 16  # more than needed where a shorter record replaced a longer one
+            declared, _, flags, low, high = _PAGE.unpack_from(self._raw, first * self._size)
+            pages = low | high << 16  # may exceed the need: a shorter record replaced a longer one
             at = self._take(first, pages)
-            if (told, flags) != (first, OVERFLOW) or 16 + size > pages * self._size:
+            if (declared, flags) != (first, OVERFLOW) or 16 + size > pages * self._size:
                 raise BadFile(f"page {first} is not what its record says")
             tree.counted[2] += pages
             return self._raw[at + 16 : at + 16 + size]
@@ -206,7 +206,7 @@ class Walk:
             raise BadFile(f"the keys of page {number} are not in order")
 
     def _take(self, number: int, pages: int) -> int:
-        """Mark pages as used; where they begin."""
+        """Mark pages as used. Returns the offset of the first."""
         if pages < 1 or number + pages > len(self._used):
             raise BadFile(f"page {number} lies outside the file")
         if any(self._used[number : number + pages]):
@@ -223,12 +223,12 @@ class Walk:
         if any(a <= b for a, b in pairwise(numbers[1:])):
             raise BadFile("a list of free pages is not in order")
         for number in numbers[1:]:
-            if len(self._used) <= number <= self._meta.last and number not in self._behind:
-                self._behind.add(number)
+            if len(self._used) <= number <= self._meta.last and number not in self._beyond:
+                self._beyond.add(number)
             else:
                 self._take(number, 1)
 
 
 def _rank(key: bytes, flags: int) -> tuple[int, bytes]:
-    """Keys of the free list are integers, the others strings."""
+    """Return the sort key of a key. Keys of the free list are integers, those of the main tree bytes."""
     return (int.from_bytes(key, "little"), b"") if flags else (0, key)

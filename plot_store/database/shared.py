@@ -1,4 +1,4 @@
-"""One owner of a database for each path of a process: LMDB must never be opened twice in one."""
+"""One reference-counted owner of a database per path, since a process must never open LMDB twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Owner(Protocol):
-    """What owns a `Database`."""
+    """An object that owns a `Database`."""
 
     def abandon(self) -> None:
         """See `Database.abandon`."""
@@ -25,18 +25,20 @@ T = TypeVar("T", bound=Owner)
 
 @dataclass
 class _Use(Generic[T]):
+    """An owner and the number of its users."""
+
     owner: T
     pid: int  # of the process that opened it
     users: int = 0
 
 
 class Shared(Generic[T]):
-    """Owners by their real path, with the number of their users. A child process opens its own."""
+    """Reference-counted owners by their real path. Thread-safe. A forked child opens its own."""
 
     def __init__(self) -> None:
         self._uses: dict[str, _Use[T]] = {}
         self._lock = threading.Lock()
-        # No fork while a path is opened or closed: the child would have half of it.
+        # No fork while a path is opened or closed: the child would inherit an owner in between.
         os.register_at_fork(
             before=lambda: self._lock.acquire(),
             after_in_parent=lambda: self._lock.release(),
@@ -46,10 +48,10 @@ class Shared(Generic[T]):
     def acquire(
         self, path: Path, open_one: Callable[[Path], T], accept: Callable[[T], None] = lambda _: None
     ) -> T:
-        """The owner at this path, made by `open_one` if there is none, and counted once `accept` raises
-        nothing.
+        """Return the owner of this path, calling `open_one` if there is none, and add a use.
 
-        Raises Forked, and what `open_one` and `accept` raise.
+        `accept` is called with the owner before the use is counted; it may refuse by raising. Raises Forked,
+        and what `open_one` and `accept` raise.
         """
         key = os.path.realpath(path)
         with self._lock:
@@ -64,7 +66,7 @@ class Shared(Generic[T]):
             return use.owner
 
     def release(self, owner: T) -> None:
-        """Give back one use; the last one closes the owner. Nothing for one that was opened before a fork."""
+        """Drop one use; the last closes the owner. Does nothing for an owner opened before a fork."""
         with self._lock:
             for key, use in self._uses.items():
                 if use.owner is owner and use.pid == os.getpid():

@@ -1,4 +1,4 @@
-"""A trial of LMDB on a copy of its file. Imports nothing of the package but `lmdb_pages`."""
+"""A trial of LMDB on a copy of its file. Imports only `lmdb_pages` of the package."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ TRIAL: Final = b"\xff probe"  # the key of a record that is written and deleted 
 
 
 def try_copy(raw: bytes, check_record: Callable[[bytes, bytes], object]) -> int:
-    """Let LMDB read and change a copy of the file `raw`; the number of records it finds, each of them
-    checked.
+    """Let LMDB read and change a copy of the file `raw`, checking each record. Returns their number.
 
     Raises BadFile, OSError (no room for the copy), and what `check_record` raises.
     """

@@ -1,1 +1,1 @@
-"""What all stores of one path share in a process, and the pins and leases that keep versions."""
+"""The state that all `Store`s of one path share in a process; pins and leases."""

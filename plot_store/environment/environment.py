@@ -1,7 +1,6 @@
-"""The state that all `Store`s of one path share in a process: the catalogue, mapped segments and held
-versions.
+"""The state that all `Store`s of one path share in a process, reference-counted.
 
-It is reference-counted.
+It consists of the catalogue, the mapped segments, and the versions that open readers hold.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from plot_store.catalogue import creation, reserve
-from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.catalogue.probe import has_segments
 from plot_store.database.shared import Shared
 from plot_store.ground import files, limits
@@ -23,18 +22,22 @@ from plot_store.ground.files import guarded
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import Schema, SegmentInfo
-from plot_store.segments.segment import Segment, SegmentCache
+from plot_store.segments.segment import MappedSegment, SegmentCache
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
 T = TypeVar("T")
-_HELD: dict[str, Counter[str]] = {}  # by path: readers outlive the environment that opened them
-# Re-entrant: a dropped reader lets go from wherever the garbage collector runs.
+# Path -> version id -> number of holders. Global, because readers outlive the environment that opened them.
+_HELD: dict[str, Counter[str]] = {}
+# Re-entrant, because Python's garbage collector may run a reader's finalizer while the lock is held.
 _HELD_LOCK = threading.RLock()
 
 
 class Environment:
-    """LMDB must never be opened twice in a process, so every Store of a path shares one of these."""
+    """The open catalogue, segments and limits of one store in this process.
+
+    LMDB must never be opened twice in a process, so all `Store`s of a path share one environment.
+    """
 
     def __init__(self, path: Path, *, create: bool, read_only: bool) -> None:
         self.path = path
@@ -42,17 +45,15 @@ class Environment:
         self.pid = os.getpid()
         self.folder = path / SEGMENTS
         self.limits = Limits()
-        _refuse_bereft(path)
+        _refuse_lost_catalogue(path)
         if create and not read_only:
-            check_host(path, f"the store at {path}")  # before anything is made there
+            check_host(path, f"the store at {path}")  # before anything is created there
             with guarded(f"creating the store at {path}"):
                 files.make_folder(self.folder)
                 creation.make(path / CATALOGUE)
-                for folder in (
-                    path,
-                    path.parent,
-                ):  # a process that made ours may have been killed before its sync
-                    files.sync_folder(folder)
+                # Another process may have created the store and been killed before its sync.
+                files.sync_folder(path)
+                files.sync_folder(path.parent)
         self.catalogue = Catalogue(path / CATALOGUE, create=False, read_only=read_only)
         if not read_only:
             self.keep_reserve()
@@ -60,7 +61,7 @@ class Environment:
         self._held = _HELD.setdefault(str(path), Counter())
 
     def abandon(self) -> None:
-        """In a child process: drop what the parent opened. Raises Forked where that may not be."""
+        """In a forked child, drop what the parent opened. Raises Forked; see `Database.abandon`."""
         self.catalogue.abandon()
 
     def close(self) -> None:
@@ -68,27 +69,27 @@ class Environment:
         self.catalogue.close()
 
     def keep_reserve(self) -> None:
-        """Room for `write_freeing`; without it where the disk is full."""
-        reserve.keep(self.path / CATALOGUE)
+        """Allocate the reserve for `write_freeing`, unless the disk is full."""
+        reserve.allocate(self.path / CATALOGUE)
 
-    def write_freeing(self, body: Callable[[Txn], T]) -> T:
-        """`Catalogue.write` for what makes room: it works on a full disk."""
+    def write_freeing(self, body: Callable[[CatalogueTxn], T]) -> T:
+        """Run `Catalogue.write` for a change that frees space. It works on a full disk."""
         return reserve.write_freeing(self.catalogue, self.path / CATALOGUE, body)
 
     def check_room(self, need: int, doing: str) -> None:
-        """StoreFull when `need` further bytes would pass a limit or do not fit. Raises StoreIO too."""
+        """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""
         limits.check_room(self.path, self.limits, need, doing)
 
     def holds(self, info: SegmentInfo) -> bool:
-        """Whether a file of this name and size is there. Raises StoreIO."""
+        """Whether the segment's file exists and has the recorded size. Raises StoreIO."""
         with guarded(f"looking for segment {info.name}"):
             try:
                 return (self.folder / info.name).stat().st_size == info.bytes
             except FileNotFoundError:
                 return False
 
-    def segment(self, info: SegmentInfo, schema: Schema) -> Segment:
-        """A segment that must be there, mapped. Raises Damaged, FormatTooNew, StoreIO."""
+    def segment(self, info: SegmentInfo, schema: Schema) -> MappedSegment:
+        """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO."""
         found = self.segments.get(info, schema)
         if found is None:
             raise Damaged(
@@ -98,18 +99,19 @@ class Environment:
         return found
 
     def hold(self, version_id: str) -> None:
-        """Keep gc in this process away from a version; counted."""
+        """Keep a version from gc in this process. Each call needs one `let_go`."""
         with _HELD_LOCK:
             self._held[version_id] += 1
 
     def let_go(self, version_id: str) -> None:
+        """Undo one `hold`."""
         with _HELD_LOCK:
             self._held[version_id] -= 1
             if self._held[version_id] <= 0:
                 del self._held[version_id]
 
     def held(self) -> set[str]:
-        """The versions that readers of this process hold."""
+        """Return the ids of the versions that this process holds."""
         with _HELD_LOCK:
             return set(self._held)
 
@@ -118,9 +120,10 @@ _SHARED: Final[Shared[Environment]] = Shared()
 
 
 def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None = None) -> Environment:
-    """The process's environment of a path; limits, if given, hold for all of it.
+    """Return the process's environment of a path, opening it if need be, and add a use.
 
-    Raises NotFound, InUse, Forked, Damaged, FormatTooNew, StoreFull, StoreIO.
+    limits: if given, they replace those of every `Store` of the path. Raises NotFound, InUse, Forked,
+    Damaged, FormatTooNew, StoreFull, StoreIO.
     """
 
     def accept(found: Environment) -> None:
@@ -133,24 +136,22 @@ def acquire(path: Path, *, create: bool, read_only: bool, limits: Limits | None 
 
 
 def release(environment: Environment) -> None:
-    """Give back one use; the last one closes the catalogue. Mapped segments live on with their readers."""
+    """Drop one use; the last closes the catalogue. Segments stay mapped while readers hold them."""
     _SHARED.release(environment)
 
 
-def _refuse_bereft(path: Path) -> None:
-    """Raises Damaged for segments without a catalogue: in a new one nothing would name them, and gc would
-    take them.
+def _refuse_lost_catalogue(path: Path) -> None:
+    """Raises Damaged if there are segments but no catalogue. With a new catalogue, gc would remove them all.
 
-    The catalogue is looked for again after the segments: a process that makes the store makes it before any
-    of them.
+    The catalogue is checked again after the segments: another process may just have created the store, and it
+    creates the catalogue first.
     """
     data = path / CATALOGUE / "data.mdb"
     with guarded(f"looking at {path}"):
         if not data.exists() and has_segments(path) and not data.exists():
             raise Damaged(
-                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the "
-                "folder, or import "
-                "exports into a store elsewhere"
+                f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the folder, or "
+                "import exports into a store elsewhere"
             )
 
 

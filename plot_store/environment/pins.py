@@ -1,6 +1,6 @@
-"""Pins and leases: they keep versions from collection for a named owner, across processes and restarts.
+"""Pins and leases: both keep versions from collection for a named owner, across processes and restarts.
 
-A pin stays until it is unpinned. A lease ends by itself unless it is renewed, so its owner may crash.
+A pin stays until it is removed. A lease expires unless it is renewed, so its owner may crash.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Final
 
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import HoldRecord, parse_hold
 from plot_store.catalogue.version_tree import get_node, resolve_id
 from plot_store.environment.environment import Environment
@@ -24,7 +24,7 @@ LEASE: Final = "lease/"
 
 @dataclass(frozen=True)
 class Pin:
-    """A version that an owner keeps."""
+    """A version that an owner keeps from collection."""
 
     version: str
     owner: str
@@ -33,7 +33,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """A version that an owner keeps until a time."""
+    """A version that an owner keeps from collection until a time."""
 
     version: str
     owner: str
@@ -42,8 +42,10 @@ class LeaseInfo:
 
 
 class Lease:
-    """Keeps a version until it expires, is released or its `with` block ends. Not tied to a process's
-    life."""
+    """A version kept until the lease expires, is released, or its `with` block ends.
+
+    A lease outlives its process until it expires.
+    """
 
     def __init__(self, environment: Environment, key: str, record: HoldRecord, ttl_s: float) -> None:
         self._environment = environment
@@ -53,29 +55,30 @@ class Lease:
 
     @property
     def version(self) -> str:
-        """The id of the version it keeps."""
+        """The id of the kept version."""
         return self._record.version
 
     @property
     def owner(self) -> str:
+        """The name of the lease's owner."""
         return self._record.owner
 
     @property
     def expires(self) -> float:
-        """Unix seconds."""
+        """The time of expiry, in Unix seconds."""
         assert self._record.expires is not None
         return self._record.expires
 
     def renew(self, ttl_s: float | None = None) -> None:
-        """Let it last this long from now on; the first time to live by default.
+        """Extend the lease to `ttl_s` seconds from now; by default the duration it was created with.
 
-        An expired lease comes back as long as its version is there. Raises Collected, Invalid, StoreFull,
-        StoreIO.
+        Also revives an expired lease, as long as its version exists. Raises Collected,
+        NotFound, Invalid, StoreFull, StoreIO.
         """
         ttl_s = check_ttl(self._ttl_s if ttl_s is None else ttl_s)
         grown = replace(self._record, expires=time.time() + ttl_s)
 
-        def body(txn: Txn) -> None:
+        def body(txn: CatalogueTxn) -> None:
             get_node(txn, grown.version)
             txn.put(self._key, asdict(grown))
 
@@ -83,7 +86,7 @@ class Lease:
         self._record = grown
 
     def release(self) -> None:
-        """End it now. Again: nothing."""
+        """End the lease now. Idempotent."""
         self._environment.catalogue.write(lambda txn: txn.delete(self._key))
 
     def __enter__(self) -> Lease:
@@ -96,12 +99,13 @@ class Lease:
 
 
 def check_ttl(ttl_s: float) -> float:
+    """Return the duration as a float. Raises Invalid unless it is a positive number of seconds."""
     check_number("ttl_s", ttl_s, "pass the seconds that the lease shall last", least=1e-9, most=1e10)
     return float(ttl_s)
 
 
-def pin(txn: Txn, version: str, owner: str) -> Pin:
-    """Pin a version for an owner; again: the pin that is there. Raises NotFound, Collected, Invalid."""
+def pin(txn: CatalogueTxn, version: str, owner: str) -> Pin:
+    """Pin a version for an owner, or return the existing pin. Raises NotFound, Collected, Invalid."""
     version_id = resolve_id(txn, version)
     get_node(txn, version_id)
     key = f"{PIN}{version_id}/{names.check_owner(owner)}"
@@ -112,13 +116,13 @@ def pin(txn: Txn, version: str, owner: str) -> Pin:
     return Pin(record.version, record.owner, record.at)
 
 
-def unpin(txn: Txn, version: str, owner: str) -> bool:
-    """Whether there was such a pin. Raises NotFound, Invalid."""
+def unpin(txn: CatalogueTxn, version: str, owner: str) -> bool:
+    """Remove an owner's pin. Returns whether it existed. Raises NotFound, Invalid."""
     return txn.delete(f"{PIN}{resolve_id(txn, version)}/{names.check_owner(owner)}")
 
 
-def pins(txn: Txn) -> list[Pin]:
-    """Every pin, by version and owner."""
+def pins(txn: CatalogueTxn) -> list[Pin]:
+    """Return every pin, sorted by version and owner."""
     return [Pin(record.version, record.owner, record.at) for record in _records(txn, PIN).values()]
 
 
@@ -127,7 +131,7 @@ def lease(environment: Environment, version: str, ttl_s: float, owner: str) -> L
     key = f"{LEASE}{uuid.uuid4().hex}"
     now = time.time()
 
-    def body(txn: Txn) -> HoldRecord:
+    def body(txn: CatalogueTxn) -> HoldRecord:
         version_id = resolve_id(txn, version)
         get_node(txn, version_id)
         record = HoldRecord(version_id, names.check_owner(owner), now, now + check_ttl(ttl_s))
@@ -137,8 +141,8 @@ def lease(environment: Environment, version: str, ttl_s: float, owner: str) -> L
     return Lease(environment, key, environment.catalogue.write(body), ttl_s)
 
 
-def leases(txn: Txn, now: float) -> list[LeaseInfo]:
-    """Every lease that has not expired."""
+def leases(txn: CatalogueTxn, now: float) -> list[LeaseInfo]:
+    """Return every lease that has not expired at `now` (Unix seconds)."""
     found = _records(txn, LEASE).values()
     return [
         LeaseInfo(r.version, r.owner, r.at, r.expires)
@@ -147,12 +151,12 @@ def leases(txn: Txn, now: float) -> list[LeaseInfo]:
     ]
 
 
-def expired(txn: Txn, now: float) -> list[str]:
-    """The keys of leases that hold nothing any more."""
+def expired(txn: CatalogueTxn, now: float) -> list[str]:
+    """Return the keys of all leases that have expired."""
     return [key for key, r in _records(txn, LEASE).items() if r.expires is None or r.expires <= now]
 
 
-def _records(txn: Txn, prefix: str) -> dict[str, HoldRecord]:
+def _records(txn: CatalogueTxn, prefix: str) -> dict[str, HoldRecord]:
     found: dict[str, HoldRecord] = {}
     for key in txn.keys(prefix):
         raw = txn.get(prefix + key)

@@ -1,4 +1,4 @@
-"""The store: refs and versions; it makes readers and writers and runs collection, checks and archives."""
+"""`Store`, the entry point: it opens readers and writers and runs collection, checks and archives."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ WEEK = 7 * 86400.0
 
 
 class Store(Branches):
-    """A versioned store of n-gram representations in one folder. Thread-safe; several processes may use one
-    folder."""
+    """A versioned store of n-gram vectors in one folder. Thread-safe.
+
+    Several processes may use one folder.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment: Environment | None = environment
@@ -43,9 +45,10 @@ class Store(Branches):
     def open(
         cls, path: str | Path, *, create: bool = False, read_only: bool = False, limits: Limits | None = None
     ) -> Store:
-        """Open a store. Stores of one path in one process share an environment, and the limits given last.
+        """Open a store. All stores of one path in a process share one environment and the limits given last.
 
-        Raises NotFound, InUse (open read-only here), FormatTooNew, Damaged, StoreFull, StoreIO.
+        Raises NotFound, Invalid, InUse (this process has it open read-only), Forked,
+        FormatTooNew, Damaged, StoreFull, StoreIO.
         """
         return cls(acquire(check_path("path", path), create=create, read_only=read_only, limits=limits))
 
@@ -65,11 +68,11 @@ class Store(Branches):
         extend: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Writer:
-        """Begin a build, or resume the one of this id (it keeps the parent version it began with).
+        """Begin a build, or resume the build of this id with the parent version that it began with.
 
-        parent: ref or version id. None keeps the current version's; for a new ref "a/b" it is ref "a", for a
-        new ref without "/" it makes a root. extend adds to the current version's segments. Raises Invalid,
-        NotFound, Collected, Conflict, StoreFull, StoreIO.
+        parent: a ref, version id or tag. None keeps the current version's parent; for a new ref "a/b" it
+        means ref "a", and a new ref without "/" becomes a root. extend: add to the current version's
+        segments. Raises Invalid, NotFound, Collected, Conflict, StoreFull, StoreIO.
         """
         cure = "that is too small; use 16 KiB or more (64 MiB is the default)"
         check_number("segment_bytes", segment_bytes, cure, least=1 << 14, whole=True)
@@ -78,31 +81,30 @@ class Store(Branches):
         return Writer(self._env(), opened, checked, segment_bytes)
 
     def abandon(self, build: str) -> bool:
-        """End a build that no writer will resume, and remove its segments. Whether there was one.
+        """End a build that no writer will resume, and remove its segments. Returns whether it existed.
 
-        Of one whose record is damaged the segments go with a later gc.
+        If the build's record is damaged, a later gc removes the segments.
         """
         return builds.abandon(self._env(), build)
 
     def reader(self, ref_or_id: str, backoff: Backoff = "order") -> Reader:
-        """A reader pinned to one version. Raises NotFound, Collected, Invalid, Damaged, FormatTooNew,
-        StoreIO.
+        """Open a reader that is pinned to one version.
 
-        backoff: what fills a window that no stored n-gram fills: "order", the longest n-grams of every
-        version first; "version", everything of the nearest version first; or steps [(order, depth), …], depth
-        None for every version.
+        backoff: the plan for windows whose own n-gram is not stored: "order", the longest n-grams of every
+        version first; "version", everything of the nearest version first; or steps [(order, depth), …], where
+        depth None means every version. Raises NotFound, Collected, Invalid, Damaged, FormatTooNew, StoreIO.
         """
         return open_reader(self._env(), ref_or_id, backoff)
 
     def append(
         self, ref: str, entries: Entries, *, build: str | None = None, meta: dict[str, Any] | None = None
     ) -> VersionInfo:
-        """Publish a version with these entries, {order: (n-grams, rows)} as in `Writer.add`, on top of the
-        current one.
+        """Publish a version that adds entries to the current one.
 
-        Costs what the entries weigh, not what the ref holds; `compact` merges what many of these leave.
-        build: an id of the caller's, else a new one. Raises NotFound, Invalid, Conflict (somebody published
-        meanwhile: append again), StoreFull, StoreIO; nothing is left then.
+        entries: {order: (n-grams, rows)}, as in `Writer.add`. The cost depends on the entries added, not on
+        the size of the ref. Each append leaves small segments, which `compact` merges. build: the build's id;
+        a new one by default. Raises NotFound, Invalid, Conflict (another publication came first: append
+        again), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 
@@ -114,23 +116,24 @@ class Store(Branches):
         target_bytes: int = SEGMENT_BYTES,
         progress: Progress | None = None,
     ) -> VersionInfo | None:
-        """Merge the small segments that appends and extensions leave, and publish the same content as a new
-        version.
+        """Merge the small segments of a ref's current version and publish the same content as a new version.
 
-        An order is merged where more than max_segments of its segments are below half of target_bytes; None:
-        there is no such order. Readers go on with what they have; gc frees the old files later. The version's
-        meta is the old one's with "compacted": its id. progress(bytes done, bytes in all) may raise to stop.
-        Raises NotFound, Invalid, Conflict (a publication came first, also of a build that began later:
-        compact again when it is quiet), Damaged, StoreFull, StoreIO; nothing is left then.
+        An order is merged if more than max_segments of its segments are smaller than half of target_bytes.
+        Returns None if no order is. Open readers keep their version; gc frees the old files later. The new
+        meta is the old one plus "compacted": the old version's id. progress(bytes done, bytes in total) may
+        raise to stop. Raises NotFound, Invalid, Damaged, StoreFull, StoreIO, and Conflict if another
+        publication came first, even of a build that began later (compact again when the ref is quiet);
+        nothing is left then.
         """
         return compact(self._env(), ref, max_segments, target_bytes, progress)
 
     def diff(self, a: str, b: str, *, samples: int = 0) -> DiffReport:
-        """Compare a with b: the n-grams that either stores itself, counted by order as added, removed,
-        changed and same, with up to `samples` of each kind.
+        """Compare the n-grams that version a or b stores itself.
 
-        A version also has what it inherits, so an n-gram that one stores and the other inherits is the same
-        or changed. Raises NotFound, Collected, Damaged, Invalid (other dim, vocabulary or n).
+        They are counted by order as added, removed, changed or same, with up to `samples` of the first three
+        kinds each. An inherited n-gram counts as present: if one version stores an n-gram and the other
+        inherits it, it is the same or changed. Raises NotFound, Collected, Damaged, FormatTooNew, StoreIO,
+        Invalid (different dim, vocabulary or n).
         """
         return diff(self._env(), a, b, samples)
 
@@ -144,15 +147,17 @@ class Store(Branches):
         keep_days: float = 0.0,
         keep: Iterable[str] = (),
     ) -> GcReport:
-        """Remove what nothing needs. Kept are, with all their ancestors: each ref's current version, its
-        newest keep_versions and all younger than keep_days; what is tagged, pinned or leased; what readers of
-        this process hold; what builds stand on; the ids in `keep`. The report says why each one stays.
+        """Remove unreachable versions, abandoned builds and orphaned files.
 
-        Orphans are files that no record names; only those older than orphan_age_s go, since a running build
-        may be writing them. A build untouched for build_age_s counts as abandoned, and from orphan_age_s on
-        one that nobody resumes: of an append without a build id, an import, a compaction; so an orphan_age_s
-        near 0 ends those that are running. For orphan_age_s at least, a version that went answers Collected;
-        then NotFound. Raises Invalid, StoreIO, Damaged.
+        Kept, with all their ancestors: each ref's current version, its newest keep_versions, and all younger
+        than keep_days; tagged, pinned and leased versions; versions that readers of this process hold;
+        versions that builds extend; the ids in `keep`. The report says why each one stays.
+
+        Orphans are files that no record names. Only those older than orphan_age_s are removed, since a
+        running build may be writing them. A build that was not touched for build_age_s counts as abandoned. A
+        build that nobody can resume (of an append without a build id, an import, a compaction) does so after
+        orphan_age_s, so a value near 0 ends those that are running. Opening a removed version raises
+        Collected for at least orphan_age_s, then NotFound. Raises Invalid, StoreIO, Damaged.
         """
         cure = "keep at least 1 version and 0 days, or delete the ref"
         check_number("keep_versions", keep_versions, cure, least=1, whole=True)
@@ -163,7 +168,7 @@ class Store(Branches):
         for version in kept:
             if not names.is_id(version):
                 raise Invalid(
-                    f"keep holds {version!r}, which is no version id: take ids from the history of a ref"
+                    f"keep holds {version!r}, which is not a version id: take ids from the history of a ref"
                 )
         environment = self._env()
         if not dry_run:
@@ -172,8 +177,10 @@ class Store(Branches):
         return gc.collect(environment, policy, dry_run=dry_run)
 
     def verify(self, ref: str | None = None) -> VerifyReport:
-        """Read every byte of every version (of a ref's retained versions and their ancestors); list every
-        damage."""
+        """Read every byte of every version, and report every damage.
+
+        ref: only the ref's retained versions and their ancestors. Raises NotFound, StoreIO.
+        """
         return check.verify(self._env(), ref)
 
     def scrub(
@@ -183,9 +190,9 @@ class Store(Branches):
         bytes_per_second: float | None = None,
         progress: Callable[[ScrubProgress], None] | None = None,
     ) -> VerifyReport:
-        """Like `verify`, in a child process at a bounded rate, so that a bad disk kills only the child.
+        """Run `verify` in a child process, at a bounded rate, so that a bad disk kills only the child.
 
-        Raises NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
+        Raises Invalid, NotFound, Damaged (the catalogue), FormatTooNew, StoreIO.
         """
         return scrub(self.path, ref=ref, bytes_per_second=bytes_per_second, progress=progress)
 
@@ -197,39 +204,41 @@ class Store(Branches):
         attached: Mapping[str, Path] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Write a version and all its ancestors to one compressed, checksummed file, replacing it at once.
+        """Write a version and all its ancestors to one compressed, checksummed file, replacing it atomically.
 
-        attached: files, by name, that are to travel with it (`attached` reads them). progress(bytes of
-        segments done, bytes in all). Raises NotFound, Invalid, Damaged, StoreFull, StoreIO.
+        attached: files to include, by name; `Store.attached` reads them. progress(bytes of segments done,
+        bytes in total). Raises NotFound, Collected, Invalid, Damaged, StoreFull, StoreIO.
         """
         archive.export(self._env(), ref_or_id, check_path("path", path), attached or {}, progress)
 
     def import_archive(
         self, path: str | Path, *, ref: str | None = None, progress: Progress | None = None
     ) -> VersionInfo:
-        """Take over an exported version and its ancestors; nothing changes if they are there already.
+        """Import an exported version and its ancestors. Nothing changes if the store already has them intact.
 
-        ref: another name for the version. progress as in `export`. Raises Damaged (nothing is left then),
-        FormatTooNew, Conflict, StoreFull, StoreIO.
+        ref: the ref to import under, instead of the exported one. progress: as in `export`. Raises NotFound,
+        Invalid, Damaged (nothing is left then), FormatTooNew, Conflict, StoreFull, StoreIO.
         """
         return archive.import_archive(self._env(), check_path("path", path), ref, progress)
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:
-        """The versions of an export, the exported one first, from its head alone. Raises NotFound, Damaged,
-        StoreIO."""
+        """Return the versions of an export, the exported one first. Reads only the beginning of the file.
+
+        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
+        """
         return archive.versions_of(check_path("path", path))
 
     @staticmethod
     def attached(path: str | Path) -> Iterator[tuple[str, bytes]]:
-        """Each file that travels with an export: its name and its content, compared with its hash.
+        """Yield the name and content of each file attached to an export, checked against its hash.
 
-        Raises NotFound, Damaged, FormatTooNew, StoreIO.
+        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
         """
         return attachments.read(check_path("path", path))
 
     def info(self) -> StoreInfo:
-        """Totals, counted now."""
+        """Count the store's refs, versions, segments, entries and bytes."""
         environment = self._env()
         refs = self.refs()
         versions = environment.catalogue.read(lambda txn: len(txn.keys(version_tree.VERSION)))
@@ -242,7 +251,7 @@ class Store(Branches):
         return StoreInfo(str(environment.path), FORMAT, size, segments, len(refs), versions, dict(entries))
 
     def close(self) -> None:
-        """Give the environment back; open readers go on working. Again: nothing."""
+        """Release the environment. Open readers keep working. Idempotent."""
         environment, self._environment = self._environment, None
         if environment is not None:
             release(environment)

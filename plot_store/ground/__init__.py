@@ -1,1 +1,1 @@
-"""What every other room of plot_store stands on: errors, nouns, names, files, checks of arguments."""
+"""The base of every other package of plot_store: errors, nouns, names, files, limits, argument checks."""

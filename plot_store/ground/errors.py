@@ -1,18 +1,18 @@
-"""Every error the store raises, each with a stable `kind` that clients may match on.
+"""The errors that the store raises, each with a stable `kind` that clients may match on.
 
     PlotStoreError
-    ├── NotFound          not_found        no such store, ref or version
+    ├── NotFound          not_found        no such store, ref, version or tag
     │   └── Collected     collected        the version existed and garbage collection has removed it
-    ├── Conflict          conflict         somebody else published, or took over the build, first
-    ├── InUse             in_use           something depends on what was to go
-    ├── Invalid           invalid          the caller's argument
+    ├── Conflict          conflict         another writer published, or took over the build, first
+    ├── InUse             in_use           something depends on what was to be deleted
+    ├── Invalid           invalid          an argument is impossible
     ├── Closed            closed           the store, reader or writer has been closed
     ├── Forked            forked           an open store was used in a child process
     ├── ReadOnly          read_only        a change through a store opened read-only
-    ├── Damaged           damaged          bytes on disk (or in an archive) are not what was written
+    ├── Damaged           damaged          bytes on disk or in an export differ from what was written
     ├── FormatTooNew      format_too_new   written by a later release
     └── StoreIO           store_io         the operating system refused a read or a write
-        └── StoreFull     store_full       no space left
+        └── StoreFull     store_full       no space left, or a limit was reached
 
 Every message says what is wrong and the cure.
 """

@@ -1,8 +1,8 @@
-"""Durable files: written under a temporary name, synced, renamed, then the folder is synced. OSErrors are
-mapped here.
+"""Durable files, and the mapping from OSError to the store's errors.
 
-A failed fsync is never retried: the kernel may have dropped the pages, so the file is abandoned. `sync_file`
-and `sync_folder` are the only places that make anything of ours durable (LMDB syncs its own file).
+A file is written under a temporary name, synced and renamed; then its folder is synced. A failed fsync is
+never retried: the kernel may have dropped the pages, so the file is abandoned. Everything durable goes
+through `sync_file` and `sync_folder`, except LMDB's file, which LMDB syncs itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from plot_store.ground.errors import StoreFull, StoreIO
 
 TEMPORARY: Final = ".tmp"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_EARLY: Final = 4 << 20  # after so many bytes the disk is told to begin, so that the sync at the end is short
-_BEGIN_WRITING: Final = 2  # SYNC_FILE_RANGE_WRITE
+_FLUSH_BYTES: Final = 4 << 20  # start write-back after every 4 MiB, so that the final sync is short
+_SYNC_FILE_RANGE_WRITE: Final = 2
 Buffer = bytes | bytearray | memoryview
 
 
 def io_error(error: OSError, doing: str) -> StoreIO:
-    """The store's error for the operating system's."""
+    """Convert an OSError to StoreFull or StoreIO. `doing` says what failed."""
     if error.errno in _FULL:
         return StoreFull(
             f"no space left while {doing}: free disk space, then run it again (nothing was published)"
@@ -37,7 +37,7 @@ def io_error(error: OSError, doing: str) -> StoreIO:
 
 @contextlib.contextmanager
 def guarded(doing: str) -> Iterator[None]:
-    """Turns an OSError inside into StoreIO or StoreFull."""
+    """Convert an OSError raised in the block to StoreFull or StoreIO."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable. Raises OSError."""
+    """Make a folder's directory entries durable. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -59,7 +59,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those it lies in, durably, where they are lacking. Raises OSError."""
+    """Create a folder and its missing parents, durably. Raises OSError."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -68,7 +68,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_all(fd: int, chunk: Buffer) -> int:
-    """Write every byte, since os.write may write fewer; how many there were. Raises OSError."""
+    """Write every byte (os.write may write fewer). Returns their number. Raises OSError."""
     view = memoryview(chunk).cast("B")
     size = view.nbytes
     while view.nbytes:
@@ -78,9 +78,9 @@ def write_all(fd: int, chunk: Buffer) -> int:
 
 
 def write_temporary(folder: Path, chunks: Iterable[Buffer]) -> Path:
-    """A synced file of these bytes under a temporary name; on any failure no file remains.
+    """Write and sync a file under a temporary name. On any failure no file remains.
 
-    Raises StoreFull or StoreIO.
+    Raises StoreFull, StoreIO.
     """
     path = folder / f"{uuid.uuid4().hex}{TEMPORARY}"
     try:
@@ -102,16 +102,18 @@ def _write_chunks(fd: int, chunks: Iterable[Buffer]) -> None:
     end = begun = 0
     for chunk in chunks:
         end += write_all(fd, chunk)
-        if end - begun >= _EARLY:
-            _begin_writing(fd, begun, end - begun)
+        if end - begun >= _FLUSH_BYTES:
+            _start_writeback(fd, begun, end - begun)
             begun = end
 
 
-def _begin_writing(fd: int, start: int, size: int) -> None:
-    """Ask the system to write this range back soon. This is only a hint: it makes nothing durable, and on
-    systems without it only the sync takes longer."""
+def _start_writeback(fd: int, start: int, size: int) -> None:
+    """Ask the system to write this range back soon.
+
+    This is only a hint: it makes nothing durable. Systems without the call take longer over the final sync.
+    """
     if _SYNC_RANGE is not None:
-        _SYNC_RANGE(fd, start, size, _BEGIN_WRITING)
+        _SYNC_RANGE(fd, start, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def _sync_range() -> Any:
@@ -125,7 +127,7 @@ _SYNC_RANGE: Final = _sync_range()
 
 
 def remove(path: Path) -> bool:
-    """Unlink if there; whether it was. Raises StoreIO."""
+    """Unlink a file. Returns whether it existed. Raises StoreIO."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -136,13 +138,13 @@ def remove(path: Path) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that a user without privileges may still write. Raises OSError."""
+    """Return the bytes that an unprivileged user may still write. Raises OSError."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes on disk of all files below a folder; files that vanish meanwhile count nothing."""
+    """Return the bytes on disk of all files below a folder. Files that vanish meanwhile are skipped."""
     total = 0
     for base, _, names in os.walk(folder):
         for name in names:

@@ -9,33 +9,32 @@ from typing import Final
 
 from plot_store.ground.errors import StoreIO
 
-# Not 9p and virtiofs: virtual machines and sandboxes have their local disks by them.
+# 9p and virtiofs are absent: virtual machines and sandboxes reach their local disks through them.
 _NETWORK: Final = ("nfs", "cifs", "smb", "afs", "ncp", "ceph", "gluster", "lustre", "sshfs", "s3fs", "rclone")
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def check_host(folder: Path, what: str) -> None:
-    """Raises StoreIO on a big-endian machine, or if `folder` lies on a network file system (Linux can tell).
+    """Raises StoreIO on a big-endian machine, and for a folder on a network file system (Linux only).
 
-    what: the name of the folder's content, for the message. For a folder that does not exist yet, the nearest
-    one above it is checked.
+    If the folder does not exist yet, its nearest existing parent is checked. `what` names the folder's
+    content in the message.
     """
     if sys.byteorder != "little":
         raise StoreIO(
-            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: "
-            "use a machine of another kind (x86-64, ARM)"
+            f"{what} is written in little-endian numbers, which this big-endian machine reads wrongly: use a "
+            "machine of another kind (x86-64, ARM)"
         )
     kind = file_system(folder)
     if any(part.startswith(_NETWORK) for part in kind.split(".")):  # "fuse.sshfs"
         raise StoreIO(
-            f"{what} lies on a network file system ({kind}), where locks and shared memory do not "
-            "work between "
-            "processes: put it on a local disk (copy the folder while nothing has it open)"
+            f"{what} lies on a network file system ({kind}), where locks and shared memory do not work "
+            "between processes: put it on a local disk (copy the folder while nothing has it open)"
         )
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that a folder lies on, such as "ext4"; "" where that cannot be told."""
+    """Return the type of the folder's file system, such as "ext4", or "" if it is unknown."""
     try:
         while not folder.exists():
             folder = folder.parent

@@ -1,5 +1,4 @@
-"""Limits on a store's size, checked before each segment and each import, so that the store never fills the
-disk."""
+"""Limits on a store's size, checked before each segment and each import."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from plot_store.ground.files import folder_bytes, free_bytes, guarded
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds on what builds, appends, compactions and imports write; gc and delete are always allowed.
+    """Bounds on what builds, appends, compactions and imports write. `gc` and `delete` ignore them.
 
-    Each process applies its own, so several that write at once may exceed them by a segment each.
+    Each process applies its own limits, so processes that write at once may exceed them by a segment each.
     """
 
-    max_bytes: int | None = None  # of the whole store on disk; None: no bound
-    min_free_bytes: int = 0  # to leave free on the store's disk
+    max_bytes: int | None = None  # size of the whole store on disk; None: unlimited
+    min_free_bytes: int = 0  # bytes to leave free on the store's disk
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None:
@@ -30,8 +29,7 @@ class Limits:
 
 
 def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
-    """StoreFull when `need` further bytes would pass a limit or do not fit on the disk. Raises StoreIO
-    too."""
+    """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""
     with guarded(f"measuring the room for {doing}"):
         free = free_bytes(store)
         if need > free - limits.min_free_bytes:
@@ -41,8 +39,8 @@ def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
                 else ""
             )
             raise StoreFull(
-                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then "
-                "run it again"
+                f"{doing} needs {need} bytes and {free} are free{kept}: free disk space or run gc, then run "
+                "it again"
             )
         if limits.max_bytes is None:
             return
@@ -50,6 +48,5 @@ def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
     if used + need > limits.max_bytes:
         raise StoreFull(
             f"{doing} needs {need} bytes and the store holds {used} of at most {limits.max_bytes} "
-            "(max_bytes): "
-            "run gc, delete refs or raise the limit, then run it again"
+            "(max_bytes): run gc, delete refs or raise the limit, then run it again"
         )

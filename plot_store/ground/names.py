@@ -1,4 +1,4 @@
-"""Checking that names and ids are well formed."""
+"""Checks that names and ids are well formed."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
-_LONGEST_TAGGED: Final = (
-    507  # characters of "ref@tag": with "tag/" before them they are a key, LMDB's are up to 511
-)
+_MAX_TAGGED: Final = 507  # characters of "ref@tag": the key is "tag/ref@tag", and LMDB's keys have up to 511
 
 
 def is_id(text: Any) -> bool:
-    """Whether this is the form of a version id (no ref can have it)."""
+    """Whether the text has the form of a version id. No ref has that form."""
     return _is(_ID, text)
 
 
 def is_ref(text: Any) -> bool:
+    """Whether the text has the form of a ref."""
     return _is(_REF, text) and not is_id(text)
 
 
 def is_segment(text: Any) -> bool:
+    """Whether the text has the form of a segment's file name."""
     return _is(_SEGMENT, text)
 
 
 def check_ref(ref: str) -> str:
-    """The ref itself; Invalid if it is not one."""
+    """Return the ref. Raises Invalid if it is malformed."""
     if not is_ref(ref):
         raise Invalid(
-            f"{_shortened(ref)} is no ref{_flaw(ref)}: use 1 to {_PARTS} parts, joined by '/', of 1 to 63 "
+            f"{_shortened(ref)} is not a ref{_flaw(ref)}: use 1 to {_PARTS} parts, joined by '/', of 1 to 63 "
             "characters a-z, 0-9 and '-', not first a '-', and not the form of a version id"
         )
     return ref
 
 
 def _flaw(ref: Any) -> str:
-    """What is wrong with a ref, if its parts are too many or one is malformed; else empty."""
+    """Return what is wrong with a ref's parts (too many, or the malformed one), or ""."""
     parts = ref.split("/") if isinstance(ref, str) else []
     if len(parts) > _PARTS and all(re.fullmatch(_PART, part) for part in parts):
-        return f", for it has {len(parts)} parts"
+        return f", since it has {len(parts)} parts"
     bad = [part for part in parts if not re.fullmatch(_PART, part)]
-    return f", for the part {_shortened(bad[0])}" if len(parts) > 1 and bad else ""
+    return f", because of the part {_shortened(bad[0])}" if len(parts) > 1 and bad else ""
 
 
 def _shortened(text: Any) -> str:
-    said = repr(text)
-    return said if len(said) <= 200 else f"{said[:200]}…"
+    shown = repr(text)
+    return shown if len(shown) <= 200 else f"{shown[:200]}…"
 
 
 def check_build(build: str) -> str:
-    """The build id itself; Invalid if it is not one."""
+    """Return the build id. Raises Invalid if it is malformed."""
     if not _is(_BUILD, build):
         raise Invalid(f"{build!r} is not a build id: use 1 to 128 letters, digits and . _ : -")
     return build
 
 
 def split_tag(text: str) -> tuple[str, str] | None:
-    """("ref", "tag") of "ref@tag", both well formed; None for anything without "@". Raises Invalid."""
+    """Split "ref@tag" into (ref, tag). Returns None for text without "@". Raises Invalid if malformed."""
     if not isinstance(text, str) or "@" not in text:
         return None
     ref, _, tag = text.partition("@")
@@ -74,28 +74,31 @@ def split_tag(text: str) -> tuple[str, str] | None:
 
 
 def check_tagged(ref: str, tag: str) -> str:
-    """ "ref@tag"; Invalid unless both are well formed and the two fit into one key of the catalogue."""
+    """Return "ref@tag". Raises Invalid if one is malformed or both together exceed a catalogue key."""
     text = f"{check_ref(ref)}@{check_tag(tag)}"
-    if len(text) > _LONGEST_TAGGED:
+    if len(text) > _MAX_TAGGED:
         raise Invalid(
-            f"ref and tag have {len(text) - 1} characters together, at most {_LONGEST_TAGGED - 1} fit: "
-            f"choose a shorter tag than {tag!r}"
+            f"ref and tag have {len(text) - 1} characters together, at most {_MAX_TAGGED - 1} fit: choose a "
+            f"shorter tag than {tag!r}"
         )
     return text
 
 
 def check_tag(tag: str) -> str:
-    """The tag's name itself; Invalid if it is not one."""
+    """Return the tag's name. Raises Invalid if it is malformed."""
     if not _is(_TAG, tag):
-        raise Invalid(f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, not first a mark")
+        raise Invalid(
+            f"{tag!r} is not a tag: use 1 to 63 letters, digits and . _ -, beginning with a letter or digit"
+        )
     return tag
 
 
 def check_owner(owner: str) -> str:
-    """The owner of a pin or lease itself; Invalid if it is none."""
+    """Return the owner of a pin or lease. Raises Invalid if it is malformed."""
     if not _is(_OWNER, owner):
         raise Invalid(
-            f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, not first a mark"
+            f"{owner!r} is not an owner: use 1 to 128 letters, digits and . _ : @ / -, beginning with a "
+            "letter or digit"
         )
     return owner
 

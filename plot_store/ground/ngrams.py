@@ -1,4 +1,4 @@
-"""Checking a caller's n-grams and representations."""
+"""Checks of a caller's n-grams and vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plot_store.ground.nouns import ORDER_NAMES, Schema
 
 
 def check_order(order: int, n: int) -> int:
-    """The order itself; Invalid unless 1..n."""
+    """Return the order as an int. Raises Invalid unless it is in 1..n."""
     if not isinstance(order, int | np.integer) or isinstance(order, bool) or not 1 <= order <= n:
         known = " or ".join(f"{k} ({ORDER_NAMES[k]})" for k in range(n, 0, -1))
         raise Invalid(f"order {order!r} is unknown where n = {n}: use {known}")
@@ -21,8 +21,10 @@ def check_order(order: int, n: int) -> int:
 
 
 def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDArray[np.uint32]:
-    """Integers [m, order] as uint32 [m, order]. Raises Invalid for another shape or an id outside the
-    vocabulary."""
+    """Return integers [m, order] as contiguous uint32 [m, order].
+
+    Raises Invalid for another shape or an id outside the vocabulary.
+    """
     order = check_order(order, schema.n)
     array = _as_array("ngrams", ngrams)
     if array.ndim != 2 or array.shape[1] != order or array.dtype.kind not in "iu":
@@ -35,7 +37,7 @@ def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDAr
 
 
 def check_rows(order: int, count: int, rows: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
-    """Floats [count, roles, dim] as contiguous float32. Raises Invalid for another shape or type."""
+    """Return floats [count, roles, dim] as contiguous float32. Raises Invalid for another shape or type."""
     array, shape = _as_array("rows", rows), (count, roles(schema.n, order), schema.dim)
     if array.shape != shape or array.dtype.kind != "f":
         raise Invalid(
@@ -48,5 +50,5 @@ def check_rows(order: int, count: int, rows: NDArray[np.float32], schema: Schema
 def _as_array(name: str, given: Any) -> NDArray[Any]:
     try:
         return np.asarray(given)
-    except ValueError as error:  # of a list whose parts differ in length
-        raise Invalid(f"{name} is no array ({error}): pass a numpy array") from error
+    except ValueError as error:  # a nested list whose parts differ in length
+        raise Invalid(f"{name} is not an array ({error}): pass a numpy array") from error

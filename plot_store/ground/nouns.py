@@ -1,4 +1,4 @@
-"""The nouns of the store. Frozen, and importing almost nothing."""
+"""The shared value types of the store: frozen dataclasses that import almost nothing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from plot_store.ground.errors import Invalid
 
 DType = Literal["int8", "fp16", "fp32"]
 Kind = Literal["rows", "index"]
-Progress = Callable[[int, int], None]  # (done, in all): bytes, of a count entries
+Progress = Callable[[int, int], None]  # (done, total), in bytes; in entries for counting
 MAX_DIM = 1 << 16
-ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # by order
+ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # indexed by order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """The shape and type of a version's entries. Raises Invalid for a value the store cannot hold."""
 
-    n: int = 3  # width of the window: n-grams of order n, and of every lower order to fall back on
+    n: int = 3  # window width; a version stores n-grams of order n and of every lower order
     dim: int
     dtype: DType = "int8"
     vocab: int  # token ids are 0..vocab-1; 0 means "no neighbour"
 
     def __post_init__(self) -> None:
         for name, value in (("n", self.n), ("dim", self.dim), ("vocab", self.vocab)):
-            if type(value) is not int:  # a float or bool would be written, and refused when it is read back
+            if type(value) is not int:  # a float or bool would be written, but refused when read back
                 raise Invalid(f"{name} = {value!r} is not a whole number: pass an int")
         if not 1 <= self.n <= MAX_N:
             raise Invalid(f"n = {self.n} is outside 1..{MAX_N}: use n = 3 for trigrams")
@@ -45,7 +45,7 @@ class Schema:
 
     @property
     def code(self) -> int:
-        """The storage type's number in files and kernels."""
+        """The number of `dtype` in files and kernels."""
         return DTYPES[self.dtype]
 
     @property
@@ -56,12 +56,12 @@ class Schema:
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """One immutable file of a version."""
+    """The record of one immutable file of a version."""
 
-    name: str  # "<digest>.rows" or "<digest>.index", the name under segments/
+    name: str  # file name under segments/: "<digest>.rows" or "<digest>.index"
     kind: Kind
     order: int  # 1..n
-    count: int  # rows: how many; index: how many distinct n-grams
+    count: int  # number of rows, or of distinct n-grams in an index
     bytes: int
 
     @property
@@ -72,21 +72,21 @@ class SegmentInfo:
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One published, immutable version: the list of its own segments and its place in the tree."""
+    """One published, immutable version: its own segments and its place in the version tree."""
 
     id: str
     ref: str
-    parent: str | None  # version id it falls back on, None for a root
-    previous: str | None  # what the ref pointed at before this version
+    parent: str | None  # id of the version it falls back on; None for a root
+    previous: str | None  # id of the ref's current version before this one
     created: str  # RFC 3339, UTC
     schema: Schema
     segments: tuple[SegmentInfo, ...]  # oldest first
-    build: str = ""  # the caller's id of the build that published it
+    build: str = ""  # id of the build that published it
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def entries(self) -> dict[int, int]:
-        """Distinct n-grams by order (an n-gram written again by an extending build counts in each index)."""
+        """The number of n-grams by order. An n-gram that lies in several indexes counts in each."""
         totals = dict.fromkeys(self.schema.orders, 0)
         for segment in self.segments:
             if segment.kind == "index" and segment.order in totals:
@@ -101,30 +101,30 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Hits:
-    """What answered each token of a look-up."""
+    """Where the vector of each token of a look-up came from."""
 
-    order: NDArray[np.int8]  # highest order of an n-gram that filled any of the token's window, 0 nothing
-    # Index in the chain of the version that served it first; -1: only unigrams, or nothing.
+    order: NDArray[np.int8]  # [total] length of the longest n-gram that filled a part of the window; 0: none
+    # [total] position in the chain of the version that filled it first; -1: only unigrams, or nothing.
     depth: NDArray[np.int16]
     n: int = 3
 
     def counts(self) -> dict[str, int]:
-        """Tokens by what served them: trigram, bigram, unigram, miss for n = 3 (above that 5gram, 4gram)."""
+        """Count tokens by the name of their order: trigram, bigram, unigram and miss for n = 3."""
         tokens = np.bincount(self.order, minlength=self.n + 1)
         return {ORDER_NAMES[order]: int(tokens[order]) for order in range(self.n, -1, -1)}
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong on disk."""
+    """One damage found on disk."""
 
-    segment: str  # file name, or "" for the catalogue
+    segment: str  # file name; "" for the catalogue
     what: str
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Everything `Store.verify` looked at, and every damage it found."""
+    """The numbers of versions, segments and bytes that `Store.verify` checked, and every damage found."""
 
     versions: int
     segments: int
@@ -133,20 +133,21 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether no damage was found."""
         return not self.damages
 
 
 @dataclass(frozen=True)
 class GcReport:
-    """What a collection removed (or would remove, when dry_run)."""
+    """What a garbage collection removed, or would remove with `dry_run`."""
 
     dry_run: bool
     versions: tuple[str, ...]  # version ids
     segments: tuple[str, ...]  # file names
-    orphans: tuple[str, ...]  # files that no record names: left by a crash
-    builds: tuple[str, ...]  # abandoned builds
+    orphans: tuple[str, ...]  # names of files that no record mentions: a crash left them
+    builds: tuple[str, ...]  # ids of abandoned builds
     bytes: int
-    # Why each remaining version stays, by its id.
+    # The reasons why each remaining version stays, by version id.
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -156,8 +157,8 @@ class StoreInfo:
 
     path: str
     format: int
-    bytes: int  # on disk, catalogue included
-    segments: int  # files
+    bytes: int  # size on disk, catalogue included
+    segments: int  # number of segment files
     refs: int
     versions: int
     entries: dict[int, int]  # distinct n-grams by order, over the refs' current versions

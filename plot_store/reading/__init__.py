@@ -1,1 +1,1 @@
-"""Look-ups and whatever else only reads versions."""
+"""Look-ups, and everything else that only reads versions."""

@@ -1,4 +1,4 @@
-"""A reader's table in the memory of a GPU, for batches that are already there."""
+"""Look-ups on a GPU, in a copy of a reader's rows and indexes, for batches that are already there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plot_store.segments.mapping import will_need
 
 @dataclass(frozen=True)
 class DeviceHits:
-    """`Hits` that are still on the device."""
+    """`Hits` in device memory."""
 
     order: Any  # int8 [total]
     depth: Any  # int16 [total]
@@ -28,14 +28,15 @@ class DeviceHits:
     _n: int
 
     def to_host(self) -> Hits:
+        """Copy the arrays to host memory."""
         with self._device.active(None):
             return Hits(self._device.read(self.order), self._device.read(self.depth), self._n)
 
 
 class DeviceReader:
-    """One version and its ancestors on one device, as they were when `Reader.on_device` copied them there.
+    """A copy of one version and its ancestors on one device; `Reader.on_device` creates it.
 
-    Holds `bytes` of device memory until `close`, and its reader's pin. Thread-safe.
+    It occupies `bytes` of device memory until `close`, and works while its reader is open. Thread-safe.
     """
 
     def __init__(self, table: cuda.DeviceTable, vocab: int, check_open: Callable[[], object]) -> None:
@@ -47,13 +48,12 @@ class DeviceReader:
     def lookup(
         self, tokens: Any, offsets: Any, *, out: Any = None, stream: int | None = None
     ) -> tuple[Any, DeviceHits]:
-        """`Reader.lookup`, the same bits, with arrays of the device (cupy's, torch's...); waits for the
-        answer.
+        """Compute `Reader.lookup` on device arrays (of cupy, torch, …), with bit-equal results. Synchronous.
 
         tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], DeviceHits). `out`, if
-        given, is filled and returned; uint16 or int16 takes the bits of bfloat16 (torch:
-        `out.view(torch.int16)`). stream: raw handle of the stream that made the arrays; None: cupy's current
-        one. Raises Invalid, Closed.
+        given, is filled and returned; a uint16 or int16 array takes the bits of bfloat16 (torch:
+        `out.view(torch.int16)`). stream: raw handle of the stream that wrote the arrays; None means cupy's
+        current stream. Raises Invalid, Closed.
         """
         table = self._open()
         device = table.device
@@ -74,7 +74,7 @@ class DeviceReader:
         return self._table
 
     def close(self) -> None:
-        """Give the device memory back once running look-ups have finished. Again: nothing."""
+        """Free the device memory once running look-ups have finished. Idempotent."""
         self._table = None
 
     def __enter__(self) -> DeviceReader:
@@ -89,8 +89,10 @@ class DeviceReader:
 def put_on_device(
     table: ops.LevelTable, schema: Schema, device: int | cuda.Device, check_open: Callable[[], object]
 ) -> DeviceReader:
-    """See `Reader.on_device`. check_open raises Closed once the reader is. Raises what it says, or
-    DamagedRow."""
+    """See `Reader.on_device`. check_open: raises Closed once the reader is closed.
+
+    Raises Invalid, StoreFull, DamagedRow.
+    """
     try:
         chosen = _cuda(device) if isinstance(device, int) else device
         return DeviceReader(cuda_upload.upload(table, chosen, _read_soon), schema.vocab, check_open)
@@ -102,12 +104,12 @@ def put_on_device(
 
 @functools.cache
 def _cuda(index: int) -> cuda_device.CudaDevice:
-    """Compiled once a process. An error is not remembered."""
+    """Return the device with its compiled kernels, once per process. Errors are not cached."""
     return cuda_device.CudaDevice(index)
 
 
 def _read_soon(rows: Bytes) -> None:
-    """Have mapped rows read from disk in one piece: their mapping is told that reads are random."""
+    """Start reading mapped rows as one range, since the mapping is marked for random access."""
     if rows.size:
         start = rows.ctypes.data
         will_need(page_ranges(np.array([start]), np.array([start + rows.nbytes])))

@@ -1,7 +1,7 @@
-"""Comparing two versions: which n-grams that one stores itself are missing or different in the other.
+"""Comparison of two versions: which n-grams that one stores itself are missing or different in the other.
 
-A version has the n-grams that it stores and those that it inherits. The comparison streams the rows of both,
-piece by piece, and looks each up in the other version and its ancestors, so memory is bounded by a piece.
+A version has the n-grams that it stores and those that it inherits. The comparison streams the rows of both
+in pieces of bounded size, and looks each row up in the other version and its ancestors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from plot_store.environment.environment import Environment
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Invalid
-from plot_store.reading.entries import Entries, open_entries
+from plot_store.reading.entries import OwnEntries, open_entries
 from plot_store.reading.reader import open_reader
 
 Ngrams = NDArray[np.uint32]
@@ -28,26 +28,26 @@ KINDS: Final = ("added", "removed", "changed")
 
 @dataclass(frozen=True)
 class OrderDiff:
-    """The n-grams of one order: in b only, in a only, in both with other vectors, in both with the same."""
+    """The comparison of versions a and b for the n-grams of one order."""
 
-    added: int
-    removed: int
-    changed: int
-    same: int
-    samples: dict[str, Ngrams] = field(default_factory=dict)  # of each kind but "same": uint32 [k, order]
+    added: int  # in b only
+    removed: int  # in a only
+    changed: int  # in both, with different vectors
+    same: int  # in both, with equal vectors
+    samples: dict[str, Ngrams] = field(default_factory=dict)  # by kind, except "same": uint32 [k, order]
 
 
 @dataclass(frozen=True)
 class DiffReport:
     """The comparison of two versions, by order, over the n-grams that either stores itself."""
 
-    a: str  # version ids
-    b: str
+    a: str  # version id
+    b: str  # version id
     orders: dict[int, OrderDiff]
 
     @property
     def equal(self) -> bool:
-        """Whether both have the same vectors for these n-grams."""
+        """Whether both versions have equal vectors for all these n-grams."""
         return not any(d.added or d.removed or d.changed for d in self.orders.values())
 
 
@@ -67,15 +67,15 @@ def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
         return DiffReport(old[0].version.id, new[0].version.id, orders)
 
 
-def _compare(old: Sequence[Entries], new: Sequence[Entries], order: int, samples: int) -> OrderDiff:
-    """Of two versions, each with its ancestors behind it, the nearest first."""
+def _compare(old: Sequence[OwnEntries], new: Sequence[OwnEntries], order: int, samples: int) -> OrderDiff:
+    """Compare two chains (a version and its ancestors, nearest first) for the n-grams of one order."""
     counts = dict.fromkeys((*KINDS, "same"), 0)
     shown: dict[str, list[Ngrams]] = {kind: [] for kind in KINDS}
 
     def note(kind: str, ngrams: Ngrams) -> None:
         if kind != "same":
             room = samples - min(counts[kind], samples)
-            shown[kind].append(ngrams[:room].copy())  # a view would keep the whole piece
+            shown[kind].append(ngrams[:room].copy())  # a view would keep the whole piece in memory
         counts[kind] += len(ngrams)
 
     for ngrams, depth, equal in _matched(old[0], new, order):
@@ -84,7 +84,7 @@ def _compare(old: Sequence[Entries], new: Sequence[Entries], order: int, samples
         note("same", ngrams[equal])
     for ngrams, depth, equal in _matched(new[0], old, order):
         note("added", ngrams[depth < 0])
-        note("changed", ngrams[(depth > 0) & ~equal])  # at depth 0 it was met above
+        note("changed", ngrams[(depth > 0) & ~equal])  # those at depth 0 were counted above
         note("same", ngrams[(depth > 0) & equal])
     joined = {
         kind: np.concatenate([np.empty((0, order), np.uint32), *parts]) for kind, parts in shown.items()
@@ -93,10 +93,13 @@ def _compare(old: Sequence[Entries], new: Sequence[Entries], order: int, samples
 
 
 def _matched(
-    one: Entries, others: Sequence[Entries], order: int
+    one: OwnEntries, others: Sequence[OwnEntries], order: int
 ) -> Iterator[tuple[Ngrams, NDArray[np.int64], NDArray[np.bool_]]]:
-    """(n-grams [m, order] that `one` stores, which of `others` has each (-1: none), whether with the same
-    vectors)."""
+    """Look the n-grams that `one` stores up in `others`, a chain, piece by piece.
+
+    Yields (n-grams uint32 [m, order], the position of the first of `others` that has each or -1: int64 [m],
+    whether its vectors are equal: bool [m]).
+    """
     mine = one.indexes(order)
     names = list(dict.fromkeys(name for index in mine for name in index.covers))
     tables = [other.table(other.indexes(order)) for other in others]
@@ -114,8 +117,8 @@ def _matched(
         yield ngrams, depth, equal
 
 
-def _same(old: Entries, new: Entries, order: int, one: Bytes, two: Bytes) -> NDArray[np.bool_]:
-    """bool [m]: whether rows of the two hold the same vectors."""
+def _same(old: OwnEntries, new: OwnEntries, order: int, one: Bytes, two: Bytes) -> NDArray[np.bool_]:
+    """Return whether rows of `old` and `new` for the same n-grams hold equal vectors: bool [m]."""
     if old.schema.dtype == new.schema.dtype:
         return np.asarray((one == two).all(axis=1))
     n, dim = old.schema.n, old.schema.dim

@@ -1,4 +1,4 @@
-"""Streaming the entries that one version stores itself, piece by piece, for compaction and comparison."""
+"""The entries that one version stores itself, streamed in pieces for compaction and comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
 from plot_store.segments.mapping import read_soon
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 PIECE_BYTES: Final = 8 << 20
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CoveringIndex:
-    """An index segment and the names of the rows segments it covers, oldest first."""
+    """An index segment, and the names of the rows segments that it covers, oldest first."""
 
     info: SegmentInfo
     covers: tuple[str, ...]
@@ -33,18 +33,19 @@ class CoveringIndex:
 
 
 @dataclass(frozen=True)
-class Entries:
-    """The entries that one version stores itself: its own segments, mapped."""
+class OwnEntries:
+    """The mapped segments of one version, without those of its ancestors."""
 
     version: VersionInfo
-    opened: dict[str, Segment]
+    opened: dict[str, MappedSegment]
 
     @property
     def schema(self) -> Schema:
+        """The version's schema."""
         return self.version.schema
 
     def indexes(self, order: int) -> list[CoveringIndex]:
-        """The indexes of an order, oldest first."""
+        """Return the indexes of an order, oldest first."""
         found = [s for s in self.version.segments if s.kind == "index" and s.order == order]
         return [self._covering(info) for info in found]
 
@@ -53,15 +54,14 @@ class Entries:
         return CoveringIndex(info, covers, index_run(self.opened, info, self.version, 0))
 
     def table(self, indexes: Sequence[CoveringIndex]) -> ops.LevelTable:
-        """What finds the newest row of an n-gram among these indexes, given oldest first."""
+        """Return a table that finds the newest row of an n-gram in these indexes, given oldest first."""
         return ops.level_table([index.view for index in reversed(indexes)], self.schema.n, self.schema.dim)
 
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
-        """(bytes read, rows uint8 [m, stride]) of these segments, of rows only those that no newer one
-        replaces.
+        """Yield (bytes read, rows uint8 [m, stride]) of these segments, without rows that newer ones replace.
 
-        Each row's check has been looked at; rows of older formats get one of this format, once every byte of
-        their file has been compared with its name, for their own check knows less. Raises Damaged.
+        Every row has been checked. Checks of older formats detect less, so their files are first compared
+        with the hash in their name, and the rows get checks of the current format. Raises Damaged.
         """
         for name in names:
             segment = self.opened[name]
@@ -71,12 +71,11 @@ class Entries:
             step = max(1, PIECE_BYTES // segment.layout.stride)
             for start in range(0, segment.info.count, step):
                 rows = segment.rows[start : start + step]
-                segment.check(rows)  # before their keys are believed
+                segment.check(rows)  # before the keys are used
                 yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
-        """The rows uint8 [m, stride] at addresses int64 [m] in these segments, copied and sound. Raises
-        Damaged."""
+        """Copy and check the rows at addresses int64 [m]. Returns uint8 [m, stride]. Raises Damaged."""
         stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
         rows = np.empty((len(addresses), stride), np.uint8)
         for segment in self.opened.values():
@@ -88,8 +87,8 @@ class Entries:
                 rows[here] = self._with_checks(segment, taken, order)
         return rows
 
-    def _with_checks(self, segment: Segment, rows: Bytes, order: int) -> Bytes:
-        """Sound rows, a copy, with the checks of the format that is written today."""
+    def _with_checks(self, segment: MappedSegment, rows: Bytes, order: int) -> Bytes:
+        """Return checked rows (a copy) with the checks of the current format."""
         n = self.schema.n
         if segment.layout.format < fmt.FORMAT:
             end = layout.header_bytes(n, order)
@@ -99,10 +98,10 @@ class Entries:
         return rows
 
 
-def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray[np.bool_]:
-    """bool [m]: whether a row of a mapped segment is the one that the table finds for its n-gram.
+def newest_rows(table: ops.LevelTable, segment: MappedSegment, rows: Bytes) -> NDArray[np.bool_]:
+    """Return whether the table finds each of these mapped rows for its own n-gram: bool [m].
 
-    Raises Damaged for a row whose n-gram is not there at all.
+    It does not if a newer row replaces it. Raises Damaged for a row whose n-gram the table lacks.
     """
     order = segment.info.order
     ngrams = layout.unpack_keys(layout.row_keys(rows, order), order)
@@ -116,9 +115,11 @@ def newest_rows(table: ops.LevelTable, segment: Segment, rows: Bytes) -> NDArray
     return np.asarray(found == here)
 
 
-def open_entries(environment: Environment, version: VersionInfo) -> Entries:
-    """Map a version's own segments. The caller keeps it from collection. Raises Damaged, FormatTooNew,
-    StoreIO."""
-    return Entries(
+def open_entries(environment: Environment, version: VersionInfo) -> OwnEntries:
+    """Map a version's own segments. The caller must keep the version from collection.
+
+    Raises Damaged, FormatTooNew, StoreIO.
+    """
+    return OwnEntries(
         version, {info.name: environment.segment(info, version.schema) for info in version.segments}
     )

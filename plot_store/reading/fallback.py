@@ -1,5 +1,6 @@
-"""Fallbacks: what a look-up gives for an n-gram that is not stored. Storing an entry gains its distance to
-its fallback.
+"""Fallbacks: what a look-up gives for an n-gram that is not stored.
+
+The distance of an entry to its fallback is the gain from storing it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ Ngrams = NDArray[np.uint32]
 
 
 def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArray[np.int16]]:
-    """What a look-up in the reader's chain gives for each n-gram, laid out as its entry: uint32 [m, order] ->
-    (float32 [m, roles, dim], depth int16 [m]).
+    """Return what a look-up in the reader's chain gives for each n-gram, laid out like an entry.
 
-    If a version has the entry, it is the entry itself, with that version's depth. Else it is the n-gram's
-    fill, with depth -1: for each token the mean over the longest stored n-grams inside it, zeros if there are
-    none. That is back-off "order". Raises Invalid, Closed, Damaged.
+    uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]). If a version has the entry, the result
+    is that entry and the version's depth. Otherwise it is the fill from shorter n-grams, as in back-off
+    "order", with depth -1: for each token the mean over the longest stored n-grams inside this one, or
+    zeros. Raises Invalid, Closed, Damaged.
     """
     ids = check_ngrams(order, ngrams, reader.version.schema)
     rows, depths = reader.get(order, ids)
@@ -31,12 +32,11 @@ def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArr
 
 
 def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
-    """uint32 [m, order] -> [m, placements, order, dim]: entries of shorter n-grams, for each place in the
-    window."""
+    """Fill n-grams uint32 [m, order] from shorter ones: float32 [m, places in the window, order, dim]."""
     schema, (count, order) = reader.version.schema, ngrams.shape
     places = schema.n - order + 1
     fill = np.zeros((count, places, order, schema.dim), np.float32)
-    todo = ngrams > 0  # a place outside the text stays empty
+    todo = ngrams > 0  # id 0 lies outside the text and stays zero
     for shorter in range(order - 1, 0, -1):
         total, over = np.zeros_like(fill), np.zeros((count, order), np.int32)
         for start in range(order - shorter + 1):
@@ -44,8 +44,7 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
             asked = np.flatnonzero((ngrams[:, inside] > 0).all(axis=1) & todo[:, inside].any(axis=1))
             entries, depths = reader.get(shorter, ngrams[asked, inside])
             found = asked[depths >= 0]
-            # An entry has its vectors by its own placement in the window: that of the whole, moved by
-            # `start`.
+            # An entry's vectors are ordered by its own place in the window: the n-gram's place plus `start`.
             placed = entries[depths >= 0].reshape(len(found), schema.n - shorter + 1, shorter, schema.dim)
             total[found, :, inside] += placed[:, start : start + places]
             over[found, inside] += 1
@@ -57,11 +56,11 @@ def _fill(reader: Reader, ngrams: Ngrams) -> Floats:
 
 
 def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tuple[Floats, NDArray[np.int16]]:
-    """The distance of the entries `rows` float32 [m, roles, dim] to their fallbacks: (float32 [m], depth
-    int16 [m] as by `fallbacks`).
+    """Return the distances of entries to their fallbacks, relative to the entries' lengths.
 
-    It is the L2 distance over all vectors of an entry, divided by the entry's length (0 = equal; for an entry
-    of zeros it is the fallback's length). Raises as `fallbacks`.
+    ngrams uint32 [m, order], rows float32 [m, roles, dim] -> (float32 [m], depth int16 [m] as in
+    `fallbacks`). The distance is the L2 norm over all vectors of an entry, divided by the entry's norm. 0
+    means equal; for an entry of zeros it is the fallback's norm. Raises as `fallbacks`.
     """
     given, depths = fallbacks(reader, order, ngrams)
     schema = reader.version.schema

@@ -1,4 +1,4 @@
-"""An open chain of versions: its mapped segments, and the table of their kernel views."""
+"""A mapped chain of versions: its segments, and the table by which kernels find their rows."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.backoff import Step
 from plot_store.reading.read_ahead import ReadAhead
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Segment
+from plot_store.segments.segment import MappedSegment
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """The open chain of a reader."""
+class MappedChain:
+    """The mapped segments of a version and its ancestors, and their table."""
 
     table: ops.LevelTable
     read_ahead: ReadAhead
-    segments: tuple[Segment, ...]
+    segments: tuple[MappedSegment, ...]
 
 
-def damaged(mapped: Mapped, error: ops.DamagedRow) -> Damaged:
-    """The store's error for the kernels': which row of which file."""
+def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
+    """Convert a kernel's DamagedRow to an error that names the segment's file."""
     views = [view for run in mapped.table.runs for view in run.segments]
     name = next(segment.info.name for segment in mapped.segments if segment.view is views[error.segment])
     return Damaged(
-        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build "
-        "the version "
-        "again; `verify` lists everything that is damaged"
+        f"row {error.row} of segment {name} is damaged: restore it with an import of an export, or build the "
+        "version again; `verify` lists everything that is damaged"
     )
 
 
 def map_chain(
     environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
-) -> tuple[Mapped | None, str]:
-    """(the chain mapped, "") or (None, the name of a segment whose file is not there)."""
+) -> tuple[MappedChain | None, str]:
+    """Map a chain of versions, nearest first. steps: a back-off plan; see `steps_of`.
+
+    Returns (the mapped chain, ""), or (None, the name of a segment) if that segment's file is missing.
+    Raises Damaged, FormatTooNew, StoreIO.
+    """
     runs: list[ops.IndexRun] = []
-    segments: list[Segment] = []
+    segments: list[MappedSegment] = []
     for depth, version in enumerate(chain):
-        opened: dict[str, Segment] = {}
+        opened: dict[str, MappedSegment] = {}
         for info in version.segments:
             segment = environment.segments.get(info, version.schema)
             if segment is None:
@@ -54,13 +57,13 @@ def map_chain(
         segments += opened.values()
     schema = chain[0].schema
     table = ops.level_table(runs, schema.n, schema.dim, steps)
-    return Mapped(table, ReadAhead(table), tuple(segments)), ""
+    return MappedChain(table, ReadAhead(table), tuple(segments)), ""
 
 
 def index_run(
-    opened: dict[str, Segment], info: SegmentInfo, version: VersionInfo, depth: int
+    opened: dict[str, MappedSegment], info: SegmentInfo, version: VersionInfo, depth: int
 ) -> ops.IndexRun:
-    """The kernel's view of one index and the rows it covers. Raises Damaged when they do not fit together."""
+    """Return the kernels' view of an index and the rows it covers. Raises Damaged if they do not match."""
     index = opened[info.name]
     shift = index.layout.shift
     views: list[ops.RowsView] = []
@@ -85,4 +88,4 @@ def index_run(
 
 
 def _unfit(index: SegmentInfo) -> Damaged:
-    return Damaged(f"index {index.name} does not fit its rows: restore it from an export or build it again")
+    return Damaged(f"index {index.name} does not match its rows: restore it from an export or build it again")

@@ -1,4 +1,4 @@
-"""A reader: one version and its ancestors, mapped, pinned, looked up by the fused kernel."""
+"""Readers: look-ups in one pinned version and its ancestors, by the fused kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plot_store.ground.ngrams import check_ngrams, check_order
 from plot_store.ground.nouns import Hits, VersionInfo
 from plot_store.reading.backoff import Backoff, steps_of
 from plot_store.reading.device import DeviceReader, put_on_device
-from plot_store.reading.mapped import Mapped, damaged, index_run, map_chain
+from plot_store.reading.mapped import MappedChain, damaged, index_run, map_chain
 
 __all__ = ["Reader", "index_run", "open_reader"]
 
@@ -31,17 +31,16 @@ _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
 class Reader:
-    """A point-in-time view of one version: publications, rollbacks, deletions and collection do not change
-    it.
+    """A snapshot of one version: publications, rollbacks, deletions and collection do not change it.
 
-    Thread-safe. Holds its files mapped until `close`; works on after the store is closed. Every row is
-    checked when it is first used: a look-up gives what was written, or raises Damaged.
+    Thread-safe. Its files stay mapped until `close`, even after the store is closed. Every row is checked
+    when it is first used: a look-up returns what was written, or raises Damaged.
     """
 
-    def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: Mapped) -> None:
+    def __init__(self, environment: Environment, chain: tuple[VersionInfo, ...], mapped: MappedChain) -> None:
         self.version = chain[0]
         self.chain = chain
-        self._mapped: Mapped | None = mapped
+        self._mapped: MappedChain | None = mapped
         self._unpin = weakref.finalize(self, environment.let_go, self.version.id)
 
     @overload
@@ -55,11 +54,12 @@ class Reader:
     def lookup(
         self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], *, out: Floats | Bfloats | None = None
     ) -> tuple[Floats | Bfloats, Hits]:
-        """Aggregated representations of a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
+        """Look up a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
 
-        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends on the
-        tokens less than n places away in its own text only. `out`, if given, is filled and returned; a uint16
-        one takes the bits of bfloat16. Raises Invalid, Closed, Damaged (`out` is then unspecified).
+        tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends only
+        on the tokens of its own text that are less than n places away. `out`, if given, is filled and
+        returned; a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of
+        `out` is then unspecified.
         """
         mapped, schema = self._open(), self.version.schema
         _check_array(tokens, "tokens", _INT32)
@@ -78,11 +78,10 @@ class Reader:
         return out, Hits(order, depth, schema.n)
 
     def prefetch(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> int:
-        """Begin to read from disk every row that `lookup` of this batch would touch; how many rows. Does not
-        wait.
+        """Start reading from disk every row that `lookup` of this batch would touch. Returns their number.
 
-        For the batch after the one at hand; `lookup` does it by itself for its own, unless it finds all in
-        memory. Raises Invalid, Closed.
+        Does not wait. Meant for the next batch: for its own, `lookup` does the same while the reader is
+        cold. Raises Invalid, Closed.
         """
         mapped = self._open()
         _check_array(tokens, "tokens", _INT32)
@@ -93,16 +92,17 @@ class Reader:
             raise Invalid(str(error)) from error
 
     def contains(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Whether any version of the chain has each n-gram, uint32 [m, order] -> bool [m]. Raises Invalid,
-        Closed."""
+        """Return whether any version of the chain stores each n-gram: uint32 [m, order] -> bool [m].
+
+        Raises Invalid, Closed.
+        """
         table, ids = self._asked(order, ngrams)
         return np.asarray(ops.find(table, order, ids, check=False)[0] != 0)
 
     def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
-        """The version of the chain from which a look-up takes each n-gram, uint32 [m, order] -> int16 [m]; -1
-        if none has it.
+        """Return the chain position of the nearest version that stores each n-gram, or -1.
 
-        Raises Invalid, Closed.
+        uint32 [m, order] -> int16 [m]. Raises Invalid, Closed.
         """
         table, ids = self._asked(order, ngrams)
         of_level = np.array([*(run.depth for run in table.runs), -1], np.int16)  # absent: level -1, the last
@@ -110,7 +110,7 @@ class Reader:
         return found
 
     def ngrams(self, order: int) -> NDArray[np.uint32]:
-        """The n-grams that this version stores, ancestors left out: uint32 [m, order], ascending.
+        """Return the distinct n-grams that this version stores itself: uint32 [m, order], ascending.
 
         Raises Invalid, Closed, Damaged.
         """
@@ -124,9 +124,10 @@ class Reader:
         return layout.unpack_keys(merged[fresh], order)
 
     def get(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[Floats, NDArray[np.int16]]:
-        """The stored entries, uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]).
+        """Return the stored entries: uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]).
 
-        Absent n-grams give zeros and depth -1. The slow, obvious path. Raises Invalid, Closed, Damaged.
+        Absent n-grams give zeros and depth -1. This path is simple, and slower than `lookup`.
+        Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         n, dim = table.n, table.dim
@@ -148,10 +149,10 @@ class Reader:
         return vectors, depths
 
     def on_device(self, device: int | Device = 0) -> DeviceReader:
-        """Copy this view to a CUDA device and check every row on the way.
+        """Copy this view to a CUDA device, checking every row.
 
-        The copy answers as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or
-        no cupy), StoreFull (it does not fit).
+        The copy works as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no
+        cupy), StoreFull (not enough device memory).
         """
         mapped = self._open()
         try:
@@ -162,14 +163,14 @@ class Reader:
     def _asked(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[ops.LevelTable, NDArray[np.uint32]]:
         return self._open().table, check_ngrams(order, ngrams, self.version.schema)
 
-    def _open(self) -> Mapped:
+    def _open(self) -> MappedChain:
         mapped = self._mapped
         if mapped is None:
             raise Closed("the reader has been closed: open another with store.reader(ref)")
         return mapped
 
     def close(self) -> None:
-        """Give the pin and the mapped files back; look-ups already running finish. Again: nothing."""
+        """Release the pin and the mapped files. Running look-ups finish. Idempotent."""
         self._mapped = None
         self._unpin()
 
@@ -183,7 +184,7 @@ class Reader:
 
 
 def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "order") -> Reader:
-    """Resolve, pin, map. Raises NotFound, Collected, Invalid (backoff), Damaged, FormatTooNew, StoreIO."""
+    """See `Store.reader`."""
     before: list[VersionInfo] = []
     while True:
         chain = environment.catalogue.read(
@@ -198,9 +199,8 @@ def open_reader(environment: Environment, ref_or_id: str, backoff: Backoff = "or
                 return Reader(environment, tuple(chain), mapped)
         finally:
             environment.let_go(chain[0].id)
-        # Another process may publish anew and collect this version between the two steps, on a busy machine
-        # several times over: look again. A record that is still there goes before its file, so then the file
-        # is lost.
+        # Another process may have published and collected this version since it was resolved, so resolve
+        # again. Records are removed before files: if the version is still current, its file is lost.
         if chain == before:
             raise Damaged(
                 f"segment {missing} is missing from the store: restore it with an import, or build it again"
@@ -223,6 +223,6 @@ def _check_out(out: Floats | Bfloats, shape: tuple[int, int]) -> None:
     good = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in _OUT_TYPES
     if not (good and out.flags.c_contiguous and out.flags.writeable):
         raise Invalid(
-            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of "
-            "bfloat16) uint16"
+            f"out must be a writable, C-contiguous array of shape {shape}, float32 or (bits of bfloat16) "
+            "uint16"
         )

@@ -1,17 +1,17 @@
-"""The bytes of a segment file; written down in docs/plot-format.md.
+"""The bytes of a segment file, as specified in docs/plot-format.md.
 
-    0      header, 256 bytes, its own xxh3-64 in the last 8
+    0      header, 256 bytes; the last 8 are the xxh3-64 of the first 248
     256    index only: the rows segments it covers, 24 bytes each (16 digest, u64 rows), oldest first
     data   at the next multiple of 4096: rows, or index slots
-    checks at the next multiple of 8: u64 xxh3-64 per 1 MiB block of all bytes before, then the table's own
+    checks at the next multiple of 8: u64 xxh3-64 of each 1 MiB block of all bytes before, then of this table
 
-Little-endian throughout. `parse` accepts exactly the files that `layout_of` would write: every size and
-offset is derived again from the few independent fields and must agree, since kernels follow raw pointers into
-the file.
+All numbers are little-endian. `parse` accepts only headers that `header` would write: every size and
+offset is derived again from the few independent fields and must agree, because kernels follow raw
+pointers into the file.
 
-Format 2 added: windows of any width n, a check in every row, the direct index. Format 3 added: a check that
-knows damage in several words, the salt of an index and the bound of its probes. Formats 1 and 2 are still
-read.
+Format 2 added windows of any width n, a check in every row, and the direct index. Format 3 added a
+check that detects damage in several words, the salt of an index, and the bound on its probes. Formats 1
+and 2 are still read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC: Final = b"PLOTSEG\0"
 FORMAT: Final = 3
 ROWS: Final = 1
 INDEX: Final = 2
-DIRECT: Final = 3  # an index of unigrams with a slot for each token of the vocabulary
+DIRECT: Final = 3  # an index of unigrams with one slot per token of the vocabulary
 BLOCK: Final = 1 << 20
 PAGE: Final = 4096
 HEADER_BYTES: Final = 256
@@ -45,7 +45,7 @@ _CURE: Final = "restore it with an import of an export, or build the version aga
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything the header says. Fields with a default are derived by `layout_of`."""
+    """The fields of a header. `layout_of` derives those from `stride` on from the others."""
 
     kind: int
     order: int
@@ -58,7 +58,7 @@ class Layout:
     covers: int = 0  # index: rows segments covered
     n: int = 3
     format: int = FORMAT
-    salt: int = 0  # hash index, since format 3: odd
+    salt: int = 0  # hash index, since format 3: an odd number; otherwise 0
     stride: int = 0
     data_at: int = 0
     data_bytes: int = 0
@@ -68,11 +68,12 @@ class Layout:
 
     @property
     def suffix(self) -> str:
+        """The file name's suffix: "rows" or "index"."""
         return _KINDS[self.kind]
 
 
 def rows_layout(schema: Schema, order: int, count: int) -> Layout:
-    """The layout of a rows segment, not yet derived."""
+    """Return the independent fields of a rows segment, for `layout_of`."""
     return Layout(ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n)
 
 
@@ -81,7 +82,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def layout_of(base: Layout) -> Layout:
-    """The layout with its derived sizes and offsets filled in."""
+    """Return the layout with its derived sizes and offsets filled in."""
     row = stride(base.n, base.order, base.dim, base.dtype)
     data_at = _up(HEADER_BYTES + COVER_BYTES * base.covers, PAGE)
     data_bytes = base.count * row if base.kind == ROWS else base.cap * 8
@@ -99,7 +100,7 @@ def layout_of(base: Layout) -> Layout:
 
 
 def header(layout: Layout) -> bytes:
-    """The 256 bytes of a derived layout."""
+    """Encode a complete layout as the 256 bytes of a header."""
     fields = _HEADER.pack(
         MAGIC,
         layout.format,
@@ -128,10 +129,9 @@ def header(layout: Layout) -> bytes:
 
 
 def parse(raw: bytes, name: str) -> Layout:
-    """The layout of a file that begins with these bytes. Raises Damaged or FormatTooNew; `name` is for
-    messages."""
+    """Parse and check a header. `name` is the segment's name in messages. Raises Damaged, FormatTooNew."""
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
-        raise Damaged(f"segment {name} does not begin like one: {_CURE}")
+        raise Damaged(f"segment {name} does not begin with a segment's header: {_CURE}")
     (
         _,
         version,
@@ -167,15 +167,15 @@ def parse(raw: bytes, name: str) -> Layout:
     if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
         raise Damaged(f"segment {name} has an impossible header: {_CURE}")
     layout = layout_of(base)
-    told = (row, data_at, data_bytes, checks_at, file_bytes)
+    stated = (row, data_at, data_bytes, checks_at, file_bytes)
     derived = (layout.stride, layout.data_at, layout.data_bytes, layout.checks_at, layout.file_bytes)
-    if told != derived:
+    if stated != derived:
         raise Damaged(f"segment {name} has a header that contradicts itself: {_CURE}")
     return layout
 
 
 def _possible(base: Layout) -> bool:
-    """Whether the independent fields are ones that a writer of that format can have written."""
+    """Whether a writer of that format can have written these independent fields."""
     if base.format == 1:
         known = base.kind in (ROWS, INDEX) and base.n == 3
     else:
@@ -194,24 +194,24 @@ def _possible(base: Layout) -> bool:
 
 
 def pack_covers(covers: list[tuple[str, int]]) -> bytes:
-    """[(digest, rows)] of the covered segments, oldest first."""
+    """Encode the (digest, rows) of the covered segments, oldest first."""
     return b"".join(bytes.fromhex(digest) + _SUM.pack(rows) for digest, rows in covers)
 
 
 def unpack_covers(raw: bytes) -> Iterator[tuple[str, int]]:
-    """The inverse of `pack_covers`, one by one: how many there are is the file's claim."""
+    """Yield what `pack_covers` encoded. A generator, since an untrusted file may claim any number."""
     for start in range(0, len(raw), COVER_BYTES):
         yield raw[start : start + 16].hex(), _SUM.unpack_from(raw, start + 16)[0]
 
 
 def table(sums: list[int]) -> bytes:
-    """The block checksums followed by their own."""
+    """Encode the block checksums, followed by the checksum of the table."""
     body = b"".join(_SUM.pack(value) for value in sums)
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def untable(raw: bytes, name: str) -> list[int]:
-    """The block checksums of a table. Raises Damaged if it does not match its own."""
+    """Decode the block checksums. Raises Damaged if the table does not match its own checksum."""
     body = raw[: -_SUM.size]
     if _SUM.unpack(raw[-_SUM.size :])[0] != xxhash.xxh3_64_intdigest(body):
         raise Damaged(

@@ -1,4 +1,4 @@
-"""Immutable segments: writing one under the hash of its content, mapping and validating one."""
+"""Immutable segments: files named by the hash of their content, written, mapped and validated."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ALL = np.uint64((1 << 64) - 1)
 
 @dataclass(frozen=True)
 class Draft:
-    """A synced file that still has its temporary name."""
+    """A written and synced segment that still has its temporary name."""
 
     path: Path
     info: SegmentInfo
 
 
 class _Sums:
-    """Passes bytes through, keeping a checksum per block and one of the whole."""
+    """Checksums of a byte stream: one for each block, and one of the whole."""
 
     def __init__(self) -> None:
         self.whole = xxhash.xxh3_128()
@@ -42,7 +42,7 @@ class _Sums:
         self._room = fmt.BLOCK
 
     def pieces(self, chunk: memoryview) -> Iterator[memoryview]:
-        """The chunk, cut at block boundaries."""
+        """Add a chunk. Yields it again, cut at block boundaries."""
         while chunk.nbytes:
             piece = chunk[: self._room]
             self._block.update(piece)
@@ -54,7 +54,7 @@ class _Sums:
             yield piece
 
     def close(self) -> None:
-        """End the block, if it has begun."""
+        """Finish the last block, unless it is empty."""
         if self._room < fmt.BLOCK:
             self.sums.append(self._block.intdigest())
             self._block.reset()
@@ -62,7 +62,11 @@ class _Sums:
 
 
 def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list[tuple[str, int]]) -> Draft:
-    """Write rows or slots as a synced temporary file. Raises StoreFull or StoreIO and leaves nothing then."""
+    """Write rows or index slots as a synced temporary file.
+
+    base: the independent fields of the header. covers: (digest, rows) of the segments an index covers. Raises
+    StoreFull, StoreIO; no file is left then.
+    """
     layout = fmt.layout_of(base)
     assert data.nbytes == layout.data_bytes
     assert len(covers) == layout.covers
@@ -84,88 +88,88 @@ def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list
     return Draft(path, SegmentInfo(name, kind, layout.order, layout.count, layout.file_bytes))
 
 
-class Segment:
-    """A mapped segment. Its arrays stay valid while it lives, even after the file is unlinked."""
+class MappedSegment:
+    """A segment file mapped into memory. Its arrays stay valid after the file is unlinked."""
 
     def __init__(self, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]) -> None:
         self.info = info
         self.layout = layout
-        self.inode = inode  # device and number of the file
+        self.inode = inode  # (device, inode number) of the file
         self.raw = raw  # uint8 [file]
         self.view = _view(layout, self.data) if layout.kind == fmt.ROWS else None
 
     @property
     def data(self) -> Bytes:
-        """uint8 [data bytes]."""
+        """The rows or slots as uint8 [data bytes]."""
         return self.raw[self.layout.data_at : self.layout.data_at + self.layout.data_bytes]
 
     @property
     def rows(self) -> Bytes:
-        """uint8 [count, stride] of a rows segment."""
+        """The rows of a rows segment: uint8 [count, stride]."""
         assert self.view is not None
         return self.view.rows
 
     @property
     def keys(self) -> Keys:
-        """uint64 [count, words] of a rows segment, a copy, every row checked. Reads the whole file. Raises
-        Damaged."""
+        """The keys of a rows segment: uint64 [count, words], a copy.
+
+        Reads the whole file and checks every row. Raises Damaged.
+        """
         read_soon(self.raw)
         self.check(self.rows)
         return row_keys(self.rows, self.layout.order)
 
     def check(self, rows: Bytes) -> None:
-        """Raises Damaged unless each of these rows of the segment, uint8 [m, stride], is what was written.
+        """Raises Damaged unless each of these rows of the segment, uint8 [m, stride], passes its check.
 
         Rows of format 1 have no check and pass.
         """
         if not self.sound(rows).all():
             raise Damaged(
-                f"rows of segment {self.info.name} are damaged: restore it with an import of an "
-                "export, or build "
-                "the version again; `verify` lists everything that is damaged"
+                f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or "
+                "build the version again; `verify` lists everything that is damaged"
             )
 
     def check_whole(self) -> None:
-        """Raises Damaged unless every byte is as the name says."""
+        """Raises Damaged unless the whole file matches the hash in its name."""
         if xxhash.xxh3_128_hexdigest(self.raw.data) != self.info.digest:
             raise _damaged(self.info)
 
     def sound(self, rows: Bytes) -> NDArray[np.bool_]:
-        """Which of these rows of the segment, uint8 [m, stride], pass the check of its format, bool [m]."""
+        """Return which of these rows of the segment, uint8 [m, stride], pass their check: bool [m]."""
         if self.layout.format == 1:
             return np.ones(len(rows), np.bool_)
         return check_rows(rows, self.layout.n, self.layout.order, old=self.layout.format == 2)
 
     @property
     def slots(self) -> Keys:
-        """uint64 [cap] of an index."""
+        """The slots of an index: uint64 [cap]."""
         assert self.layout.kind != fmt.ROWS
         return self.data.view(np.uint64)
 
     @property
     def covers(self) -> Iterator[tuple[str, int]]:
-        """(digest, rows) of the rows segments an index covers, oldest first."""
+        """The (digest, rows) of the rows segments that an index covers, oldest first."""
         end = fmt.HEADER_BYTES + fmt.COVER_BYTES * self.layout.covers
         return fmt.unpack_covers(self.raw[fmt.HEADER_BYTES : end].tobytes())
 
     def sums(self) -> list[int]:
-        """The block checksums as written. Raises Damaged."""
+        """Return the block checksums stored in the file. Raises Damaged."""
         return fmt.untable(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
 
 
 def _view(layout: fmt.Layout, data: Bytes) -> RowsView:
-    """The rows as kernels see them. Those of format 1 carry no check, so none is due."""
+    """Return the kernels' view of the rows. Rows of format 1 have no check, so all count as verified."""
     words = -(-layout.count // 64)
     verified = np.full(words, _ALL, np.uint64) if layout.format == 1 else np.zeros(words, np.uint64)
     return RowsView(data.reshape(layout.count, layout.stride), verified)
 
 
-def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
-    """Map a segment and check its size, header and checksum table against each other and the manifest.
+def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment:
+    """Map a segment, after checking its size, header and checksum table against the manifest.
 
-    An index is read whole and compared with its name; rows are left to their own checks, at their first use.
-    Raises Damaged, FormatTooNew, StoreIO; FileNotFoundError when the file is gone (the caller knows whether
-    it may).
+    An index is also read whole and compared with the hash in its name. Rows are checked at their first use.
+    Raises Damaged, FormatTooNew, StoreIO, and _Gone if there is no such file.
     """
     with guarded(f"opening segment {info.name}"):
         try:
@@ -180,7 +184,7 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
             raw = map_read_only(fd, info.bytes)
         finally:
             os.close(fd)
-    segment = Segment(info, layout, raw, (status.st_dev, status.st_ino))
+    segment = MappedSegment(info, layout, raw, (status.st_dev, status.st_ino))
     if info.kind == "index":
         fault_in(raw)
     segment.sums()
@@ -190,8 +194,8 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> Segment:
 def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.Layout:
     if size != info.bytes or size < fmt.HEADER_BYTES:
         raise Damaged(
-            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: "
-            "restore it with an import of an export, or build the version again"
+            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: restore it with an "
+            "import of an export, or build the version again"
         )
     layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, 0), info.name)
     check_agreement(layout, info, schema)
@@ -199,8 +203,17 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
 
 
 def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
-    """Raises Damaged unless a file's header says what the manifest does."""
-    told = (info.kind, info.order, info.count, info.bytes, schema.n, schema.dim, schema.vocab, schema.code)
+    """Raises Damaged unless a file's header agrees with the manifest."""
+    expected = (
+        info.kind,
+        info.order,
+        info.count,
+        info.bytes,
+        schema.n,
+        schema.dim,
+        schema.vocab,
+        schema.code,
+    )
     found = (
         layout.suffix,
         layout.order,
@@ -211,13 +224,15 @@ def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> No
         layout.vocab,
         layout.dtype,
     )
-    if told != found:
+    if expected != found:
         raise Damaged(f"segment {info.name} differs from its manifest: export it again, or build it again")
 
 
 def _check_content(fd: int, info: SegmentInfo) -> None:
-    """Every byte against the name, by plain reads: a bad sector is an error here, through the mapping a
-    signal."""
+    """Compare the whole file with the hash in its name. Raises Damaged, OSError.
+
+    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal.
+    """
     whole, block, at = xxhash.xxh3_128(), memoryview(bytearray(fmt.BLOCK)), 0
     while read := os.preadv(fd, [block], at):
         whole.update(block[:read])
@@ -231,23 +246,23 @@ def _damaged(info: SegmentInfo) -> Damaged:
 
 
 class _Gone(Exception):
-    """The file is not there. Not an OSError, so that `guarded` leaves it alone."""
+    """The file does not exist. Not an OSError, so that `guarded` does not convert it."""
 
 
 class SegmentCache:
-    """The mapped segments of a store: each mapped once, for as long as a reader holds it."""
+    """The mapped segments of a store, each mapped once while a reader holds it. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._live: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
 
-    def get(self, info: SegmentInfo, schema: Schema) -> Segment | None:
-        """The mapped segment, None when its file is not there. Raises Damaged, FormatTooNew, StoreIO."""
+    def get(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
+        """Return the mapped segment; None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
         path = self.folder / info.name
         with self._lock:
             found = self._live.get(info.name)
-        if found is not None and _is_there(path, found.inode):
+        if found is not None and _is_current(path, found.inode):
             check_agreement(found.layout, info, schema)
             return found
         try:
@@ -255,7 +270,7 @@ class SegmentCache:
         except _Gone:
             return None
         with self._lock:
-            # Another thread may have opened it meanwhile: one mapping is kept.
+            # Another thread may have opened the segment meanwhile: keep one mapping.
             other = self._live.get(info.name)
             if other is not None and other.inode == opened.inode:
                 return other
@@ -263,10 +278,10 @@ class SegmentCache:
         return opened
 
 
-def _is_there(path: Path, inode: tuple[int, int]) -> bool:
-    """False when a rebuild has put a sound copy in the place of the file that is mapped."""
+def _is_current(path: Path, inode: tuple[int, int]) -> bool:
+    """False if a rebuild or import has replaced the mapped file with a new copy."""
     try:
         found = os.stat(path)
     except OSError:
-        return True  # collected since: what is mapped is all there is
+        return True  # the file was collected since, so the mapping is the only copy
     return (found.st_dev, found.st_ino) == inode

@@ -1,4 +1,4 @@
-"""Appending a few entries to a ref's current version, as one small segment per order."""
+"""Appends: a few entries on top of a ref's current version, as one small segment for each order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plot_store.writing import builds
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
 
 Entries = Mapping[int, tuple[NDArray[np.uint32], NDArray[np.float32]]]
-COMPACTED = "compacted"  # the meta key by which a compaction names what it replaced
+COMPACTED = "compacted"  # meta key: the id of the version that a compaction replaced
 
 
 def append(
@@ -39,7 +39,7 @@ def append(
             inherited = {key: value for key, value in writer.base.meta.items() if key != COMPACTED}
             return writer.publish(meta={**inherited, **meta})
         except BaseException:
-            with suppress(PlotStoreError):  # the first failure is what the caller must hear of
+            with suppress(PlotStoreError):  # the caller must get the first error
                 writer.abort()
             raise
 

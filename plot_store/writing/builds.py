@@ -1,4 +1,4 @@
-"""Opening a build: its parent, the version that it extends, and the writer that holds it."""
+"""The records of builds: opening, resuming, restarting and abandoning one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.environment.environment import Environment
@@ -18,31 +18,30 @@ from plot_store.ground.errors import Conflict, Damaged, Invalid, NotFound
 from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.writing import promote
 
-_LONGEST: Final = MAX_DEPTH - 1
-_PASSING: Final = re.compile(r"(append|import)-[0-9a-f]{32}|compact-v[0-9a-f]{32}")
+_MAX_LEVELS: Final = MAX_DEPTH - 1
+_EPHEMERAL: Final = re.compile(r"(append|import)-[0-9a-f]{32}|compact-v[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A build as a writer takes it over."""
+    """A build as its writer found it at opening."""
 
     build: str
     record: BuildRecord
-    current: str | None  # the ref's version at this moment
-    base: VersionInfo | None  # what an extending build adds to
+    current: str | None  # id of the ref's current version
+    base: VersionInfo | None  # the version that an extending build adds to
 
 
 def open_build(
     environment: Environment, ref: str, build: str, schema: Schema, parent: str | None, extend: bool
 ) -> Opened:
-    """Register the build, or take it over where it was left. Raises Invalid, NotFound, Collected,
-    Conflict."""
+    """Register a build, or take over the one of this id. Raises Invalid, NotFound, Collected."""
     names.check_ref(ref)
     names.check_build(build)
     if not isinstance(schema, Schema):
-        raise Invalid(f"schema = {schema!r} is no Schema: pass Schema(dim=…, vocab=…)")
+        raise Invalid(f"schema = {schema!r} is not a Schema: pass Schema(dim=…, vocab=…)")
 
-    def body(txn: Txn) -> Opened:
+    def body(txn: CatalogueTxn) -> Opened:
         held = version_tree.get_ref(txn, ref)
         current = None if held is None else held.current
         ancestor = _parent(txn, ref, current, parent)
@@ -68,11 +67,10 @@ def open_build(
 
 
 def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
-    """The same build with these segments, which the store has, and no others. Raises Conflict, StoreFull,
-    StoreIO."""
+    """Replace a build's segments with these, which must exist. Raises Conflict, StoreFull, StoreIO."""
     record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
 
-    def body(txn: Txn) -> None:
+    def body(txn: CatalogueTxn) -> None:
         still_ours(txn, opened.build, record)
         version_tree.put_build(txn, opened.build, record)
 
@@ -84,18 +82,18 @@ def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInf
 def abandon(environment: Environment, build: str, owner: str | None = None) -> bool:
     """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment.
 
-    owner: only if this writer holds it; a record that cannot be read is nobody's, and raises Damaged then.
+    owner: if given, end the build only while this owner holds it. A damaged record then raises Damaged.
     """
     names.check_build(build)
 
-    def body(txn: Txn) -> set[str] | None:
+    def body(txn: CatalogueTxn) -> set[str] | None:
         try:
             found = version_tree.get_build(txn, build)
             held = None if found is None or (owner is not None and found.owner != owner) else found.names
         except Damaged:
             if owner is not None:
                 raise
-            held = set()  # what it held becomes orphans, which gc removes
+            held = set()  # its segments become orphans, which gc removes
         if held is not None:
             txn.delete(version_tree.BUILD + build)
         return held
@@ -106,13 +104,13 @@ def abandon(environment: Environment, build: str, owner: str | None = None) -> b
     return held is not None
 
 
-def is_passing(build: str) -> bool:
-    """Whether nobody ever resumes a build of this id: it belongs to one call of append, import or compact."""
-    return _PASSING.fullmatch(build) is not None
+def is_ephemeral(build: str) -> bool:
+    """Whether the id is that of one call of append, import or compact, which nobody can resume."""
+    return _EPHEMERAL.fullmatch(build) is not None
 
 
-def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
-    """The build's record. Raises Conflict when another writer took it over, or it ended."""
+def still_ours(txn: CatalogueTxn, build: str, record: BuildRecord) -> BuildRecord:
+    """Return the build's current record. Raises Conflict if another writer took it over, or it ended."""
     found = version_tree.get_build(txn, build)
     if found is None:
         raise Conflict(f"build {build!r} has ended (published, aborted or collected): begin it again")
@@ -121,9 +119,11 @@ def still_ours(txn: Txn, build: str, record: BuildRecord) -> BuildRecord:
     return found
 
 
-def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
-    """The version to fall back on: the given one, else what the ref's current version has, else the enclosing
-    ref's."""
+def _parent(txn: CatalogueTxn, ref: str, current: str | None, parent: str | None) -> VersionInfo | None:
+    """Resolve the parent: the given one, else that of the ref's current version, else the enclosing ref.
+
+    Raises NotFound, Collected, Invalid.
+    """
     if parent is None and current is not None:
         known = version_tree.get_version(txn, current).parent
         return None if known is None else version_tree.get_version(txn, known)
@@ -139,13 +139,15 @@ def _parent(txn: Txn, ref: str, current: str | None, parent: str | None) -> Vers
     chain = version_tree.chain(txn, found)
     if any(version.ref == ref for version in chain):
         raise Invalid(f"{ref} cannot fall back on itself: choose a parent that does not descend from it")
-    if len(chain) >= _LONGEST:
-        raise Invalid(f"the version tree is limited to {_LONGEST} levels: choose a parent nearer to the root")
+    if len(chain) >= _MAX_LEVELS:
+        raise Invalid(
+            f"the version tree is limited to {_MAX_LEVELS} levels: choose a parent nearer to the root"
+        )
     return found
 
 
 def _check_same(
-    txn: Txn,
+    txn: CatalogueTxn,
     build: str,
     found: BuildRecord,
     ref: str,
@@ -153,7 +155,10 @@ def _check_same(
     ancestor: VersionInfo | None,
     extend: bool,
 ) -> None:
-    """A resumed build keeps the parent version that it began with, even if the parent's ref has moved."""
+    """Raises Invalid unless a resumed build is asked for with the arguments that it began with.
+
+    ancestor: the parent asked for, or None. Its ref must be the same; its version may have moved on.
+    """
     same = found.ref == ref and found.schema == schema and found.extend == extend
     if same and ancestor is not None:
         began = None if found.parent is None else version_tree.get_version(txn, found.parent).ref
@@ -174,7 +179,7 @@ def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInf
 
 
 def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
-    """The finished segments that are really there; of each order only those before the first lost one."""
+    """Return the finished segments whose files exist; per order, only those before the first lost one."""
     lost: set[int] = set()
     kept: list[SegmentInfo] = []
     for info in segments:

@@ -1,4 +1,4 @@
-"""Planning a version's list of segments and writing the indexes it lacks."""
+"""The indexes of a publication: planning which are needed, and writing them."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from plot_store.segments.segment import Draft, write_segment
 from plot_store.writing.promote import discard
 
 MAX_SALTS: Final = 64
-MAX_RUNS: Final = 4  # indexes of one order in one version; a further one takes the newest of them in
-DIRECT_SHARE: Final = 8  # unigrams are indexed by token when at least one token in so many has an entry
+MAX_RUNS: Final = 4  # indexes of one order in one version; one more merges the newest of them
+DIRECT_SHARE: Final = 8  # unigrams get a direct index if at least 1/8 of the vocabulary has an entry
 
 
 @dataclass(frozen=True)
 class _Built:
-    """An index in memory: slots uint64 [cap], the shift of its row ids, how many n-grams, the salt (0:
-    none)."""
+    """An index in memory."""
 
-    slots: Keys
-    shift: int
-    distinct: int
-    salt: int
+    slots: Keys  # uint64 [cap]
+    shift: int  # of the row ids
+    distinct: int  # n-grams
+    salt: int  # 0 for a direct index
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a publication will contain, its new index files still under temporary names."""
+    """The segments of a version to be published."""
 
-    segments: tuple[SegmentInfo, ...]
-    drafts: tuple[Draft, ...]
+    segments: tuple[SegmentInfo, ...]  # all, oldest first
+    drafts: tuple[Draft, ...]  # the new indexes among them, still under temporary names
 
 
 def plan(
     environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]
 ) -> Plan:
-    """Index the build's segments; an extending build keeps the base's indexes while they are few.
+    """Index the build's segments. An extending build keeps its base's indexes while they are few.
 
-    known: keys of segments by name, so that fresh ones need not be read again. Raises StoreFull, StoreIO,
-    Damaged.
+    known: keys of new segments by name, which then need not be read again. Raises StoreFull, StoreIO,
+    Damaged, Invalid (too many rows for one index).
     """
     old = [] if base is None else list(base.segments)
     drafts: list[Draft] = []
@@ -70,8 +69,11 @@ def plan(
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
-    """The newest indexes that a new index of this many rows merges: at least one, and older ones while they
-    are at most twice as large as the total so far. So a large old index is not rewritten for a few rows."""
+    """Return the newest indexes, which a new index of this many rows shall merge.
+
+    It merges at least one, and older ones while they are at most twice as large as the total so far. So a
+    large old index is not rewritten for a few rows.
+    """
     first = len(runs)
     while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
         first -= 1
@@ -82,7 +84,7 @@ def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
 def _covered(
     environment: Environment, schema: Schema, segments: list[SegmentInfo], indexes: list[SegmentInfo]
 ) -> list[SegmentInfo]:
-    """The rows segments under some indexes, oldest first."""
+    """Return the rows segments that these indexes cover, oldest first. Raises Damaged, StoreIO."""
     by_name = {segment.name: segment for segment in segments}
     names = [f"{digest}.rows" for index in indexes for digest, _ in environment.segment(index, schema).covers]
     missing = [name for name in names if name not in by_name]
@@ -94,7 +96,7 @@ def _covered(
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
-    """The list without repetitions: identical content has one name, and its newest position counts."""
+    """Remove duplicates, keeping the last. Segments of identical content have the same name."""
     newest = {segment.name: place for place, segment in enumerate(segments)}
     return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
 
@@ -130,11 +132,10 @@ def _write_index(
 
 
 def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:
-    """Under the first salt that leaves no n-gram far from its home: nearly always the first. Raises
-    ValueError.
+    """Build a hash index with the first salt that leaves no n-gram too far from its home slot.
 
-    A salt is known only when the rows are, so that nobody can choose n-grams that crowd together under it;
-    and it is the same for the same rows, so that building a version again gives the same files.
+    The salt is derived from the rows: nobody can choose n-grams that crowd together under it, and building a
+    version again gives the same files. The first salt nearly always works. Raises ValueError.
     """
     for attempt in range(MAX_SALTS):
         text = fmt.pack_covers(covers) + attempt.to_bytes(1, "little")

@@ -1,7 +1,7 @@
-"""Renaming finished files and unlinking dead ones, always inside a write transaction of the catalogue.
+"""Renaming finished segment files and unlinking dead ones, both inside a write transaction of the catalogue.
 
-LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file also
-registers it, and a file is unlinked only if no record names it while the lock is held.
+So LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file
+also registers it, and a file is unlinked only if no record names it while the lock is held.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
 from plot_store.ground.errors import StoreIO
@@ -20,9 +20,9 @@ from plot_store.segments.segment import Draft
 
 
 def promote(folder: Path, drafts: Iterable[Draft]) -> None:
-    """Rename synced temporary files to their content's names and sync the folder. Idempotent.
+    """Rename synced temporary files to their final names, and sync the folder. Idempotent.
 
-    An older file of that name is replaced: the same content, or a damaged copy that this heals.
+    An existing file of that name is replaced: it has the same content, or is damaged. Raises StoreIO.
     """
     with guarded(f"naming segments in {folder}"):
         for draft in drafts:
@@ -36,15 +36,15 @@ def promote(folder: Path, drafts: Iterable[Draft]) -> None:
 
 
 def discard(drafts: Iterable[Draft]) -> None:
-    """Remove temporary files that will not be named."""
+    """Remove the temporary files that were not renamed."""
     for draft in drafts:
         remove(draft.path)
 
 
 def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
-    """Unlink those of these files that no record mentions; what was removed. One write transaction."""
+    """Unlink those of these files that no record names, in one write transaction. Returns their names."""
 
-    def body(txn: Txn) -> list[str]:
+    def body(txn: CatalogueTxn) -> list[str]:
         live = version_tree.named_segments(txn)
         return [name for name in names if name not in live and remove(environment.folder / name)]
 

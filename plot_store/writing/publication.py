@@ -1,7 +1,7 @@
-"""Publishing: finished files get their names, then one synced transaction makes a version and moves the ref.
+"""Publication: one synced transaction names the finished files, records a version and moves the ref.
 
-A crash before that commit leaves a build to resume, a crash after it a version; never a version without its
-files.
+A crash before the commit leaves a build to resume, and a crash after it leaves a version, never
+one without its files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Conflict
@@ -23,7 +23,7 @@ from plot_store.writing.promote import discard, promote
 
 
 class _Special:
-    """A value that is neither a version id nor None."""
+    """A sentinel for `expect` that is neither a version id nor None."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,30 +32,30 @@ class _Special:
         return self._name
 
 
-ANY: Final = _Special("ANY")  # publish over whatever is there
-AS_OPENED: Final = _Special("AS_OPENED")  # only over what was current when the writer was opened
+ANY: Final = _Special("ANY")  # replace whatever version is current
+AS_OPENED: Final = _Special("AS_OPENED")  # replace only the version that was current at the writer's opening
 Expect = str | None | _Special
 
 
 @dataclass(frozen=True)
 class Request:
-    """The version to become current, and the one that it replaces."""
+    """The version to publish, and the one that it may replace."""
 
     build: str
     record: BuildRecord
     segments: tuple[SegmentInfo, ...]
-    expect: Expect  # AS_OPENED has been resolved
+    expect: Expect  # a version id, None or ANY
     meta: dict[str, Any]
 
 
 def publish(environment: Environment, request: Request, drafts: Sequence[Draft]) -> VersionInfo:
-    """Name the drafts and record the version, in one transaction; the drafts that got no name go.
+    """Rename the drafts and record the version, in one transaction. Drafts that remain are deleted.
 
-    Raises Conflict (another publication or writer was first), StoreFull, StoreIO; nothing is published then.
+    Raises Conflict (another publication or writer came first), StoreFull, StoreIO; nothing is published then.
     """
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
-    def body(txn: Txn) -> VersionInfo:
+    def body(txn: CatalogueTxn) -> VersionInfo:
         builds.still_ours(txn, request.build, request.record)
         previous = check_expected(txn, request.record, request.expect)
         if drafts:
@@ -68,8 +68,8 @@ def publish(environment: Environment, request: Request, drafts: Sequence[Draft])
         discard(drafts)
 
 
-def record_version(txn: Txn, request: Request, previous: str | None, created: str) -> VersionInfo:
-    """Write the manifest, point the ref at it, end the build."""
+def record_version(txn: CatalogueTxn, request: Request, previous: str | None, created: str) -> VersionInfo:
+    """Write the manifest, make the version current, and end the build."""
     record = request.record
     version = records.new_version(
         ref=record.ref,
@@ -89,18 +89,18 @@ def record_version(txn: Txn, request: Request, previous: str | None, created: st
     return version
 
 
-def check_expected(txn: Txn, build: BuildRecord, wanted: Expect) -> str | None:
-    """The ref's current version id. Raises Conflict unless it is the wanted one."""
+def check_expected(txn: CatalogueTxn, build: BuildRecord, wanted: Expect) -> str | None:
+    """Return the id of the ref's current version. Raises Conflict unless it is the wanted one."""
     record = version_tree.get_ref(txn, build.ref)
     current = None if record is None else record.current
     if build.extend and current != build.base:
         raise Conflict(
-            f"{build.ref} moved to {current} while this build extended an older version: abort it "
-            "and build again"
+            f"{build.ref} moved to {current} while this build extended an older version: abort it and build "
+            "again"
         )
     if wanted is not ANY and current != wanted:
         raise Conflict(
-            f"{build.ref} is at {current}, not at {wanted}: look at what was published, "
-            f"then publish with expect={current!r}, or abort"
+            f"{build.ref} is at {current}, not at {wanted}: look at what was published, then publish with "
+            f"expect={current!r}, or abort"
         )
     return current

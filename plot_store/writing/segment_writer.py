@@ -1,8 +1,8 @@
-"""Full buffers on their way to disk: one background thread writes, syncs and registers them in order.
+"""The queue of full buffers: one background thread writes, syncs and registers them in order.
 
-The caller computes and encodes the next rows meanwhile. At most `IN_FLIGHT` buffers wait; with more, the
-caller waits for the oldest. After a failure no later buffer is written, so the registered rows are always a
-beginning of the build.
+Meanwhile the caller computes and encodes the next rows. The queue holds at most `IN_FLIGHT` buffers; if it is
+full, the caller waits for the oldest. After a failure no later buffer is written, so the registered rows are
+always a prefix of those added.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hmi_kernels.lookup import layout
 from hmi_kernels.lookup.layout import Bytes, Keys
 
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
 from plot_store.segments import format as fmt
@@ -27,11 +27,11 @@ from plot_store.segments.segment import Draft, write_segment
 from plot_store.writing import builds, promote
 
 IN_FLIGHT: Final = 2
-KEYS_BYTES: Final = 1 << 30  # of keys kept for the index; past that they are read back from the segments
+KEYS_BYTES: Final = 1 << 30  # keys kept in memory for the index; the others are read back from the segments
 
 
 class SegmentWriter:
-    """The finished segments of one build. `submit`, `drain` and `close` belong to one thread."""
+    """Writes the segments of one build. Call `submit`, `drain` and `close` from one thread only."""
 
     def __init__(self, environment: Environment, build: str, record: BuildRecord) -> None:
         self._environment = environment
@@ -39,18 +39,18 @@ class SegmentWriter:
         self._record = record
         self._thread = ThreadPoolExecutor(1, f"plot-{build}")
         self._waiting: deque[Future[None]] = deque()
-        self._spare: dict[int, Bytes] = {}  # one written buffer of each order, to be used again
+        self._spare: dict[int, Bytes] = {}  # one written buffer of each order, for reuse
         self._failure: BaseException | None = None
         self._closed = False
-        self.keys: dict[str, Keys] = {}  # of this process's segments by name, while they are few
+        self.keys: dict[str, Keys] = {}  # keys of segments by name, up to KEYS_BYTES
 
     @property
     def record(self) -> BuildRecord:
-        """The build as registered: its segments are durable."""
+        """The registered build. All its segments are durable."""
         return self._record
 
     def buffer(self, order: int, segment_bytes: int) -> Bytes:
-        """uint8 [rows, stride] of unspecified content, one that has been written if there is any."""
+        """Return a buffer uint8 [rows, stride] of unspecified content, reusing one if possible."""
         spare = self._spare.pop(order, None)
         if spare is not None:
             return spare
@@ -59,25 +59,25 @@ class SegmentWriter:
         return np.empty((max(1, (segment_bytes - 2 * fmt.PAGE) // stride), stride), np.uint8)
 
     def submit(self, order: int, rows: Bytes) -> None:
-        """Hand over a full buffer. Raises what an earlier one met: StoreFull, StoreIO, Conflict."""
+        """Queue a full buffer. Raises the error of an earlier one: StoreFull, StoreIO, Conflict."""
         while len(self._waiting) >= IN_FLIGHT:
             self._waiting.popleft().result()
         self.check()
         self._waiting.append(self._thread.submit(self._send, order, rows))
 
     def drain(self) -> None:
-        """Wait until all is durable and registered. Raises as `submit`."""
+        """Wait until all queued buffers are durable and registered. Raises as `submit`."""
         while self._waiting:
             self._waiting.popleft().result()
         self.check()
 
     def check(self) -> None:
-        """Raise what the thread met, if anything."""
+        """Raise the background thread's error, if there was one."""
         if self._failure is not None:
             raise self._failure
 
     def write(self, order: int, rows: Bytes) -> Draft:
-        """Rows as a synced file that nobody knows yet. Raises StoreFull, StoreIO."""
+        """Write rows as a synced file under a temporary name. Raises StoreFull, StoreIO."""
         base = fmt.rows_layout(self._record.schema, order, rows.shape[0])
         self._environment.check_room(rows.nbytes, "a segment")
         draft = write_segment(self._environment.folder, base, rows.reshape(-1).data, [])
@@ -87,10 +87,12 @@ class SegmentWriter:
         return draft
 
     def register(self, drafts: Sequence[Draft], record: BuildRecord) -> None:
-        """Name finished files and make them the build's, in one transaction. Raises Conflict, StoreFull,
-        StoreIO."""
+        """Rename finished files and write the build's new record, in one transaction.
 
-        def body(txn: Txn) -> None:
+        Raises Conflict, StoreFull, StoreIO.
+        """
+
+        def body(txn: CatalogueTxn) -> None:
             builds.still_ours(txn, self._build, record)
             promote.promote(self._environment.folder, drafts)
             version_tree.put_build(txn, self._build, record)
@@ -99,7 +101,7 @@ class SegmentWriter:
         self._record = record
 
     def close(self, *, drop: bool = False) -> None:
-        """Wait for the thread and end it; `drop` leaves out what it has not begun. Again: nothing."""
+        """Stop the thread once its queue is empty; `drop` discards buffers not yet begun. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -121,7 +123,7 @@ class SegmentWriter:
             finally:
                 promote.discard([draft])
         except BaseException as error:
-            self._failure = error  # raised in the caller's thread, at its next step
+            self._failure = error  # `check` raises it in the caller's thread
             return
         if order not in self._spare:
             self._spare[order] = rows

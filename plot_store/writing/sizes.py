@@ -1,4 +1,4 @@
-"""Predicting the size of entries on the disk, to choose as many as fit."""
+"""Bounds on the size of entries on disk, for choosing as many as fit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hmi_kernels.lookup.layout import stride
 from plot_store.ground.nouns import Schema
 from plot_store.writing.writer import SEGMENT_BYTES, SLOT_BYTES
 
-# Of a file besides rows or slots: header, padding, table of checksums; a generous bound.
+# A generous bound on a file's bytes besides rows or slots: header, padding and checksum table.
 FILE_BYTES: Final = 16 << 10
 
 
 def entry_bytes(schema: Schema, order: int) -> int:
-    """Bytes of one entry, its place in an index included."""
+    """Return the bytes of one entry, including its slot in an index."""
     return stride(schema.n, order, schema.dim, schema.code) + SLOT_BYTES
 
 
 def disk_bytes(schema: Schema, order: int, entries: int) -> int:
-    """The most that `entries` n-grams of one order take in a version that one build writes; 0 for none."""
+    """Return the maximum bytes of `entries` n-grams of one order in a version that one build writes."""
     if entries <= 0:
         return 0
     each = entry_bytes(schema, order)
@@ -27,7 +27,7 @@ def disk_bytes(schema: Schema, order: int, entries: int) -> int:
 
 
 def entries_within(schema: Schema, order: int, room: int) -> int:
-    """The number of n-grams of one order that are sure to fit in `room` bytes."""
+    """Return the largest number of n-grams of one order whose `disk_bytes` are at most `room`."""
     low, high = 0, max(0, room) // entry_bytes(schema, order)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""A writer: one build of one ref. It encodes rows into buffers, writes full ones to disk, and publishes all
-at once.
+"""Writers: one build of one ref, which is published atomically.
 
-`seal` makes everything durable, indexes included, and registers it; a later `publish` is then one synced
-transaction. `publish` without `seal` does both in one transaction, after it has synced the files.
+Rows are encoded into buffers, and full buffers are written to disk. `seal` makes everything durable, indexes
+included, and registers it; a later `publish` is then one synced transaction. `publish` without `seal` first
+syncs the files, and then registers and publishes them in one transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hmi_kernels.lookup.layout import TOO_LARGE, Bytes, Keys, row_keys
 from numpy.typing import NDArray
 
 from plot_store.catalogue import records, version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Closed, Damaged, Forked, Invalid
@@ -37,7 +37,7 @@ from plot_store.writing.segment_writer import SegmentWriter
 __all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
 
 SEGMENT_BYTES: Final = 64 << 20
-SLOT_BYTES: Final = 11  # of an index, for each row
+SLOT_BYTES: Final = 11  # bytes of an index for each row
 
 
 @dataclass
@@ -50,16 +50,18 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class _Leftover:
-    """Everything of a build that is on disk, though not all of it registered."""
+    """A finished build. All its files are on disk, but not all are registered."""
 
     record: BuildRecord
-    segments: tuple[SegmentInfo, ...]  # of the version to come
-    drafts: tuple[Draft, ...]
+    segments: tuple[SegmentInfo, ...]  # all segments of the version to publish
+    drafts: tuple[Draft, ...]  # the files not yet registered
 
 
 class Writer:
-    """Not thread-safe. Leaving it without `publish` keeps the finished segments for a resume of the same
-    build."""
+    """Writes and publishes one build. Not thread-safe.
+
+    Closing it without `publish` keeps the finished segments, and the build can be resumed.
+    """
 
     def __init__(
         self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int
@@ -76,23 +78,25 @@ class Writer:
 
     @property
     def base(self) -> VersionInfo | None:
-        """The version that an extending build adds to, fixed when the build began."""
+        """The version that an extending build adds to, fixed when the build began; otherwise None."""
         return self._base
 
     def resume_point(self, order: int) -> int:
-        """How many n-grams of this order, counted as added, are durable in finished segments of this
-        build."""
+        """Return how many of the n-grams added for this order are durable.
+
+        A resumed build continues after them. Raises Invalid.
+        """
         record = self._segments.record
         check_order(order, record.schema.n)
         return sum(s.count for s in record.segments if s.order == order)
 
     def add(self, order: int, ngrams: NDArray[np.uint32], rows: NDArray[np.float32]) -> None:
-        """Add entries: uint32 [m, order] and float32 [m, roles, dim]; of equal n-grams the last added wins.
+        """Add entries. The last of equal n-grams wins.
 
-        Full segments are written by a thread in the background, so what a segment meets is raised by a later
-        call: StoreFull, StoreIO, Conflict (another writer took over the build). Raises Invalid (shape, id
-        outside the vocabulary, a number that the storage type cannot hold; nothing of this call is added
-        then).
+        ngrams: uint32 [m, order]. rows: float32 [m, roles, dim]. A background thread writes full segments, so
+        a later call raises their errors: StoreFull, StoreIO, Conflict (another writer took over the build).
+        Raises Closed, Forked, and Invalid (wrong shape, an id outside the vocabulary, a number that the
+        storage type cannot hold); nothing of this call is added then.
         """
         self._check_open()
         self._segments.check()
@@ -102,7 +106,7 @@ class Writer:
         if ids.shape[0]:
             self._unseal()
         if ids.shape[0] > self._room(order):
-            # For it may fail only before the first segment is on its way.
+            # The call may fill a segment, so it must not fail halfway.
             _check_storable(vectors, schema.code)
         for start, place in self._places(order, ids.shape[0]):
             end = start + len(place)
@@ -112,7 +116,7 @@ class Writer:
                 raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
 
     def add_encoded(self, order: int, rows: Bytes) -> None:
-        """Add rows uint8 [m, stride] as this schema stores them, checks included. Raises as `add`."""
+        """Add rows uint8 [m, stride] in the stored form of this schema, checks included. Raises as `add`."""
         self._check_open()
         self._segments.check()
         if rows.shape[0]:
@@ -121,11 +125,10 @@ class Writer:
             place[:] = rows[start : start + len(place)]
 
     def seal(self) -> None:
-        """Make everything added durable and registered, indexes too; `publish` then costs one synced
-        transaction.
+        """Make everything added durable, indexes included, so that `publish` is one synced transaction.
 
-        Adding more afterwards undoes it. Raises StoreFull, StoreIO, Conflict, Invalid (too many rows for one
-        index).
+        Adding more entries undoes the seal. Raises StoreFull, StoreIO, Conflict, Closed, Forked, Invalid (too
+        many rows for one index).
         """
         self._check_open()
         if self._segments.record.sealed is not None:
@@ -140,11 +143,10 @@ class Writer:
         self._buffers.clear()
 
     def so_far(self) -> Reader:
-        """What a reader of the ref would see if all that was added were published now. Seals; more may be
-        added after.
+        """Seal, and return a reader of the version that `publish` would create now. More can be added later.
 
-        Its version has no id. It stays as it is, whatever becomes of the build. Raises as `seal`, and
-        Damaged.
+        The reader's version has no id. Later changes of the build do not affect the reader. Raises
+        as `seal`, and Damaged.
         """
         self.seal()
         record = self._segments.record
@@ -160,17 +162,16 @@ class Writer:
             raise Damaged(
                 f"segment {missing} is missing from the store: restore it with an import, or build it again"
             )
-        # Nothing to pin: the build's own record keeps its segments and its ancestors from collection.
+        # No pin is needed: the build's record keeps its segments and its ancestors from collection.
         return Reader(self._environment, tuple(chain), mapped)
 
     def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
-        """Make everything added the ref's current version, at once and durably; the build ends and the writer
-        closes.
+        """Publish everything added, atomically and durably, and close the writer.
 
-        expect: the version id that must be current (None: the ref must not exist); by default what was
-        current when the writer was opened; ANY overwrites. meta is laid over the writer's (JSON, at most 64
-        levels deep). Raises Conflict, StoreFull, StoreIO, Invalid; the build can then be published again,
-        resumed or aborted.
+        expect: the id of the version that must be current (None: the ref must not exist; ANY: no check); by
+        default the one that was current when the writer was opened. meta: JSON, at most 64 levels deep, which
+        is merged over the writer's meta. Raises Conflict, StoreFull, StoreIO, Invalid, Closed, Forked; after
+        the first four the build can be published again, resumed or aborted.
         """
         self._check_open()
         wanted = self._current if expect is AS_OPENED else expect
@@ -184,11 +185,11 @@ class Writer:
         return version
 
     def abort(self) -> None:
-        """End the build and remove its segments. Again, or after `publish`: nothing."""
+        """End the build and remove its segments. No effect on a closed writer. Raises Conflict, StoreIO."""
         if not self._open:
             return
         self._check_open()
-        self._open = False  # from here on segments in flight are dropped, so nothing may be published
+        self._open = False  # segments in flight are dropped now, so nothing may be published
         self._segments.close(drop=True)
         record = self._segments.record
         try:
@@ -197,17 +198,17 @@ class Writer:
         finally:
             self._close()
 
-    def _end(self, txn: Txn, record: BuildRecord) -> None:
+    def _end(self, txn: CatalogueTxn, record: BuildRecord) -> None:
         builds.still_ours(txn, self._build, record)
         txn.delete(version_tree.BUILD + self._build)
 
-    def _check_first(self, txn: Txn, wanted: Expect) -> None:
-        """The checks of publishing, made early so that a lost race costs no writing."""
+    def _check_first(self, txn: CatalogueTxn, wanted: Expect) -> None:
+        """Check early for conflicts, so that a lost race costs no writing. Raises Conflict."""
         builds.still_ours(txn, self._build, self._segments.record)
         publication.check_expected(txn, self._segments.record, wanted)
 
     def _finish(self) -> _Leftover:
-        """Write what is left in the buffers and the indexes; the buffers stay until it is registered."""
+        """Write the rest of the buffers, and the indexes. The buffers are kept until all is registered."""
         self._segments.drain()
         record = self._segments.record
         drafts: list[Draft] = []
@@ -227,7 +228,7 @@ class Writer:
         return _Leftover(record, plan.segments, (*drafts, *plan.drafts))
 
     def _unseal(self) -> None:
-        """Adding to a sealed build makes its indexes outdated."""
+        """Undo `seal`: new entries make its indexes outdated."""
         record = self._segments.record
         if record.sealed is None:
             return
@@ -236,13 +237,15 @@ class Writer:
         promote.sweep(self._environment, gone)
 
     def _room(self, order: int) -> int:
-        """Rows that still fit in the buffer of an order."""
+        """Return how many rows still fit in the buffer of an order."""
         buffer = self._buffer(order)
         return len(buffer.rows) - buffer.used
 
     def _places(self, order: int, count: int) -> Iterator[tuple[int, Bytes]]:
-        """(start, uint8 [m, stride] to fill) until there is a place for each of `count` rows; a place counts
-        as filled, and a full buffer goes on its way, when the next one is asked for."""
+        """Yield (start, uint8 [m, stride] to fill) until there is a place for each of `count` rows.
+
+        The caller must fill each place before it asks for the next. Full buffers are queued for writing.
+        """
         start = 0
         while start < count:
             buffer = self._buffer(order)
@@ -279,16 +282,15 @@ class Writer:
         self._close()
 
 
-def _ancestors(txn: Txn, parent: str | None) -> list[VersionInfo]:
+def _ancestors(txn: CatalogueTxn, parent: str | None) -> list[VersionInfo]:
     return [] if parent is None else version_tree.chain(txn, version_tree.get_version(txn, parent))
 
 
 def _check_storable(vectors: NDArray[np.float32], code: int) -> None:
-    """Raises Invalid when a number is too large for its storage type: the extremes tell, and NaN is one of
-    them."""
-    limit = TOO_LARGE[code]
+    """Raises Invalid if a number is infinite, NaN or too large for its storage type."""
+    limit = TOO_LARGE[code]  # NaN fails too, since it becomes minimum and maximum
     if not -limit < vectors.min() <= vectors.max() < limit:
         raise Invalid(
-            "a representation is infinite, NaN or too large for its storage type: look at the model "
-            "that computed it, or use a wider dtype"
+            "a representation is infinite, NaN or too large for its storage type: look at the model that "
+            "computed it, or use a wider dtype"
         )

@@ -113,7 +113,7 @@ def test_an_unchanged_file_is_hashed_once(home: Home, monkeypatch: pytest.Monkey
         return digest(file, name)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checked.hashlib, "file_digest", counted)
-    monkeypatch.setattr(checked, "_found", {})
+    monkeypatch.setattr(checked, "_cache", {})
     folder = root_folder(home)
     for _ in range(3):
         load_root(folder)

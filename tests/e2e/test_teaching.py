@@ -19,11 +19,11 @@ from hmi.model.tasks.base import Answer
 from hmi.training import teacher
 from hmi.training.augmentation import similar_words
 from hmi.training.data.rows import Row
-from hmi.training.golds import Odds
+from hmi.training.golds import SoftLabel
 from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.splits import Split
-from hmi.training.teacher import Lesson, gold_from, gold_of, lesson_texts, said_as_json, usable
+from hmi.training.teacher import Lesson, gold_from_json, gold_of, gold_to_json, lesson_texts, usable
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 
 
@@ -121,7 +121,7 @@ def test_copies_have_near_words_and_fill_what_room_the_texts_leave(
     near = similar_words(rows, root.tokenizer, encoder.embeddings.word.weight)
     assert drawn <= {*words, *(word for of in near.values() for word in of)}
     assert not drawn <= set(words), "near words, too"
-    monkeypatch.setattr(teacher, "MOST_TEXTS", 7)
+    monkeypatch.setattr(teacher, "MAX_TEXTS", 7)
     some = lesson_texts(lesson, asked, encoder, root)
     assert some[:5] == texts
     assert len(some) <= 7
@@ -203,9 +203,9 @@ def test_labelled_and_held_out_texts_are_not_taught() -> None:
         (Answer(labels=[]), ()),
         (Answer(value=0.0), 0.0),
         (Answer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
-        (Answer(label="x", scores={"x": 0.3, "y": 0.7}), Odds((("y", 0.7), ("x", 0.3)))),
+        (Answer(label="x", scores={"x": 0.3, "y": 0.7}), SoftLabel((("y", 0.7), ("x", 0.3)))),
     ],
 )
 def test_every_kind_of_answer_can_be_taught(answer: Answer, gold: Any) -> None:
     assert gold_of(answer) == gold
-    assert gold_from(json.loads(json.dumps(said_as_json(gold)))) == gold
+    assert gold_from_json(json.loads(json.dumps(gold_to_json(gold)))) == gold

@@ -29,14 +29,14 @@ class File:
     """How the file came about."""
     data: bytes
     expected: str
-    """A part of what `hmi check` says; "taken" where the file is accepted."""
+    """A part of what `hmi check` says; "accepted" where the file is accepted."""
     use: Task | None
     """The task that the rows are given for; None where the file itself must show it."""
     corpus: bool = False
 
 
 def rows(
-    name: str, made: str, data: str | bytes, expected: str = "taken", use: Task | None = "classification"
+    name: str, made: str, data: str | bytes, expected: str = "accepted", use: Task | None = "classification"
 ) -> File:
     """A file of rows; text is written as UTF-8."""
     return File(name, made, data.encode() if isinstance(data, str) else data, expected, use)
@@ -113,7 +113,7 @@ def _encodings() -> Iterator[File]:
     yield rows("mac.csv", "Excel: CSV (Macintosh)", table().replace("\r\n", "\r"))
     yield rows("packed.csv.gz", "CSV, gzip", gzip.compress(table().encode()))
     cut = gzip.compress(table().encode() * 99)[:-9]
-    yield rows("cut.csv.gz", "the same, half uploaded", cut, "breaks off")
+    yield rows("cut.csv.gz", "the same, half uploaded", cut, "cannot be decompressed")
     yield rows("marked.jsonl", "JSON lines with a byte-order mark", jsonl(objects()).encode("utf-8-sig"))
 
 
@@ -143,27 +143,27 @@ def _tables() -> Iterator[File]:
     yield rows("blank-rows.csv", "blank rows, as Excel leaves them", table() + ",\r\n" * 9)
     yield rows("header.csv", "a header alone", "text,label\n", "no rows: give at least 4")
     lists = 'tokens,tags\n"[""a""]","[""O""]"\n' * 5
-    yield rows("lists.csv", "tags in a cell", lists, "a cell holds no list", "tagging")
+    yield rows("lists.csv", "tags in a cell", lists, "a CSV cell cannot hold a list", "tagging")
 
 
 def _quotes() -> Iterator[File]:
     lone = table("\t").replace("Gern", '"Gern')
-    yield rows("glue.tsv", "tabs, a lone double quote in a text", lone, "double quotes as they stand")
+    yield rows("glue.tsv", "tabs, a lone double quote in a text", lone, "double quotes taken literally")
     read_as = "6 rows of the task classification, 2 labels; CSV with tabs, "
     swallowed = lone.replace("Très bien", 'Très bien"')
-    as_they_stand = f"{read_as}double quotes as they stand"
-    yield rows("glue-two.tsv", "the same, with another one lines below", swallowed, as_they_stand)
+    literally = f"{read_as}double quotes taken literally"
+    yield rows("glue-two.tsv", "the same, with another one lines below", swallowed, literally)
     excel = table("\t").replace("Gern wieder", '"Gern\n""wieder"""')
     yield rows("excel-quotes.tsv", "Excel: quotes, and a text of two lines", excel, f"{read_as}UTF-8")
     mixed = lone.replace("Zu spät", '"Zu ""spät"""')
-    line_6 = "It cannot be taken as it stands, since line 6 quotes a cell as CSV does"
+    line_6 = "Quotes cannot be taken literally here, since line 6 quotes a cell as CSV does"
     yield rows("quotes-mixed.tsv", "a lone quote, and cells quoted as CSV does", mixed, line_6)
     wide = lone.replace("Zu spät", "Zu\tspät")
     line_6 = "since line 6 has 3 cells when split at each tab"
     yield rows("quotes-tabs.tsv", "a lone quote, and a tab in a text", wide, line_6)
     both = [(str(i), t, t[::-1], f"{i}.5") for i, t in enumerate(TEXTS)]
     stsb = table("\t", "index,sentence1,sentence2,score", both).replace("Gern", '"Gern')
-    read_as = "rows of the task regression; CSV with tabs, double quotes as they stand"
+    read_as = "rows of the task regression; CSV with tabs, double quotes taken literally"
     yield rows("stsb.tsv", "STS-B, with no task given", stsb, read_as, None)
     yield rows("stsb-pairs.tsv", "the same, as pairs with labels", stsb, "Give --task regression", "pair")
     three = table("\t", "sentence,sentence1,sentence2,score", both)
@@ -203,9 +203,9 @@ def _labels() -> Iterator[File]:
     nan = with_row('{"text": "a", "label": NaN}')
     yield rows("nan.jsonl", "a label NaN", nan, "line 7: `label` is NaN")
     nan = table() + "Na ja,nan\r\nNa so,nan\r\n"
-    yield rows("nan.csv", "a label nan", nan, "`nan` is read as a label")
+    yield rows("nan.csv", "a label nan", nan, "`nan` was read as a label")
     alike = table() + "Na ja,Bad\r\nNa so,Bad\r\n"
-    yield rows("alike.csv", "labels bad and Bad", alike, "are different")
+    yield rows("alike.csv", "labels bad and Bad", alike, "count as different")
     truth = jsonl([{"text": text, "label": i > 2} for i, text in enumerate(TEXTS)])
     yield rows("truth.jsonl", "labels true and false", truth)
     decimals = table(";", "text,value", [(text, f"{i},5") for i, text in enumerate(TEXTS)])
@@ -254,7 +254,7 @@ def verdict(file: File) -> str:
     )
     labels = f", {len(found.labels)} labels" if found.labels else ""
     notes = "".join(f". Note: {note}" for note in found.notes)
-    return f"taken: {what}{labels}; {found.read}{notes}"
+    return f"accepted: {what}{labels}; {found.read}{notes}"
 
 
 def page() -> str:

@@ -10,7 +10,7 @@ import pytest
 from hmi.api import routes
 from hmi.core import JobRecord, ModelId, ModelRecord, TenantRecord, now
 from hmi.stores import job_table, model_table
-from hmi.stores.registry_database import Txn
+from hmi.stores.registry_database import RegistryTxn
 from hmi.stores.table import TENANT, Table
 from tests.hmi.api_world import World, running, tenant
 from tests.hmi.runner_bodies import version_by
@@ -62,7 +62,7 @@ def fill(world: World, count: int) -> None:
     registry = world.services.manager.registry
     table = registry._table
 
-    def body(txn: Txn) -> None:
+    def body(txn: RegistryTxn) -> None:
         for i in range(count):
             name = f"t{i:05d}"
             table.put(txn, TENANT + name, TenantRecord(tenant=name, created=now()))

@@ -238,6 +238,9 @@ async def main():
     async with serving(Path(sys.argv[1])) as (_, door, port):
         taken = []
         def take():
+            if door._count():  # the last client's connection is about to close and free a descriptor
+                asyncio.get_running_loop().call_later(0.01, take)
+                return
             try:
                 while True:
                     taken.append(os.open(os.devnull, os.O_RDONLY))
@@ -246,10 +249,10 @@ async def main():
         def free():
             while taken:
                 os.close(taken.pop())
-        def wait(error, was=door._wait):
+        def wait(error, was=door._accept_failed):
             was(error)
             print("pause", flush=True)
-        door._wait = wait
+        door._accept_failed = wait
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, free)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, take)
         print(port, flush=True)

@@ -228,7 +228,7 @@ async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
         engine.ready = lambda: False
         failed = f"stream 1 failed: OSError: {tmp_path / 'plots'}"
         told = "stream 1 failed: OSError: <data>/plots"
-        down = f", but part of the engine is down and is started again ({told})"
+        down = f", but a part of the engine failed and is being restarted ({told})"
         for trouble, why in ((None, ""), (failed, down)):
             engine.trouble = lambda trouble=trouble: trouble
             status, body, answer = await world.call("GET", "/readyz")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hmi.api.expand import expand_into
+from hmi.api.expand import decompress_to
 from hmi.errors import InvalidData, TooLarge
 
 TEXT = b"a line of text\n" * 5000
@@ -33,7 +33,7 @@ def zstd(data: bytes) -> bytes:
     ids=["plain", "gzip", "zstd", "two gzip members", "two zstd frames", "two gzip members with padding"],
 )
 def test_expands(sent: bytes, tmp_path: Path) -> None:
-    assert expand_into(io.BytesIO(sent), tmp_path / "out", "data", len(TEXT)) == len(TEXT)
+    assert decompress_to(io.BytesIO(sent), tmp_path / "out", "data", len(TEXT)) == len(TEXT)
     assert (tmp_path / "out").read_bytes() == TEXT
 
 
@@ -41,7 +41,7 @@ def test_expands(sent: bytes, tmp_path: Path) -> None:
 def test_limit_holds_for_the_expanded_size(pack: object, tmp_path: Path) -> None:
     bomb = pack(b"\0" * (8 << 20))  # type: ignore[operator]
     with pytest.raises(TooLarge) as caught:
-        expand_into(io.BytesIO(bomb), tmp_path / "out", "data", 1 << 20)
+        decompress_to(io.BytesIO(bomb), tmp_path / "out", "data", 1 << 20)
     assert caught.value.details["field"] == "data"
     assert not (tmp_path / "out").exists()
 
@@ -55,5 +55,5 @@ def test_damaged_archive(pack: object, spoil: str, tmp_path: Path) -> None:
     else:
         sent[4:12] = b"\xff" * 8
     with pytest.raises(InvalidData):
-        expand_into(io.BytesIO(bytes(sent)), tmp_path / "out", "data", 1 << 20)
+        decompress_to(io.BytesIO(bytes(sent)), tmp_path / "out", "data", 1 << 20)
     assert not (tmp_path / "out").exists()

@@ -120,9 +120,9 @@ async def test_huge_inputs_do_not_hold_up_the_loop(tmp_path: Path, monkeypatch: 
         parsed_in: list[str] = []
         parse = body_module.parse
 
-        def watched(model: Any, data: bytes) -> Any:
+        def watched(model: Any, data: bytes, *more: Any) -> Any:
             parsed_in.append(threading.current_thread().name)
-            return parse(model, data)
+            return parse(model, data, *more)
 
         monkeypatch.setattr(body_module, "parse", watched)
         assert (await world.call("POST", "/infer/acme.m", data=many, headers=js))[0] == 404

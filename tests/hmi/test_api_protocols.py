@@ -41,17 +41,38 @@ def encode(results: Sequence[AskResult]) -> Labels:
     return Labels(labels=[output.label for result in results for output in result.outputs])
 
 
+class Oops(BaseModel):
+    oops: str
+    at: str | None
+
+
 class ByLine:
     endpoints = (Endpoint("/by-line", "Label lines.", Lines, Labels, decode, encode, "lines"),)
+    error = Oops
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         return {"oops": failure.message, "at": failure.details.get("field")}
 
 
+def error_schemas(contract: Any) -> dict[str, set[str]]:
+    """For each path of POST calls, the schemas of its errors' bodies."""
+    return {
+        path: {
+            answer["content"]["application/json"]["schema"]["$ref"]
+            for status, answer in calls["post"]["responses"].items()
+            if int(status) >= 400
+        }
+        for path, calls in contract["paths"].items()
+        if "post" in calls
+    }
+
+
 async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     routes = routes_of(ByLine())
     monkeypatch.setattr(app, "ROUTES", (*ROUTES, *routes))
-    assert "/by-line" in document(routes)["paths"]
+    documented = error_schemas(document((*ROUTES, *routes)))
+    assert documented["/by-line"] == {"#/components/schemas/Oops"}
+    assert documented["/infer"] == {"#/components/schemas/ErrorAnswer"}
 
     async def infer(requests: list[InferRequest]) -> list[InferResult]:
         if requests[0].text == "bad":

@@ -51,23 +51,23 @@ async def test_paths_stay_below_uploads(tmp_path: Path) -> None:
     (below / "link").symlink_to(secret)
     (below / "up").symlink_to(tmp_path)
     form = uploads.form(None)
-    assert (await uploads.copy_below(None, "acme/rows.jsonl", "data", form)).read_bytes() == TEXT
+    assert (await uploads.copy_named(None, "acme/rows.jsonl", "data", form)).read_bytes() == TEXT
     for bad in ("../../secret", "acme/../../../secret", str(secret), "link", "up/secret", "acme", "a\0b"):
         with pytest.raises(InvalidInput) as caught:
-            await uploads.copy_below(None, bad, "data", form)
+            await uploads.copy_named(None, bad, "data", form)
         assert caught.value.details["field"] == "data.path"
     with pytest.raises(NotFound):
-        await uploads.copy_below(None, "acme/other.jsonl", "data", form)
+        await uploads.copy_named(None, "acme/other.jsonl", "data", form)
     uploads.close()
 
 
 async def test_one_tenants_uploads_hold_up_nobody_else(tmp_path: Path) -> None:
     uploads, go_on = some(tmp_path), threading.Event()
-    held = [asyncio.create_task(uploads.apart("acme", go_on.wait)) for _ in range(64)]
+    held = [asyncio.create_task(uploads.in_thread("acme", go_on.wait)) for _ in range(64)]
     try:
         await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            assert await uploads.apart("globex", lambda: "written") == "written"
+            assert await uploads.in_thread("globex", lambda: "written") == "written"
         assert await asyncio.to_thread(lambda: "answered") == "answered"
     finally:
         go_on.set()
@@ -82,10 +82,10 @@ async def test_large_files_give_way_while_they_expand(
     uploads = some(tmp_path)
     (tmp_path / "uploads" / "large").write_bytes(gzip.compress(bytes(32 * MIB)))
     holders = ("acme", "globex", "initech")
-    large = [asyncio.create_task(uploads.copy_below(None, "large", "data", uploads.form(h))) for h in holders]
+    large = [asyncio.create_task(uploads.copy_named(None, "large", "data", uploads.form(h))) for h in holders]
     await until(lambda: len([*(tmp_path / "incoming").glob("*/data")]) == 3)
     for _ in range(5):
-        await uploads.apart("quiet", os.getpid)
+        await uploads.in_thread("quiet", os.getpid)
     assert not any(task.done() for task in large), "pieces of work came after the whole of three others'"
     assert [path.stat().st_size for path in await asyncio.gather(*large)] == [32 * MIB] * 3
     uploads.close()

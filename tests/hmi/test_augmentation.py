@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Tokenizer
-from hmi.training.augmentation import NEAREST, SHARE, similar_words, variants
+from hmi.training.augmentation import NEAREST, REPLACED_FRACTION, similar_words, variants
 from hmi.training.data.rows import Row
 
 MANY = 10**6
@@ -72,7 +72,7 @@ def test_a_fixed_fraction_of_words_is_replaced_by_others_of_the_rows() -> None:
     long = [words for words in made if len(words) > 1]
     assert len(long) == 50
     changed = Counter(word for words in long for at, word in enumerate(words) if word != f"w{at}")
-    assert SHARE - 0.03 < changed.total() / 5000 < SHARE + 0.03
+    assert REPLACED_FRACTION - 0.03 < changed.total() / 5000 < REPLACED_FRACTION + 0.03
     assert set(changed) <= {"other", *(f"w{i}" for i in range(100))}
     assert "other" in changed
 
@@ -110,5 +110,5 @@ def test_similar_words_are_the_nearest_whole_words_of_the_vocabulary(tiny_source
 def test_half_of_the_changed_words_are_similar_ones_where_there_are_any() -> None:
     rows = [Row("old " * 1000, "x"), Row("tree", "x")]
     made = " ".join(str(row.text) for row in variants(rows, 1, {"old": ["aged"]}, 0, MANY)).split()
-    assert SHARE / 2 - 0.05 < made.count("aged") / 1000 < SHARE / 2 + 0.05
+    assert REPLACED_FRACTION / 2 - 0.05 < made.count("aged") / 1000 < REPLACED_FRACTION / 2 + 0.05
     assert set(made) <= {"old", "aged", "tree"}

@@ -12,7 +12,7 @@ import zstandard
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData, TooLarge
 from hmi.training.data.corpus import check_corpus, read_documents
-from hmi.training.data.rows import read_rows
+from hmi.training.data.rows import read_labelled_rows
 from hmi.training.golds import checked_labels
 from hmi.training.objectives import learn_task
 
@@ -31,11 +31,11 @@ def put(tmp_path: Path, data: bytes | str) -> Path:
         (b"one line only\n", "one line only"),
         (b"text\nbin\x00ary\n", "line 2 .* zero byte"),
         ("gr\xfcn\nblau\n".encode("latin-1"), "line 1 .* not UTF-8"),
-        (gzip.compress(b"some text\n" * 1000, mtime=0)[:-20], "breaks off"),
-        (b"\x28\xb5\x2f\xfdnot really zstd", "breaks off"),
-        (b"\x1f\x8bnot really gzip at all", "breaks off"),
+        (gzip.compress(b"some text\n" * 1000, mtime=0)[:-20], "cannot be decompressed"),
+        (b"\x28\xb5\x2f\xfdnot really zstd", "cannot be decompressed"),
+        (b"\x1f\x8bnot really gzip at all", "cannot be decompressed"),
         (b'["one text", "two texts"]\n', "JSON list, and has no `text`: the columns are none"),
-        (b'["one", "two"]\n["three", "four"]\n', "line 2 .* behind the end of the list"),
+        (b'["one", "two"]\n["three", "four"]\n', "line 2 .* after the end of the list"),
     ],
 )
 def test_a_bad_corpus_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
@@ -88,30 +88,30 @@ def jsonl(*rows: object) -> str:
         ("pair", [{"text": "a", "label": "x"}] * 5, "`text_pair` is missing"),
         ("tagging", [{"tokens": ["a", "b"], "tags": ["O"]}] * 5, "2 tokens but 1 tags"),
         ("tagging", [{"tokens": "a b", "tags": ["O"]}] * 5, "`tokens` is not a list"),
-        ("classification", [["text", "label"]] * 5, "more behind the end of the list"),
+        ("classification", [["text", "label"]] * 5, "more after the end of the list"),
         ("classification", [{"text": "a", "label": "x"}] * 3, "3 rows"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, task: str, rows: list[object], message: str) -> None:
     with pytest.raises(InvalidData, match=message):
-        read_rows(put(tmp_path, jsonl(*rows)), task)  # type: ignore[arg-type]
+        read_labelled_rows(put(tmp_path, jsonl(*rows)), task)  # type: ignore[arg-type]
 
 
 def test_a_row_that_is_not_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"line 2: is not JSON"):
-        read_rows(put(tmp_path, '{"text": "a", "label": "b"}\n{"text": \n'), "classification")
+        read_labelled_rows(put(tmp_path, '{"text": "a", "label": "b"}\n{"text": \n'), "classification")
 
 
 def test_deeply_nested_json_is_refused_not_crashed(tmp_path: Path) -> None:
     with pytest.raises(HmiError):
-        read_rows(put(tmp_path, '{"text": ' + "[" * 100_000), "classification")
+        read_labelled_rows(put(tmp_path, '{"text": ' + "[" * 100_000), "classification")
 
 
 def test_one_class_only_and_ten_thousand_classes(tmp_path: Path) -> None:
-    same = read_rows(put(tmp_path, jsonl(*[{"text": "t", "label": "x"}] * 9)), "classification")
+    same = read_labelled_rows(put(tmp_path, jsonl(*[{"text": "t", "label": "x"}] * 9)), "classification")
     with pytest.raises(InvalidData, match="at least two classes"):
         checked_labels((row.label for row in same), "data")
-    many = read_rows(
+    many = read_labelled_rows(
         put(tmp_path, jsonl(*({"text": "t", "label": i} for i in range(10_000)))), "classification"
     )
     with pytest.raises(InvalidData, match="10000 different labels"):
@@ -119,16 +119,20 @@ def test_one_class_only_and_ten_thousand_classes(tmp_path: Path) -> None:
 
 
 def test_csv_rows_are_read(tmp_path: Path) -> None:
-    rows = read_rows(put(tmp_path, 'text,label\n"a, b",x\nc,y\nd,x\ne,y\n'), "classification")
+    rows = read_labelled_rows(put(tmp_path, 'text,label\n"a, b",x\nc,y\nd,x\ne,y\n'), "classification")
     assert [(r.text, r.label) for r in rows][:2] == [("a, b", "x"), ("c", "y")]
     assert checked_labels((row.label for row in rows), "data") == {"x": 2, "y": 2}
 
 
 def test_pairs_and_tags_are_read(tmp_path: Path) -> None:
-    pairs = read_rows(put(tmp_path, jsonl(*[{"text": "a", "text_pair": "b", "label": 1}] * 4)), "pair")
+    pairs = read_labelled_rows(
+        put(tmp_path, jsonl(*[{"text": "a", "text_pair": "b", "label": 1}] * 4)), "pair"
+    )
     assert pairs[0].text == ("a", "b")
     assert pairs[0].label == "1"
-    tags = read_rows(put(tmp_path, jsonl(*[{"tokens": ["a", "b"], "tags": ["O", "B-x"]}] * 4)), "tagging")
+    tags = read_labelled_rows(
+        put(tmp_path, jsonl(*[{"tokens": ["a", "b"], "tags": ["O", "B-x"]}] * 4)), "tagging"
+    )
     assert tags[0].label == ("O", "B-x")
 
 
@@ -147,7 +151,7 @@ def test_pairs_and_tags_are_read(tmp_path: Path) -> None:
 )
 def test_half_a_surrogate_pair_is_named(tmp_path: Path, task: Task, row: str, message: str) -> None:
     with pytest.raises(InvalidData, match=message):
-        read_rows(put(tmp_path, row + "\n"), task)
+        read_labelled_rows(put(tmp_path, row + "\n"), task)
 
 
 def test_values_that_are_all_alike_are_refused_whatever_rounding_does() -> None:

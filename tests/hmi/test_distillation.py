@@ -83,8 +83,8 @@ def test_random_covers_drop_some_ngrams_of_every_order_but_unigrams(n: int) -> N
     assert 0 < covers.count(None) < 20, "about half of the batches stay exact"
     for cover in covers:
         if cover is not None:
-            assert set(cover.at_hand) == set(range(2, n + 1))
-            assert all(0 < held.float().mean() < 1 for held in cover.at_hand.values())
+            assert set(cover.stored) == set(range(2, n + 1))
+            assert all(0 < held.float().mean() < 1 for held in cover.stored.values())
 
 
 @pytest.mark.parametrize("n", [2, 5])

@@ -8,7 +8,7 @@ import torch
 from hmi.errors import UnsupportedModel
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.batching import pad_ids
-from hmi.model.heads import read_rows
+from hmi.model.heads import pool_rows
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.root import split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
@@ -41,7 +41,7 @@ def test_the_default_roots_embeddings_are_near_the_sources() -> None:
             mask, types = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)
             x = lower(ids) + bias(torch.arange(len(text))[None], types)
             rows = run_rows(PackedExecutor(upper, encoder.shape), x[0], [0, len(text)], [None])[None]
-            ours.append(torch.tensor(task.answer(read_rows("mean", rows, rows, types, mask)[0]).embedding))
+            ours.append(torch.tensor(task.answer(pool_rows("mean", rows, rows, types, mask)[0]).embedding))
             true = encoder(ids, mask)[0].mean(0)
             theirs.append(true / true.norm())
     a, b = torch.stack(ours), torch.stack(theirs)

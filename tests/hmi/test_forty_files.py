@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
-from hmi.training.data.rows import Row, given_rows, read_rows, read_texts
+from hmi.training.data.rows import Row, read_labelled_file, read_labelled_rows, read_unlabelled_rows
 from tests.hmi.forty_files import File, files, page, verdict
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
@@ -79,7 +79,7 @@ def test_rows_come_back_from_every_form_as_they_went(rows: list[tuple[str, str]]
         forms[f"csv {delimiter}"] = out.getvalue()
     for form, text in forms.items():
         for encoding in ("utf-8", "utf-8-sig", "utf-16"):
-            found = read_rows(text.encode(encoding), "classification")
+            found = read_labelled_rows(text.encode(encoding), "classification")
             assert [(row.text, row.label) for row in found] == rows, (form, encoding)
 
 
@@ -89,32 +89,34 @@ def test_no_token_of_conll_is_lost() -> None:
     with pytest.raises(
         InvalidData, match=r"has 3 columns instead of 2 in line 403: give a token without spaces"
     ):
-        read_rows(text.encode(), "tagging")
-    rows = given_rows(text.encode(), "tagging", skip=1).rows
+        read_labelled_rows(text.encode(), "tagging")
+    rows = read_labelled_file(text.encode(), "tagging", skip=1).rows
     assert [row.text for row in rows] == [["EU", "#", "1"]] * 100
 
 
 def test_what_excel_writes_above_the_header_is_no_header() -> None:
     rows = "".join(f"one {i};{'ab'[i % 2]}\n" for i in range(4))
     for head in ("sep=;\ntext;label\n", "sep=;\n\ntext;label\n", "\nsep=;\n\n\ntext;label\n"):
-        read = read_rows((head + rows).encode(), "classification")
+        read = read_labelled_rows((head + rows).encode(), "classification")
         assert [row.label for row in read] == ["a", "b", "a", "b"]
 
 
 def test_lone_quotes_in_a_table_with_tabs_are_a_part_of_the_text() -> None:
     by_name = {file.name: file.data for file in files()}
-    texts = [row.text for row in read_rows(by_name["glue-two.tsv"], "classification")]
+    texts = [row.text for row in read_labelled_rows(by_name["glue-two.tsv"], "classification")]
     assert texts[3:] == ['"Gern wieder', "Zu spät", 'Très bien"']
-    assert read_rows(by_name["excel-quotes.tsv"], "classification")[3].text == 'Gern\n"wieder"'
-    assert read_rows(by_name["stsb.tsv"], "regression")[3] == Row(('"Gern wieder', "redeiw nreG"), 3.5)
+    assert read_labelled_rows(by_name["excel-quotes.tsv"], "classification")[3].text == 'Gern\n"wieder"'
+    assert read_labelled_rows(by_name["stsb.tsv"], "regression")[3] == Row(
+        ('"Gern wieder', "redeiw nreG"), 3.5
+    )
     text = "text\tlabel\n" + "".join(f'"{i} it is\t{"ab"[i % 2]}\n' for i in range(90_000))
-    begun = given_rows(text.encode(), "classification", first=1 << 16)
+    begun = read_labelled_file(text.encode(), "classification", first=1 << 16)
     assert (begun.whole, begun.rows[0].text) == (False, '"0 it is')
     unlabelled = b'sentence1\tsentence2\n"a b\tc\nd\te\n'
-    assert read_texts(unlabelled, "regression", paired=True)[0].text == ('"a b', "c")
+    assert read_unlabelled_rows(unlabelled, "regression", paired=True)[0].text == ('"a b', "c")
 
 
 def test_a_carriage_return_within_a_line_is_named() -> None:
     rows = "text,label\r\n" + "one,a\r\ntwo,b\r\n" * 2 + "thr\ree,a\r\n"
     with pytest.raises(InvalidData, match="line 6 of data has a carriage return"):
-        read_rows(rows.encode(), "classification")
+        read_labelled_rows(rows.encode(), "classification")

@@ -9,8 +9,8 @@ import pytest
 
 from hmi.errors import InvalidData
 from hmi.jobs.ngrams import pieces
-from hmi.model.tokenizer import ROWS_AT_ONCE, Text, Tokenizer, _at_once
-from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_rows
+from hmi.model.tokenizer import TEXTS_AT_ONCE, Text, Tokenizer, _at_once
+from hmi.training.data.rows import MAX_ROW_CHARACTERS, read_labelled_rows
 from tests.tiny import random_texts
 
 LONG = " ".join(random_texts(200, 3))
@@ -48,10 +48,10 @@ def test_a_cut_text_has_the_tokens_of_the_whole(tokenizer: Tokenizer, max_length
 
 
 def test_order_is_kept_over_many_texts(tokenizer: Tokenizer) -> None:
-    texts: list[Text] = [*random_texts(3 * ROWS_AT_ONCE, 1)]
+    texts: list[Text] = [*random_texts(3 * TEXTS_AT_ONCE, 1)]
     texts[1::2] = [str(t).split() for t in texts[1::2]]
-    alone = [tokenizer.encode([t], 16)[0] for t in texts[:: ROWS_AT_ONCE // 2]]
-    assert tokenizer.encode(texts, 16)[:: ROWS_AT_ONCE // 2] == alone
+    alone = [tokenizer.encode([t], 16)[0] for t in texts[:: TEXTS_AT_ONCE // 2]]
+    assert tokenizer.encode(texts, 16)[:: TEXTS_AT_ONCE // 2] == alone
     assert tokenizer.encode([], 16) == []
 
 
@@ -75,4 +75,4 @@ def test_a_tagging_row_is_bounded_like_a_text(tmp_path: Path) -> None:
     row = {"tokens": ["a" * (MAX_ROW_CHARACTERS // 2 + 1)] * 2, "tags": ["O", "O"]}
     (tmp_path / "rows").write_text(json.dumps(row) + "\n")
     with pytest.raises(InvalidData, match="characters, more than"):
-        read_rows(tmp_path / "rows", "tagging")
+        read_labelled_rows(tmp_path / "rows", "tagging")

@@ -18,7 +18,7 @@ from hmi.manager.tenants import new_key
 from hmi.stores import job_table
 from hmi.stores.job_table import drop_jobs
 from hmi.stores.registry import Registry
-from hmi.stores.registry_database import RegistryDatabase, Txn
+from hmi.stores.registry_database import RegistryDatabase, RegistryTxn
 from hmi.stores.table import Table
 from tests.hmi.registry_lab import add_tenant, job
 from tests.hmi.runner_bodies import version_by
@@ -228,7 +228,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
     assert sum(registry.count_jobs().values()) == len(registry.jobs())
 
 
-def unindexed(txn: Txn) -> None:
+def unindexed(txn: RegistryTxn) -> None:
     for prefix in ("jobof/", "jobcount/", "jobsindexed"):
         for key in txn.keys(prefix):
             txn.delete(prefix + key)

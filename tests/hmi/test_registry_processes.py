@@ -16,7 +16,7 @@ from hmi.core import ModelId
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase
-from hmi.stores.sealed import Txn
+from hmi.stores.sealed import RegistryTxn
 from tests.disks import small_disk
 from tests.hmi.manager_lab import root_record
 from tests.hmi.registry_lab import add_tenant, job, tenant_with_key
@@ -79,7 +79,7 @@ def test_a_writer_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(
 def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
-    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.3)
     script = (
         "import os, signal, sys; from pathlib import Path; from hmi.stores.registry_database import "
         "RegistryDatabase\n"
@@ -223,10 +223,10 @@ def test_a_fork_in_the_middle_of_a_transaction_undoes_nothing(
 ) -> None:
     """The child has a copy of the transaction. Closing the copy would undo it, so the child
     may not open the registry."""
-    monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: RegistryTxn) -> None:
         txn.put("gone/slow", b"{}")
         inside.set()
         assert go_on.wait(60)

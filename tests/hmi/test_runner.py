@@ -225,7 +225,7 @@ def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> 
     child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)
     pid = lab.counting(job)
     runner.recover()
-    assert runner.look(job).state == "running", "its process has the lock"
+    assert runner.refresh(job).state == "running", "its process has the lock"
     with pytest.raises(Conflict, match="is at work on acme"):
         lab.submit(runner, "count", **target)
     os.kill(pid, signal.SIGKILL)
@@ -234,7 +234,7 @@ def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> 
         runner.recover()
         assert lab.registry.job(job).state == "queued"
     elif how == "show":
-        assert runner.look(job).state == "queued"
+        assert runner.refresh(job).state == "queued"
     elif how == "submit":
         with pytest.raises(Conflict, match="was interrupted"):
             lab.submit(runner, "count", **target)

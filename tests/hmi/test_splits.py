@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hmi.errors import InvalidData
-from hmi.training.data.rows import Row, read_rows
+from hmi.training.data.rows import Row, read_labelled_rows
 from hmi.training.objectives import learn_task
 from hmi.training.remarks import remarks
 from hmi.training.row_keys import hold_out
@@ -73,7 +73,7 @@ def test_tags_that_break_bio_are_named_by_row_and_word() -> None:
 def rows_of(tmp_path: Path, task: str, *given: object) -> list[Row]:
     path = tmp_path / "rows"
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
-    return read_rows(path, task)  # type: ignore[arg-type]
+    return read_labelled_rows(path, task)  # type: ignore[arg-type]
 
 
 def test_rows_of_labels_and_values_are_read(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_rows_of_labels_and_values_are_read(tmp_path: Path) -> None:
     ) == (("t", "u"), -1.5)
     csv = tmp_path / "rows.csv"
     csv.write_text("text,value\na,1\nb,2.5\nc,3\nd,4\n")
-    assert [r.label for r in read_rows(csv, "regression")] == [1.0, 2.5, 3.0, 4.0]
+    assert [r.label for r in read_labelled_rows(csv, "regression")] == [1.0, 2.5, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(

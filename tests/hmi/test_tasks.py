@@ -14,7 +14,7 @@ from hmi.model.batching import Encoded
 from hmi.model.tagging import breaks, scheme_of
 from hmi.model.tasks import KINDS, task_of
 from hmi.model.tasks.multilabel import MultiLabel
-from hmi.training.golds import Odds
+from hmi.training.golds import SoftLabel
 from hmi.training.objectives import IGNORE, OBJECTIVES, learn_task, objective_of
 from hmi.training.scoring import calibration, headline, score_labels, score_tags, score_values
 
@@ -79,7 +79,7 @@ def test_odds_are_learnt_like_so_many_rows_of_each_label(weights: torch.Tensor |
     kind = task_of("classification", ("a", "b", "c"))
     rows = [
         objective_of(kind).targets(gold, [one_piece_a_word(1)])[0]
-        for gold in ("c", Odds((("a", 0.75), ("c", 0.25))))
+        for gold in ("c", SoftLabel((("a", 0.75), ("c", 0.25))))
     ]
     assert rows == [[2], [0.75, 0.0, 0.25]]
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))

@@ -190,11 +190,11 @@ def test_the_last_of_equal_epochs_is_kept_and_where_scores_are_chance_the_last_o
     tiny_root: Root,
 ) -> None:
     train = examples(tiny_root, 0, count=16)
-    for choosy, scores, best in ((True, (0.5, 0.5, 0.4), 2), (False, (0.5, 0.4, 0.1), 3)):
+    for keep_best, scores, best in ((True, (0.5, 0.5, 0.4), 2), (False, (0.5, 0.4, 0.1), 3)):
         given = iter(scores)
         trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, epochs=3), train)
         kept = train_to_best(
-            trainer, lambda given=given: {"accuracy": next(given)}, quiet, choosy=choosy
+            trainer, lambda given=given: {"accuracy": next(given)}, quiet, keep_best=keep_best
         ).kept
         assert kept.epoch == best
 

@@ -11,7 +11,7 @@ from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.tasks.words import UNSEEN
 from hmi.training.objectives import IGNORE, learn_task, objective_of
-from hmi.training.transitions import MOST_TAGS, Transitions, learns_transitions
+from hmi.training.transitions import MAX_TAGS, Transitions, learns_transitions
 
 LABELS = 3
 TARGETS = [[IGNORE, 0, 2, IGNORE, 1], [IGNORE, 1, IGNORE, IGNORE, IGNORE], [IGNORE] * 5, [2, 2, 0, 1, 0]]
@@ -69,7 +69,7 @@ def test_texts_without_words_cost_nothing() -> None:
         ("tagging", 5, None, None, True),
         ("tagging", 5, None, False, False),
         ("tagging", 5, (1.0,), None, False),
-        ("tagging", MOST_TAGS + 1, None, None, False),
+        ("tagging", MAX_TAGS + 1, None, None, False),
         ("classification", 5, None, None, False),
     ],
 )

@@ -29,7 +29,7 @@ from hmi.stores.model_table import KEPT_VERSIONS
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
 from hmi.training.objectives import objective_of
-from hmi.training.row_keys import MOST_KEYS, are_seen, hold_out, joined_keys, keys_as_text, keys_from_text
+from hmi.training.row_keys import MAX_KEYS, are_seen, hold_out, joined_keys, keys_as_text, keys_from_text
 from tests.hmi.api_world import LABELS, hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.hmi.runner_bodies import version_by
@@ -231,7 +231,7 @@ def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: 
     assert made is not None
     assert made["published"] is True
     told = " ".join(made["metrics"]["warnings"])
-    assert "the live version 1 is damaged: this one began afresh" in told
+    assert "the live version 1 is damaged: this update was trained afresh" in told
     assert "was not compared" in told
     assert "live" not in made["metrics"]
     live = manager.model("acme.d").live
@@ -268,7 +268,7 @@ def test_keys_tell_which_rows_were_trained_on() -> None:
     assert are_seen(numbered(40, 60), keys) == [True] * 10 + [False] * 10
     both = joined_keys(numbered(50, 60), keys)
     assert all(are_seen(numbered(0, 60), both))
-    assert len(joined_keys([], np.arange(MOST_KEYS + 9, dtype=np.uint32))) == MOST_KEYS
+    assert len(joined_keys([], np.arange(MAX_KEYS + 9, dtype=np.uint32))) == MAX_KEYS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from hmi.model.batching import Encoded
 from hmi.model.root import Root
-from hmi.model.windows import MOST, central_pieces, encode_texts, reach, windows_of
+from hmi.model.windows import MAX_WINDOWS, central_pieces, encode_texts, reach, windows_of
 from tests.tiny import random_texts
 
 
@@ -28,7 +28,7 @@ def test_windows_cover_the_text_and_begin_at_words(seed: int) -> None:
     if len(text) > reach(length):
         return
     windows = windows_of(text, length)
-    assert len(windows) <= MOST
+    assert len(windows) <= MAX_WINDOWS
     assert {i for w in windows for i in w.ids} == set(text.ids), "no token is lost"
     for window in windows:
         assert len(window) <= length
@@ -55,7 +55,7 @@ def test_beyond_the_most_windows_a_text_is_cut(tiny_root: Root) -> None:
     tokenizer = tiny_root.tokenizer
     short, long, huge = random_texts(1, low=3, high=3)[0], " ".join(["cell"] * 40), " ".join(["gene"] * 5000)
     found = encode_texts(tokenizer, [short, long, huge], 16, windows=True)
-    assert [len(windows) for windows in found] == [1, 4, MOST]
+    assert [len(windows) for windows in found] == [1, 4, MAX_WINDOWS]
     assert [any(w.truncated for w in windows) for windows in found] == [False, False, True]
     assert all(len(w) <= 16 for windows in found for w in windows)
     cut = encode_texts(tokenizer, [long], 16, windows=False)

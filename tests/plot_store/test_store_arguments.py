@@ -134,7 +134,7 @@ def test_what_is_no_path(store: Store, path: Any) -> None:
         lambda: NgramCounter(3, (3,), path),
         lambda: CountedNgrams.open(path),
     ):
-        with pytest.raises(Invalid, match="no path"):
+        with pytest.raises(Invalid, match="not a path"):
             call()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from plot_store.counting import runs
 from plot_store.counting.counted import Among, CountedNgrams
-from plot_store.counting.counter import LEAST_MEMORY, NgramCounter
+from plot_store.counting.counter import MIN_MEMORY_BYTES, NgramCounter
 from plot_store.counting.key_counts import KeyCounts, combined, count_keys
 from plot_store.counting.windows import pack, unpack
 from plot_store.ground.errors import Closed, Damaged, Invalid, StoreFull
@@ -60,7 +60,7 @@ def feed(counter: NgramCounter, texts: list[Text], at_once: int) -> None:
 
 
 def count(
-    folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = LEAST_MEMORY
+    folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = MIN_MEMORY_BYTES
 ) -> CountedNgrams:
     with NgramCounter(n, range(1, n + 1), folder, memory) as counter:
         feed(counter, texts, at_once)
@@ -138,7 +138,7 @@ def test_finished_counts_are_found_again(tmp_path: Path) -> None:
 
 
 def test_a_killed_count_leaves_nothing_to_the_next(tmp_path: Path, small_buffers: None) -> None:
-    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as killed:
+    with NgramCounter(3, (2, 3), tmp_path, MIN_MEMORY_BYTES) as killed:
         feed(killed, random_texts(1), 50)
     assert CountedNgrams.open(tmp_path) is None
     assert list(tmp_path.glob("*.run"))
@@ -175,7 +175,7 @@ def test_memory_is_bounded_whatever_the_corpus(tmp_path: Path) -> None:
 def test_a_text_is_cut_anywhere_and_nothing_is_lost_or_doubled(tmp_path: Path, n: int, at_once: int) -> None:
     texts = [*random_texts(n, 20, longest=60), [], [5], [], [1, 2], [3] * 70]
     with NgramCounter(n, range(1, n + 1), tmp_path) as counter:
-        counter._at_once = at_once
+        counter._slice_tokens = at_once
         feed(counter, texts, 1000)
         counted = counter.finish()
     for order in range(1, n + 1):
@@ -209,7 +209,7 @@ def test_a_folder_with_other_files_is_refused_and_they_stay(tmp_path: Path, name
 
 def test_progress_is_told_and_may_stop_it(tmp_path: Path, small_buffers: None) -> None:
     told: list[tuple[int, int]] = []
-    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as counter:
+    with NgramCounter(3, (2, 3), tmp_path, MIN_MEMORY_BYTES) as counter:
         feed(counter, random_texts(4), 20)
         counter.finish(lambda done, of: told.append((done, of)))
     assert told == sorted(told)
@@ -218,7 +218,7 @@ def test_progress_is_told_and_may_stop_it(tmp_path: Path, small_buffers: None) -
     def stop(_done: int, _of: int) -> None:
         raise KeyboardInterrupt
 
-    with NgramCounter(3, (2, 3), tmp_path, LEAST_MEMORY) as counter:
+    with NgramCounter(3, (2, 3), tmp_path, MIN_MEMORY_BYTES) as counter:
         feed(counter, random_texts(4), 20)
         with pytest.raises(KeyboardInterrupt):
             counter.finish(stop)
@@ -259,7 +259,7 @@ def test_a_full_disk_is_said_though_it_happens_in_the_background(
     def full(self: runs.RunWriter, data: bytes) -> None:
         raise StoreFull("no space left")
 
-    with NgramCounter(3, (3,), tmp_path, LEAST_MEMORY) as counter:
+    with NgramCounter(3, (3,), tmp_path, MIN_MEMORY_BYTES) as counter:
         monkeypatch.setattr(runs.RunWriter, "_write", full)
         with pytest.raises(StoreFull):
             feed(counter, random_texts(1), 5)
@@ -277,7 +277,7 @@ def test_a_spill_that_failed_once_is_never_forgotten(
             raise StoreFull("no space left")
         real(self, data)
 
-    with NgramCounter(3, (3,), tmp_path, LEAST_MEMORY) as counter:
+    with NgramCounter(3, (3,), tmp_path, MIN_MEMORY_BYTES) as counter:
         monkeypatch.setattr(runs.RunWriter, "_write", full_once)
         with pytest.raises(StoreFull):
             feed(counter, random_texts(1), 5)
@@ -293,7 +293,7 @@ def test_a_full_disk_at_the_end_closes_the_counter(tmp_path: Path, monkeypatch: 
     def full(self: runs.RunWriter, data: bytes) -> None:
         raise StoreFull("no space left")
 
-    counter = NgramCounter(3, (3,), tmp_path, LEAST_MEMORY)
+    counter = NgramCounter(3, (3,), tmp_path, MIN_MEMORY_BYTES)
     feed(counter, random_texts(1), 5)
     monkeypatch.setattr(runs.RunWriter, "_write", full)
     for _ in range(2):

@@ -151,7 +151,7 @@ def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyP
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(catalogue.Txn, "put", failing)
+        patch.setattr(catalogue.CatalogueTxn, "put", failing)
         with pytest.raises(Damaged if "MDB" in said else StoreIO) as caught:
             store.tag("r", "x")
         assert caught.value.kind in ("damaged", "store_io")
@@ -221,7 +221,7 @@ def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").touch()
-    with pytest.raises(StoreIO, match="no catalogue"):
+    with pytest.raises(StoreIO, match="not a catalogue"):
         creation.make(tmp_path / "stray")
 
 

@@ -12,7 +12,7 @@ import plotlab as lab
 import pytest
 
 from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
-from plot_store.catalogue.catalogue import FORMAT, Txn
+from plot_store.catalogue.catalogue import FORMAT, CatalogueTxn
 
 
 def files(store: Store) -> set[str]:
@@ -144,7 +144,7 @@ with Store.open(sys.argv[1]) as store:
 def age(store: Store, kind: str, seconds: float) -> list[str]:
     """Make the records of this kind `seconds` older; return their keys."""
 
-    def body(txn: Txn) -> list[str]:
+    def body(txn: CatalogueTxn) -> list[str]:
         for key in txn.keys(f"{kind}/"):
             raw = txn.get(f"{kind}/{key}")
             name = {"build": "touched", "collected": "at"}[kind]

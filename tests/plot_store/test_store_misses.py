@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plot_store import Hits
-from plot_store.counting.misses import WAITING, MissSketch
+from plot_store.counting.misses import BUFFER_TOKENS, MissSketch
 from plot_store.ground.errors import Damaged, Invalid
 
 Ngram = tuple[int, ...]
@@ -105,7 +105,7 @@ def test_top_is_sorted_and_cut() -> None:
 def test_batches_larger_than_what_may_wait() -> None:
     rng = np.random.default_rng(0)
     sketch, wanted = MissSketch(2, 1 << 12), Counter[Ngram]()
-    for size in (WAITING - 5, 10, WAITING + 7, 3, 2 * WAITING):
+    for size in (BUFFER_TOKENS - 5, 10, BUFFER_TOKENS + 7, 3, 2 * BUFFER_TOKENS):
         tokens = rng.integers(0, 20, size).astype(np.int32)
         offsets = np.array([0, size // 3, size // 3, size], np.int64)
         one = (tokens, offsets, Hits(np.zeros(size, np.int8), np.zeros(size, np.int16)))

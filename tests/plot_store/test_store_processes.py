@@ -14,11 +14,11 @@ import plotlab as lab
 import pytest
 
 from plot_store import Conflict, Store, StoreIO, VersionInfo
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.reading import reader
 from plot_store.reading.backoff import Step
-from plot_store.reading.mapped import Mapped, map_chain
+from plot_store.reading.mapped import MappedChain, map_chain
 from plot_store.segments.segment import SegmentCache
 
 RACE = """
@@ -112,12 +112,12 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fork cannot be refused, so the child is: it would undo the transaction of which it has a copy."""
-    monkeypatch.setattr("plot_store.database.database._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
     kept: list[int] = []
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: CatalogueTxn) -> None:
         txn.put("pin/slow", {})
         inside.set()
         assert go_on.wait(60)
@@ -203,7 +203,7 @@ def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> 
     read = store._env().catalogue.read
     assert int(lab.child(DEAD_READERS, store.path).stdout) > 4000
     # LMDB cannot be opened anew, so no new process can check
-    with pytest.raises(StoreIO, match="any change by one"):
+    with pytest.raises(StoreIO, match="next change by a process"):
         _open_anew(store.path)
     # The second process needs a slot of its own.
     assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]
@@ -240,7 +240,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     store: Store, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
     version = lab.put(store, "r", {})
-    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.3)
     stopped = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(store.path)],
         stdout=subprocess.PIPE,
@@ -252,7 +252,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         assert stopped.stdout.readline() == "inside\n"
         with pytest.raises(StoreIO, match=f"process {stopped.pid} holds the write lock.*kill -CONT"):
             store.tag("r", "new")
-        monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 600.0)
+        monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 600.0)
         with pytest.raises(StoreIO, match="in 1 s"):  # later ones wait less
             store.tag("r", "new")
         assert store.version("r") == version  # readers do not wait
@@ -274,14 +274,14 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(txn: Txn) -> None:
+    def slow(txn: CatalogueTxn) -> None:
         inside.set()
         assert go_on.wait(60)
 
     thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
     thread.start()
     assert inside.wait(60)
-    monkeypatch.setattr("plot_store.database.writer_lock.LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.1)
     with pytest.raises(StoreIO, match="another thread of this process"):
         store.tag("r", "new")
     monkeypatch.undo()
@@ -309,7 +309,7 @@ def test_an_opening_reader_may_be_overtaken_any_number_of_times(
 
     def late(
         environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
-    ) -> tuple[Mapped | None, str]:
+    ) -> tuple[MappedChain | None, str]:
         if len(missed) < 7:
             lab.child(OVERTAKE, store.path, 10 + len(missed))
             environment.segments = SegmentCache(environment.folder)  # nothing is mapped yet

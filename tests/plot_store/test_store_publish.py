@@ -211,9 +211,9 @@ def test_what_a_writer_refuses(store: Store) -> None:
         (lab.schema(dim=7), "r/a", None, "dim"),
         (lab.schema(vocab=7), "r/a", None, "vocab"),
         (lab.schema(), "r", "r", "itself"),
-        (lab.schema(), "R", None, "no ref"),
-        (lab.schema(), "a//b", None, "no ref"),
-        (lab.schema(), "v" + "0" * 32, None, "no ref"),
+        (lab.schema(), "R", None, "not a ref"),
+        (lab.schema(), "a//b", None, "not a ref"),
+        (lab.schema(), "v" + "0" * 32, None, "not a ref"),
     ):
         with pytest.raises(Invalid, match=message):
             store.writer(ref, schema=schema, build="c", parent=parent)

@@ -116,7 +116,7 @@ def test_a_reader_is_cold_until_it_reads_nothing(
     evicted: Store, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     if not together:
-        monkeypatch.setattr(mapping, "_many_at_once", lambda ranges: 0)
+        monkeypatch.setattr(mapping, "_process_madvise", lambda ranges: 0)
     batch = three(evicted, 400)
     evict(evicted)
     with evicted.reader("r") as reader:
@@ -202,7 +202,7 @@ def test_page_ranges_are_the_pages_and_as_few_as_they_make() -> None:
 def test_parts_are_all_texts_in_order_and_alone_equals_batched(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_PART", 50)
+    monkeypatch.setattr(read_ahead, "_PART_TOKENS", 50)
     made = lab.content(1)
     lab.put(store, "r", made)
     for seed, lengths in enumerate(([300], [0, 0, 60, 0, 49, 1, 1, 120, 0], [7] * 40, [], [51, 0])):
@@ -218,7 +218,7 @@ def test_parts_are_all_texts_in_order_and_alone_equals_batched(
 
 
 def test_a_cold_batch_refuses_what_a_warm_one_refuses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "_PART", 4)
+    monkeypatch.setattr(read_ahead, "_PART_TOKENS", 4)
     lab.put(store, "r", lab.content(1))
     tokens = np.ones(12, np.int32)
     wrong = ([0, 12, 5], [1, 6, 12], [0, 6, 11], [0, 7, 6, 12], [0, 13], [0], [])

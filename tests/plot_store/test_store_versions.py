@@ -9,7 +9,7 @@ import pytest
 
 from plot_store import Collected, Conflict, InUse, Invalid, NotFound, Store
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Txn
+from plot_store.catalogue.catalogue import CatalogueTxn
 
 
 def three(store: Store) -> list[str]:
@@ -209,7 +209,7 @@ def test_a_lease_holds_until_it_ends(store: Store) -> None:
 def age(store: Store, version_id: str, days: float) -> None:
     """Make a version `days` old."""
 
-    def body(txn: Txn) -> None:
+    def body(txn: CatalogueTxn) -> None:
         raw = txn.get(version_tree.NODE + version_id)
         assert raw is not None
         txn.put(version_tree.NODE + version_id, {**raw, "at": time.time() - days * 86400})
@@ -249,7 +249,7 @@ def test_versions_of_format_1_are_walked_and_collected_too(store: Store) -> None
     first, _, third = three(store)
     leaf = lab.put(store, "r/a", lab.content(9))
 
-    def body(txn: Txn) -> None:
+    def body(txn: CatalogueTxn) -> None:
         for version_id in txn.keys(version_tree.VERSION):
             txn.delete(version_tree.NODE + version_id)
             txn.delete(version_tree.NAMES + version_id)

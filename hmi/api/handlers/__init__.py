@@ -1,2 +1,2 @@
-"""The handlers, one file for each noun. A handler checks the caller, asks the manager and shapes the
-answer."""
+"""The handlers, one file for each noun. A handler checks the caller, calls the manager and converts the
+result."""

@@ -1,4 +1,4 @@
-"""Domains: the version trees, their branches, and building them."""
+"""The calls about domains: list, show, create, change, update, grow, roll back, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls for operators: liveness, readiness and metrics."""
+"""The calls for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from hmi.errors import Unavailable
 
 
 async def healthz(call: Call) -> Reply:
-    """The process answers."""
+    """Answer that the process is alive."""
     return Reply(Health(status="alive"))
 
 
 async def readyz(call: Call) -> Reply:
-    """Inference is served; 503 while the server starts or drains, and while part of the engine is down."""
+    """Whether inference is served. 503 while the server starts or drains, or a part of the engine is down."""
     services = call.services
     if services.phase != "serving" or not services.engine.ready():
         kind = Stopping if services.phase == "draining" else Unavailable
         trouble = services.engine.trouble()
-        why = "" if trouble is None else f", but part of the engine is down and is started again ({trouble})"
+        why = (
+            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
+        )
         raise kind(f"the server is {services.phase}{why}: try again in a few seconds", phase=services.phase)
     return Reply(Health(status="ready"))
 
 
 async def metrics(call: Call) -> web.StreamResponse:
-    """Tenants' series for administrators only; for others their sum."""
+    """Prometheus metrics: by tenant for administrators, summed over tenants for others."""
     assert call.request is not None
     services = call.services
     shown = services.scrape.whole if services.auth.is_admin(call.request) else services.scrape.summed

@@ -1,4 +1,4 @@
-"""Serves the calls of a protocol of inference."""
+"""Serves the calls of any inference protocol: decode, answer, encode."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.base import Dialect, Endpoint
 from hmi.api.route import Call, Handler, Reply, Route
 
-KINDS = ("not_found", "collected", "deadline_exceeded", "damaged")
+ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
+"""The kinds of errors that inference adds to those of every route."""
 
 
 def routes_of(dialect: Dialect) -> tuple[Route, ...]:
-    """The routes that serve the protocol."""
+    """One route for each endpoint of `dialect`. Their errors have the dialect's shape."""
     return tuple(
         Route(
             "POST",
@@ -24,15 +25,18 @@ def routes_of(dialect: Dialect) -> tuple[Route, ...]:
             "infer",
             body=endpoint.body,
             inputs_field=endpoint.inputs_field,
+            count_members=endpoint.count_members,
             dialect=dialect,
             cancellable=True,
-            kinds=KINDS,
+            kinds=ERRORS,
         )
         for endpoint in dialect.endpoints
     )
 
 
 def _handler(endpoint: Endpoint) -> Handler:
+    """The handler of one endpoint. A large body is checked, and a large answer encoded, in a thread."""
+
     async def infer(call: Call) -> Reply:
         results = await call.services.inference.answer(
             endpoint.decode(call.body, call.path),
@@ -48,6 +52,6 @@ def _handler(endpoint: Endpoint) -> Handler:
 
 
 def _values(results: Sequence[AskResult]) -> int:
-    """How many labels, tags and numbers the answer has."""
+    """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
     return sum(1 + len(o.scores or ()) + len(o.tags or ()) + len(o.embedding or ()) for o in outputs)

@@ -1,4 +1,4 @@
-"""Jobs: list, show, follow, cancel."""
+"""The calls about jobs: list, show, follow, cancel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from hmi.core import ENDED, JobRecord
 from hmi.stores.job_table import no_job
 
 POLL_S = 0.3
+"""Interval at which a stream looks at its job."""
 HEARTBEAT_S = 15.0
+"""A stream that has sent nothing for this long sends a comment."""
 
 
 async def list_jobs(call: Call) -> Reply:
-    """Newest first."""
+    """List jobs, newest first."""
     query: JobQuery = call.query
     tenant = call.caller.only(query.tenant)
     found = await asyncio.to_thread(_page, call.services, query, tenant)
@@ -33,7 +35,7 @@ async def show_job(call: Call) -> Reply:
 
 
 async def cancel_job(call: Call) -> Reply:
-    """Ask a job to stop; one that has ended stays as it is (409)."""
+    """Ask a job to stop. 409 if it has ended."""
 
     def cancel() -> JobView:
         record = _own(call)
@@ -44,7 +46,7 @@ async def cancel_job(call: Call) -> Reply:
 
 
 async def job_events(call: Call) -> web.StreamResponse:
-    """Server-sent events: `progress` at each change and `end` once, or `error` where it cannot go on."""
+    """Follow a job by server-sent events: `progress` at each change and `end` once, or `error`."""
     request, services = call.request, call.services
     assert request is not None
     first = await asyncio.to_thread(_view, call)
@@ -72,13 +74,14 @@ async def _follow(call: Call, events: Events, view: JobView) -> None:
 
 
 def _view_with_key(call: Call) -> JobView:
-    """The job for whoever may still see it: a key may have been revoked since the stream began."""
+    """The job, if the caller may still see it: its key may have been revoked since the stream began."""
     assert call.request is not None
     call.services.auth.caller(call.request, "manage")
     return _view(call)
 
 
 def _own(call: Call) -> JobRecord:
+    """The job in the path. Raises NotFound if it does not exist or the caller does not reach it."""
     job = call.opaque("job")
     record = call.services.manager.job(job)
     if not call.caller.reaches(record.tenant):
@@ -93,6 +96,6 @@ def _view(call: Call) -> JobView:
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
-    manager.runner.recover()  # what is said to run has a process
+    manager.runner.recover()  # so that every job in the state `running` has a process
     page, more = manager.registry.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
     return JobList(jobs=[job_view(job, manager.job_progress(job.job)) for job in page], next=more)

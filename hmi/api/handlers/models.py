@@ -1,4 +1,4 @@
-"""Tenants' models: create, list, show, update, roll back, delete."""
+"""The calls about tenants' models: create, list, show, update, import, export, roll back, delete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def create_model(call: Call) -> Reply:
 
 
 def _given(call: Call, body: CreateModel | UpdateModel) -> dict[str, Any]:
-    """What a version is made with, the first or another."""
+    """The arguments that creating and updating a model have in common."""
     return {
         **{part: call.files.get(part) for part in ("data", "dev", "unlabelled")},
         "options": body.options.model_dump(mode="json", exclude_unset=True),
@@ -98,11 +98,12 @@ async def delete_model(call: Call) -> Reply:
 
 
 def accepted(job: JobRecord) -> Reply:
+    """The answer of a call that started a job."""
     return Reply(JobAccepted(job=job.job), location=f"/manage/jobs/{job.job}")
 
 
 def _job_limit(call: Call) -> int | None:
-    """A tenant's key may not fill the queue; an administrator's may."""
+    """The most jobs that the caller's tenant may have; None, without limit, for an administrator."""
     return None if call.caller.tenant is None else quotas.TENANT_JOBS
 
 
@@ -119,7 +120,7 @@ def _exported(call: Call) -> ModuleExport:
 
 
 def _page(call: Call, query: ModelQuery, tenant: str | None) -> ModelList:
-    """A page of models; as with jobs, at most LOOKED_AT of them are looked at for it."""
+    """A page of models. At most LOOKED_AT records are read for it, so a filtered page may be short."""
     domain = None if query.domain is None else str(DomainId.parse(query.domain))
     page: list[ModelView] = []
     after, left = query.after, LOOKED_AT

@@ -1,4 +1,4 @@
-"""Roots: list and import."""
+"""The calls about roots: list, import, delete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.api.schemas_manage import ImportRoot, RootList
 from hmi.api.views import root_view
 
 TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
-"""Parts with general text; several files are sampled evenly."""
+"""File parts with general text. The import samples several files evenly."""
 
 
 async def list_roots(call: Call) -> Reply:

@@ -1,4 +1,4 @@
-"""What is stored and held in memory, by tier."""
+"""The call for what is stored and held in memory, by tier."""
 
 from __future__ import annotations
 

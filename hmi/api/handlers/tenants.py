@@ -1,4 +1,4 @@
-"""Tenants, their keys and their usage."""
+"""The calls about tenants, their keys and their usage."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from hmi.core import KeyRecord, Scope
 from hmi.errors import Conflict, Forbidden, NotFound
 
 DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
+"""The scopes of a tenant's first key."""
 
 
 async def create_tenant(call: Call) -> Reply:
@@ -40,19 +41,20 @@ async def create_tenant(call: Call) -> Reply:
 
 
 async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
-    """Only the hash of the first answer's key is stored: give a new one for it, and revoke the first."""
+    """Answer a repeated creation: revoke the key of the first answer, of which only the hash is
+    stored, and issue a new one."""
     try:
         stored, key = await asyncio.to_thread(_replace_key, call, kept)
     except NotFound as error:
         raise Conflict(
-            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, is deleted: use a new "
+            f"tenant {kept['tenant']!r}, which this Idempotency-Key created, has been deleted: use a new "
             "Idempotency-Key"
         ) from error
     return _created(kept["tenant"], stored.key_id, key)
 
 
 async def list_tenants(call: Call) -> Reply:
-    """The tenants that the caller reaches: all, or its own."""
+    """List the tenants that the caller reaches: all, or its own."""
     registry, own = call.services.manager.registry, call.caller.tenant
 
     def tenants() -> TenantList:
@@ -71,7 +73,7 @@ async def delete_tenant(call: Call) -> Reply:
 
 
 async def create_key(call: Call) -> Reply:
-    """Issue a key. A tenant's own key may issue keys that may do no more than itself."""
+    """Issue a key. A tenant's own key may issue keys with no more scopes than its own."""
     body: CreateKey = call.body
     tenant, scopes = call.tenant(), tuple(dict.fromkeys(body.scopes))
     _check_scopes(call, scopes)
@@ -85,6 +87,7 @@ async def create_key(call: Call) -> Reply:
 
 
 async def create_key_again(call: Call, kept: dict[str, Any]) -> Reply:
+    """Answer a repeated request, as `create_tenant_again`."""
     return _key_created(*await asyncio.to_thread(_replace_key, call, kept))
 
 
@@ -111,7 +114,7 @@ async def revoke_key(call: Call) -> Reply:
 
 
 async def usage(call: Call) -> Reply:
-    """What a tenant used since this server started, and what it stores."""
+    """Show what a tenant used since this server started, and what it stores."""
     tenant = call.tenant()
 
     def stored() -> tuple[int, int]:
@@ -144,6 +147,7 @@ def _check_scopes(call: Call, scopes: tuple[Scope, ...]) -> None:
 
 
 def _replace_key(call: Call, kept: dict[str, Any]) -> tuple[KeyRecord, str]:
+    """Revoke the kept key, if it still exists, and issue one with the same scopes."""
     manager = call.services.manager
     manager.registry.tenant(kept["tenant"])
     if kept["key_id"] in {k.key_id for k in manager.registry.keys(kept["tenant"])}:
@@ -152,7 +156,7 @@ def _replace_key(call: Call, kept: dict[str, Any]) -> tuple[KeyRecord, str]:
 
 
 def _key_limit(call: Call) -> int | None:
-    """An administrator's key may issue as many as it likes."""
+    """The most keys that the tenant may hold; None, without limit, if an administrator issues the key."""
     return None if call.caller.tenant is None else quotas.TENANT_KEYS
 
 

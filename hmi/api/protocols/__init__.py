@@ -1,1 +1,1 @@
-"""The wire protocols of inference, one folder each. `base` says what a protocol is made of."""
+"""The wire protocols of inference, one folder each. `base` defines what a protocol consists of."""

@@ -1,7 +1,8 @@
-"""What a wire protocol of inference is: calls that decode to asks and encode results, and a shape of errors.
+"""The interface of a wire protocol of inference: calls that decode to asks and encode results, and its
+errors.
 
-A protocol knows neither the web server nor the engine. `hmi.api.handlers.infer` serves it. A further protocol
-is a folder beside `native` with a `Dialect`, and a `routes_of` of it in the route table.
+A protocol knows neither the web server nor the engine; `hmi.api.handlers.infer` serves it. To add one,
+write a folder beside `native` with a `Dialect`, and add `infer.routes_of` that dialect to the route table.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ from hmi.api.asks import Ask, AskResult
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One call of a protocol. It is a POST with a JSON body, which asks models."""
+    """One call of a protocol: a POST with a JSON body that asks one model or several."""
 
     path: str
-    """May hold `{model}`."""
+    """The path of the URL. It may contain `{model}`."""
     summary: str
     """One sentence for the OpenAPI document."""
     body: Any
-    """The type of the body: it is checked against this before `decode` sees it, and documented by it."""
+    """The pydantic type of the body. It checks the body before `decode`, and documents it."""
     answer: Any
-    """The type of what `encode` returns: pydantic models, or a list of them."""
+    """The type that `encode` returns: a pydantic model or a list of pydantic models."""
     decode: Callable[[Any, Mapping[str, str]], list[Ask]]
-    """The body and the parameters of the path to asks. It is quick: inputs may be made as they are read."""
+    """From the body and the path's parameters to asks. It runs on the event loop, so it must be quick:
+    let the inputs be created while they are iterated."""
     encode: Callable[[Sequence[AskResult]], Any]
-    """The results of these asks, in their order, to the answer. Large ones are encoded in a thread."""
+    """From the results, in the order of the asks, to the answer. Large results are encoded in a thread."""
     inputs_field: str
-    """What an error names if there are too many inputs."""
+    """The field that an error names if there are too many inputs."""
+    count_members: Callable[[Any], int] | None = None
+    """The number of members of JSON objects that a body was parsed from. With it, a large body need not
+    be parsed a second time to find out whether it gives a name twice; None always parses it again."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Dialect(Protocol):
     @property
     def endpoints(self) -> Sequence[Endpoint]: ...
 
+    @property
+    def error(self) -> Any:
+        """The type of an error's JSON body, for the OpenAPI document: a pydantic model."""
+        ...
+
     def encode_error(self, failure: Failure) -> dict[str, Any]:
-        """The JSON body of an error. The status is the server's: `hmi.api.errors`."""
+        """The JSON body of an error, of the type `error`. `hmi.api.errors` chooses the status."""
         ...

@@ -22,7 +22,7 @@ from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
-from hmi.training.golds import Odds
+from hmi.training.golds import SoftLabel
 from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
 from hmi.training.scoring import headline
@@ -49,7 +49,7 @@ class Problem:
 def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
     """Tokenise and look up. Labels that only dev or test has cannot be predicted, and count as errors
     there."""
-    golds = [row.label for row in rows.train if not isinstance(row.label, Odds)]
+    golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
     examples = {

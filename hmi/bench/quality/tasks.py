@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.training.data.rows import Row, read_rows, read_texts
+from hmi.training.data.rows import Row, read_labelled_rows, read_unlabelled_rows
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
 UNLABELLED = 12_000
@@ -89,7 +89,7 @@ def load(task: QualityTask, sets: Path) -> TaskRows:
 def _shuffled(path: Path, task: QualityTask) -> list[Row]:
     if not path.is_file():
         return []
-    rows = read_rows(path, task.kind, field=path.name)
+    rows = read_labelled_rows(path, task.kind, field=path.name)
     random.Random(SPLIT_SEED).shuffle(rows)
     return rows
 
@@ -103,7 +103,7 @@ def unlabelled(task: QualityTask, sets: Path, most: int) -> list[Row]:
     found = [row.text for row in _shuffled(sets / task.name / "train.jsonl.gz", task)[TRAIN:]]
     for name in task.beside:
         path = sets / name / "train.jsonl.gz"
-        other = read_texts(path, "classification", paired=False, field=path.name)
+        other = read_unlabelled_rows(path, "classification", paired=False, field=path.name)
         random.Random(SPLIT_SEED).shuffle(other)
         found += [WORD.findall(str(row.text)) if task.kind == "tagging" else row.text for row in other]
     return [Row(text, "") for text in found[:most]]

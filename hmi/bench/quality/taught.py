@@ -17,7 +17,7 @@ from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
 from hmi.training.splits import Split
-from hmi.training.teacher import Lesson, gold_from, lesson_texts, said_as_json, teach, usable
+from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, teach, usable
 
 
 def with_texts(
@@ -39,11 +39,14 @@ def with_texts(
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)
-        write_json(path, {"dev": score, "said": [said_as_json(gold) for gold in said]})
+        write_json(path, {"dev": score, "said": [gold_to_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(
         rows,
-        train=[*rows.train, *(Row(t.text, gold_from(answer)) for t, answer in zip(texts, said, strict=True))],
+        train=[
+            *rows.train,
+            *(Row(t.text, gold_from_json(answer)) for t, answer in zip(texts, said, strict=True)),
+        ],
     )
 
 

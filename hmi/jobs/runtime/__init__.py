@@ -1,2 +1,1 @@
-"""Runs jobs, whatever they do: processes of their own, folders, progress, cancellation, and what crashes
-leave."""
+"""Runs jobs of any kind: their processes, folders, progress, cancellation, and the clean-up after crashes."""

@@ -1,4 +1,4 @@
-"""A job's child process, as its parent handles it."""
+"""A job's child process, seen from its parent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import hmi
 from hmi.jobs.runtime.folders import JobFolder
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Environment variables that limit a library's threads. In a job each is 1 unless it is set."""
 
 
 class Child:
-    """`python -m hmi.jobs`, which dies when this process dies: its standard input is a pipe that only we
-    hold."""
+    """A running `python -m hmi.jobs`. It dies when this process dies, because its standard input is
+    a pipe whose other end only this process holds."""
 
     def __init__(self, data: Path, folder: JobFolder, job: str, bodies: str | None) -> None:
         self.job, self.folder = job, folder
@@ -27,7 +28,7 @@ class Child:
         if bodies is not None:
             command += ["--bodies", bodies]
         with folder.log.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for us alone to handle.
+            # In a new session, so that Ctrl-C in the terminal reaches only this process.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -48,7 +49,7 @@ class Child:
         return False
 
     def terminate(self) -> None:
-        """Ask it to stop at its next step and to put its job back."""
+        """Ask the process to stop at its next step and to put its job back into the queue."""
         self._process.terminate()
 
     def kill(self) -> None:
@@ -57,7 +58,7 @@ class Child:
         self._close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time."""
+        """Wait for the process. Returns whether it ended in time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -71,8 +72,8 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with one thread for every library that would take all cores, and our packages where we found
-    them."""
+    """This process' environment, with one thread for each library that would use all cores, and
+    with the folders that HMI was imported from."""
     env = {**os.environ, **{name: os.environ.get(name, "1") for name in THREADS}}
     homes = [str(Path(file).resolve().parent.parent) for file in (hmi.__file__, hmi_kernels.__file__) if file]
     if not homes[0].endswith("site-packages"):

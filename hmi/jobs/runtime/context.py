@@ -20,16 +20,19 @@ from hmi.stores.registry import Registry
 from plot_store import Store
 
 WRITE_EVERY_S = 0.2
+"""Progress is written at most this often."""
 ASK_EVERY_S = 0.5
+"""The registry is asked for a cancellation at most this often."""
 
 
 class JobStopped(BaseException):
-    """The process is to end and the job to go on later. Not an Exception: no body may take it for a
-    failure."""
+    """The process is to end; the job will be resumed later. Not an Exception, so that no job body
+    handles it as a failure."""
 
 
 class JobContext:
-    """One attempt at one job. `progress` is also where the body is told to stop, so call it often."""
+    """One attempt at one job. A body must call `progress` often, since it also raises when the job
+    is to stop."""
 
     def __init__(
         self,
@@ -50,8 +53,8 @@ class JobContext:
 
     @property
     def folder(self) -> Path:
-        """The job's own folder: plans and checkpoints lie here. It outlives a crash, and not the job's
-        end."""
+        """The job's own folder, for checkpoints and other files that a resumed run needs. It
+        survives a crash; it is cleared when the job ends."""
         return self._files.path
 
     @property
@@ -72,19 +75,18 @@ class JobContext:
         return AdapterStore(self.layout.lowers, LOWER_CURE)
 
     def pinned(self) -> PinnedPlots:
-        """The PLOT versions that an earlier attempt fixed."""
+        """The PLOT versions that this or an earlier attempt fixed."""
         return self._files.pinned()
 
     def pin(self, plots: PinnedPlots) -> None:
-        """Fix the PLOT versions that this job stands on. Raises StorageFull."""
+        """Fix the PLOT versions that this job depends on. Raises StorageFull."""
         self._files.pin(plots)
 
     def progress(self, step: int, total: int, *, phase: str, loss: float | None = None) -> None:
-        """Report `step` of `total` steps of a phase; raises JobCancelled (the user's wish), JobStopped
-        (shutdown).
+        """Report that `step` of `total` steps of a phase are done.
 
-        Written at most 5 times a second, and always for a new phase and the last step. Raises OSError (disk
-        full).
+        Progress is written at most 5 times a second, and always for a new phase and the last step.
+        Raises JobCancelled (by the user), JobStopped (shutdown), OSError (disk full).
         """
         at = time.monotonic()
         fresh = phase != self._phase
@@ -96,8 +98,8 @@ class JobContext:
         self.check(at)
 
     def check(self, at: float | None = None) -> None:
-        """Raise JobStopped or JobCancelled if the job is to stop; the registry is asked twice a second at
-        most."""
+        """Raise JobStopped or JobCancelled if the job is to stop. The registry is asked at most
+        twice a second."""
         if self._stopping():
             raise JobStopped
         at = time.monotonic() if at is None else at
@@ -108,12 +110,11 @@ class JobContext:
         with suppress(NotFound):  # its tenant was deleted, and the job with it
             wanted = not self.registry.job(self.job.job).cancel_requested
         if not wanted:
-            raise JobCancelled("the job was cancelled: start it again if it was not meant")
+            raise JobCancelled("the job was cancelled: start it again if that was a mistake")
 
     def checkpointed(self) -> None:
-        """Record that the work so far is durable and more than any earlier attempt had kept. A later death
-        then costs only a part of the work, so the count of deaths begins anew. Call it once for each new
-        checkpoint."""
+        """Reset the count of deaths without progress. Call it for each new checkpoint, that is,
+        when more work is durable than any earlier attempt had kept."""
         if self.job.stalled and not self._moved_on:
             self._moved_on = True
             with suppress(NotFound):  # its tenant was deleted: the next `check` says so
@@ -138,4 +139,4 @@ class JobContext:
 
 
 Body = Callable[[JobContext], dict[str, Any]]
-"""What runs a kind of job; returns the result that the job's record keeps. Raises HmiError."""
+"""The function that runs one kind of job. It returns the result for the job's record. Raises HmiError."""

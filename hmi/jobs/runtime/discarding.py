@@ -1,5 +1,5 @@
-"""Removing what a failed job left in the shared stores: a half-built PLOT, the files of an unpublished
-root."""
+"""Removes what a failed job left in the shared stores: a half-built PLOT, the files of
+an unpublished root."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hmi.stores.registry import Registry
 
 
 def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
-    """Free what a failed or cancelled job wrote and never published.
+    """Free what a failed or cancelled job wrote but did not publish.
 
-    The caller holds its lock. A second call does nothing. Raises HmiError if the PLOT store fails.
+    The caller holds the job's lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
     if record.kind not in ("build_plot", "import_root") or record.state not in ("failed", "cancelled"):
         return
@@ -31,10 +31,10 @@ def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
         _remove_root(layout.roots / record.spec["name"], record.job)
 
 
-def strange_roots(registry: Registry, layout: Layout) -> list[Path]:
-    """Root folders that neither the registry nor a live job names: their job was killed, and its record
-    forgotten."""
-    # Jobs first: one that ends meanwhile has published its root before, so the roots read next have it.
+def orphaned_roots(registry: Registry, layout: Layout) -> list[Path]:
+    """Root folders that belong to no root and no live job: their job was killed, and its record is gone."""
+    # Jobs are read first. A job that ends meanwhile has published its root before, so the roots
+    # read next include it.
     known = {job.job for job in registry.live_jobs()} | {root.version for root in registry.roots()}
     return [path for path in sorted(layout.roots.glob("*/*")) if path.is_dir() and path.name not in known]
 
@@ -44,7 +44,7 @@ def _published(registry: Registry, job: str) -> bool:
 
 
 def _remove_root(folder: Path, version: str) -> None:
-    # The folder of the name stays: another import of that name may be about to write into it.
+    # The root's own folder stays: another import of the same name may be about to write into it.
     for path in (folder / version, *folder.glob(f".{version}.*.tmp")):
         # Another process may be doing the same.
         with suppress(FileNotFoundError):

@@ -1,5 +1,5 @@
-"""A job's folder `jobs/<job>/`: its input, its lock, its progress and log; made before the record, gone after
-it."""
+"""A job's folder `jobs/<job>/`: its input, lock, progress and log. It is created before the job's
+record and removed after it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
 
 
 def new_job_id() -> str:
-    """Sorts by time of creation."""
+    """A new id. Ids sort by time of creation."""
     return job_id_at(time.time()) + secrets.token_hex(5)
 
 
 class PinnedPlots(Record):
-    """The PLOT versions that a job stands on, fixed at its first start: a resumed run must see what the first
-    one saw.
+    """The PLOT versions that a job depends on. They are fixed at its first start, so that a resumed
+    run uses the same ones.
 
     plot: the version that a model is trained on; parent: the one that a build extends.
     """
@@ -47,7 +47,7 @@ class PinnedPlots(Record):
 
 
 class JobFolder:
-    """Paths and small files of one job."""
+    """The paths and small files of one job."""
 
     def __init__(self, jobs: Path, job: str) -> None:
         self.path = jobs / check_job_id(job)
@@ -61,9 +61,9 @@ class JobFolder:
         return self.path / "log.txt"
 
     def create(self, inputs: Mapping[str, Path | bytes], moved_from: Path) -> None:
-        """Make the folder with its input, durably. Files below `moved_from` are moved, others copied.
+        """Create the folder with its input, durably. Files below `moved_from` are moved, others copied.
 
-        Raises InvalidInput (an input cannot be read), StorageFull; nothing stays then.
+        Raises InvalidInput (an input cannot be read), StorageFull; the folder is then removed again.
         """
         try:
             self.input.mkdir(parents=True)
@@ -79,40 +79,41 @@ class JobFolder:
             raise
 
     def try_lock(self) -> AbstractContextManager[bool]:
-        """The job's lock: who holds it runs the job. Yields False where another process does."""
+        """Take the job's lock; its holder runs the job. Yields False if another process holds it."""
         self.path.mkdir(exist_ok=True)
         return try_lock(self.path / "lock")
 
     def missing(self, names: list[str]) -> list[str]:
+        """Those of these inputs that are not on disk."""
         return [n for n in names if not (self.input / n).is_file()]
 
     def write_progress(self, progress: Progress) -> None:
-        # Not synced: after a power failure the figures are of no use.
+        # Not synced: after a power failure nobody needs the figures.
         aside = self.path / f".progress.{os.getpid()}.tmp"
         aside.write_text(progress.model_dump_json())
         aside.replace(self.path / "progress.json")
 
     def read_progress(self) -> Progress:
-        """The last figures; empty ones where there are none yet."""
+        """The last progress written; an empty one if there is none."""
         try:
             return Progress.model_validate(read_json(self.path / "progress.json") or {})
         except ValidationError:
-            return Progress()  # of another release; a running job replaces it at once
+            return Progress()  # written by another release; a running job soon replaces it
 
     def pin(self, plots: PinnedPlots) -> None:
         """Keep these versions from being collected, durably. Raises StorageFull."""
         write_json(self.path / "plan.json", plots.model_dump(exclude_none=True))
 
     def pinned(self) -> PinnedPlots:
-        """The versions that the job stands on; none where it has not begun."""
+        """The versions that the job depends on; none if it has not begun."""
         try:
             return PinnedPlots.model_validate(read_json(self.path / "plan.json") or {})
         except ValidationError:
             return PinnedPlots()
 
     def tidy(self) -> None:
-        """After the job's end: keep progress and log, free the rest. The lock file stays, for others may wait
-        on it."""
+        """Remove everything but progress, log and lock file; call it after the job's end. Another
+        process may be waiting for the lock."""
         # Another process may be doing the same.
         with suppress(FileNotFoundError):
             for path in self.path.iterdir():
@@ -140,7 +141,7 @@ def _take(source: Path | bytes, target: Path, moved_from: Path) -> None:
     if isinstance(source, bytes):
         target.write_bytes(source)
     elif source.is_relative_to(moved_from):
-        # An upload is ours to move; a user's own file is not.
+        # An upload may be moved; a user's own file may not.
         shutil.move(source, target)
     else:
         _copy(source, target)

@@ -1,7 +1,8 @@
 """One attempt at one job, in a process of its own.
 
-The lock on the job's folder is held for the process's life and freed by the kernel at its death, so a job
-that is "running" with a free lock has died. The process that finds such a job puts it back (`put_back`).
+The process holds the lock on the job's folder as long as it lives, and the kernel frees the lock
+when it dies. So a job that is "running" with a free lock has lost its process. Whoever finds such a
+job puts it back into the queue (`put_back`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from hmi.stores.registry import Registry
 from plot_store import PlotStoreError
 
 MAX_STALLED = 5
-"""Deaths in a row without a checkpoint between them, after which a job is given up."""
-DONE, TAKEN = 0, 75
-"""Exit codes: ended (or nothing to do), another process has the job."""
+"""A job fails after this many deaths of its process without a checkpoint between them."""
+DONE = 0
+"""Exit code: the job has ended, or goes back to the queue."""
+TAKEN = 75
+"""Exit code: another process runs the job."""
 
 
 def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int:
-    """Take the job, run it to an end state (or to a stop), and return the exit code. Raises NotFound,
-    Damaged."""
+    """Take the job, run it until it ends or is stopped, and return the exit code.
+    Raises NotFound, Damaged."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it cancels
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, by cancelling the job
     layout = open_layout(settings.data)
     registry = Registry.open(layout.registry)
     folder = JobFolder(layout.jobs, registry.job(job).job)
@@ -54,11 +57,11 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
 
 
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
-    """Queue again, or end, a job that is `running` but whose process has gone.
+    """Queue again, or end, a job that is `running` but has no process.
 
-    The caller holds its lock. With `crashed` False (an orderly stop) no attempt is counted. A death counts
-    against the job only if no checkpoint came before it: a server may die often while a long job makes
-    progress. Raises NotFound.
+    The caller holds the job's lock. With crashed=False (an orderly stop) no attempt is counted. A
+    crash adds to the count of deaths, which each new checkpoint resets: a server may die often
+    while a long job makes progress. Raises NotFound.
     """
 
     def change(record: JobRecord) -> JobRecord:
@@ -71,9 +74,8 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord
         stalled = record.stalled + 1
         if stalled >= MAX_STALLED:
             message = (
-                f"its process died {stalled} times in a row without coming to another checkpoint: see "
-                "the job's log, "
-                "and check memory and disk"
+                f"its process died {stalled} times in a row without reaching another checkpoint: see "
+                "the job's log, and check memory and disk"
             )
             return _ended(record, "failed", error={"kind": "interrupted", "message": message})
         return record.model_copy(update={"state": "queued", "stalled": stalled})
@@ -82,21 +84,21 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord
 
 
 def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
-    """Free what an ended job needs no more, and everything of one that was deleted. Caller holds its lock."""
+    """Free what an ended job no longer needs, or everything of a deleted job. The caller holds its lock."""
     if not registry.has_job(job):
         folder.remove()
         registry.forget_gone(job)
         return
     record = registry.job(job)
     if record.state in ENDED:
-        # Before the folder is tidied: where this fails, the hourly cleaning finds the job's input and tries
-        # again.
+        # Discard before tidying: if it fails, the job's input stays, by which the hourly cleaning
+        # finds the job again.
         discard(registry, Layout(folder.path.parent.parent), record)
         folder.tidy()
 
 
 def _claim(registry: Registry, job: str) -> JobRecord:
-    """Mark the job as running, unless it has ended. Caller holds its lock."""
+    """Mark the job as running, unless it has ended. The caller holds its lock."""
     put_back(registry, job)
 
     def change(record: JobRecord) -> JobRecord:
@@ -131,13 +133,13 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
     except NotFound:
         if ctx.registry.has_job(job):
             raise
-        # Its tenant was deleted, and the record with it: there is nothing left to say.
+        # The tenant was deleted, and the job's record with it: there is nothing to record.
     finally:
         ctx.close()
 
 
 def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
-    """The error as the record keeps it; what nobody expected goes to `log` with its traceback."""
+    """The error for the job's record. An unexpected error is written to `log` with its traceback."""
     if isinstance(error, PlotStoreError):
         error = as_hmi(error)
     if isinstance(error, HmiError) and error.kind != "internal":
@@ -145,34 +147,35 @@ def describe(error: Exception, log: Callable[[str], None]) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return {
             "kind": "storage_full",
-            "message": "no room left on the disk: free some space and submit it again",
+            "message": "no room left on the disk: free some space and submit the job again",
         }
     text = "".join(traceback.format_exception(error))
     try:
         log(text)
     except OSError:
-        # The disk may be what failed; standard error then is the only place left.
+        # The log may be on the full or failed disk.
         sys.stderr.write(text)
-    # An OSError's own words name a file, which whoever reads the job must not learn.
-    said = (error.strerror or "") if isinstance(error, OSError) else str(error)
-    return {"kind": "internal", "message": f"{type(error).__name__}: {said}; the job's log has the details"}
+    # The full text of an OSError names a file, which users must not see.
+    text = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    return {"kind": "internal", "message": f"{type(error).__name__}: {text}; the job's log has the details"}
 
 
 def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
-    """The record in its end state; unchanged if it has one already. Raises ValueError for a result that is
-    not JSON."""
+    """The record in the end state `state`; unchanged if it has ended already. Raises ValueError for
+    a result that is not JSON."""
     if record.state in ENDED:
         return record
     return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})
 
 
 def _cost() -> JobCost:
-    """The resources that this process used; a job has a process of its own."""
+    """The resources that this process used, so those of one attempt at the job."""
     return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
 
 
 def _peak_bytes() -> int | None:
-    """From the kernel's own account; `getrusage` would count what the parent had before it."""
+    """The largest resident size of this process, from /proc; `getrusage` may report the parent's.
+    None if it is unknown."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

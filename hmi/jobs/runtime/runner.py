@@ -1,4 +1,4 @@
-"""Submits jobs and ensures that each reaches an end state, with several processes on one data folder."""
+"""Submits jobs and ensures that each reaches an end state. Several processes may do so on one data folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ from hmi.stores.registry import Registry
 
 log = logging.getLogger("hmi.jobs")
 POLL_S = 0.2
+"""Pause between two rounds of the supervisor."""
 RECOVER_EVERY_S = 2.0
 HOUSEKEEPING_EVERY_S = 3600.0
 STOP_S = 15.0
-CANCEL_S = 30.0  # a cancelled job that has not stopped by itself after this is killed
+"""`stop` waits this long for the supervisor, and then this long for the jobs, before it kills them."""
+CANCEL_S = 30.0
+"""A cancelled job that is still running after this time is killed."""
+RETRY_S = 1.0
+"""A job is not started again within this time of its last start."""
 
 
 class JobRunner:
-    """Owns the processes of the jobs that this process runs. The lock on a job's folder decides who runs
-    it."""
+    """Owns the child processes of the jobs that this process runs. The lock on a job's folder
+    decides which process runs it."""
 
     def __init__(
         self,
@@ -48,9 +53,9 @@ class JobRunner:
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
         self._children: dict[str, Child] = {}
-        self._not_before: dict[str, float] = {}
-        self._cancelled_at: dict[str, float] = {}
-        self._turns: dict[str | None, int] = {}
+        self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
+        self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
+        self._turns: dict[str | None, int] = {}  # tenant -> its last turn
         self._turn = 0
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -68,16 +73,18 @@ class JobRunner:
         *,
         tenant_limit: int | None = None,
     ) -> JobRecord:
-        """Queue a job; its inputs are durable before it can be seen. Uploads are moved, other files copied.
+        """Queue a job. Its inputs are durable before its record is visible. Uploads are moved,
+        other files copied.
 
-        Raises Conflict (a job is at work on the same target), InvalidInput, NotFound (tenant), StorageFull,
-        QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began too many within a day).
+        Raises Conflict (another job has the same target), InvalidInput, NotFound (tenant),
+        StorageFull, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began
+        too many within a day).
         """
         self._registry.check_job_quota(tenant, tenant_limit)
         inputs = inputs or {}
         job = new_job_id()
         spec = {**spec, "inputs": sorted(inputs)}
-        self.recover()  # a job whose process has gone must not stand in the way as one at work
+        self.recover()  # so that no job without a process causes a Conflict
         record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
@@ -90,31 +97,30 @@ class JobRunner:
         return record
 
     def cancel(self, job: str) -> JobRecord:
-        """Ask a job to stop: a queued one ends now, a running one at its next step. Raises NotFound,
-        Conflict."""
+        """Ask a job to stop: a queued one ends now, a running one at its next step.
+        Raises NotFound, Conflict."""
         before = self._registry.job(job)
         if before.state in ENDED:
             raise Conflict(
                 f"job {job} has already ended ({before.state}): there is nothing to cancel", job=job
             )
         self._registry.update_job(job, asked_to_stop)
-        self._settle(job)  # nobody would end one whose process has gone
+        self._settle(job)  # a job without a process ends now
         self._wake.set()
         return self._registry.job(job)
 
-    def look(self, job: str) -> JobRecord:
-        """The job as it stands, put back first if it is `running` and its process has gone. Raises
-        NotFound."""
+    def refresh(self, job: str) -> JobRecord:
+        """The job's record. A job that is `running` without a process is put back first. Raises NotFound."""
         if self._registry.job(job).state == "running":
             self._settle(job)
         return self._registry.job(job)
 
     def read_progress(self, job: str) -> Progress:
-        """The job's last figures; empty ones before it began. Raises NotFound for an impossible id."""
+        """The job's last progress; empty before it began. Raises NotFound for an impossible id."""
         return self._folder(job).read_progress()
 
     def forget(self, jobs: list[str]) -> None:
-        """Stop and remove jobs whose records are gone. One that another process runs removes itself."""
+        """Stop and remove jobs whose records are gone. A job that another process runs removes itself."""
         for job in jobs:
             with self._lock:
                 child = self._children.pop(job, None)
@@ -123,15 +129,15 @@ class JobRunner:
             self._tidy(job)
 
     def recover(self) -> None:
-        """Put back every job that is `running` though no process holds its lock."""
+        """Put back every job that is `running` although no process holds its lock."""
         for record in self._registry.jobs(state="running"):
             self._settle(record.job)
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
-        """Run a job to its end in a child process, or follow it where another process has it. Blocks.
+        """Run a job to its end in a child process, or follow it if another process runs it. Blocks.
 
-        Ctrl-C cancels the job and waits for its end; a second one kills its process. Returns early, with the
-        job as it stands, if the runner is stopped meanwhile. Raises NotFound.
+        Ctrl-C cancels the job and waits for its end; a second Ctrl-C kills its process. If the
+        runner is stopped meanwhile, the job's current record is returned. Raises NotFound.
         """
         try:
             return self._follow(job, on_progress)
@@ -149,18 +155,19 @@ class JobRunner:
     # The supervisor
 
     def start(self) -> None:
-        """Supervise in the background: recover, start queued jobs, reap. Once for a runner."""
+        """Start the supervisor thread: it recovers jobs, starts queued ones and reaps their
+        processes. Call it once."""
         assert self._thread is None, "a runner is started once"
         self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop supervising; running jobs checkpoint, go back to the queue, and are resumed by the next
-        start."""
+        """Stop supervising and stop running jobs. They go back to the queue and resume from their
+        last checkpoint at the next start."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
-            # Housekeeping may take minutes, and whatever cuts it off is repaired by the next.
+            # Do not wait longer: housekeeping may take minutes, and the next one completes what is cut off.
             self._thread.join(STOP_S)
         with self._lock:
             children = list(self._children.values())
@@ -188,7 +195,7 @@ class JobRunner:
                     self._clean()
             except Exception as error:
                 # A full disk or a damaged record must not end supervision: the next round tries again.
-                tell(log, "a round of the jobs' supervisor failed; it goes on", error)
+                tell(log, "a round of the jobs' supervisor failed; the next one follows", error)
                 self._stopping.wait(RECOVER_EVERY_S)
             self._wake.wait(POLL_S)
             self._wake.clear()
@@ -220,23 +227,22 @@ class JobRunner:
                     self._turns[record.tenant] = self._turn
 
     def _next(self, queued: list[JobRecord]) -> JobRecord:
-        """The oldest job of the tenant that has waited longest for its turn, so that one cannot hold up the
-        others."""
+        """The oldest job of the tenant that has waited longest for its turn, so that no tenant
+        holds up others."""
         return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
 
     def _spawn(self, job: str) -> bool:
-        """Start a process for a job unless another process has it. Caller holds the lock."""
+        """Start a process for a job unless another process runs it. The caller holds `self._lock`."""
         with self._folder(job).try_lock() as free:
             if not free:
                 return False
-        # Between here and the child's own lock another process may be quicker: the child then ends with
-        # TAKEN.
-        self._not_before[job] = time.monotonic() + 1.0
+        # If another process takes the job's lock before the child does, the child ends with TAKEN.
+        self._not_before[job] = time.monotonic() + RETRY_S
         self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
         return True
 
     def _kill_stubborn(self) -> None:
-        """Kill children that were cancelled and do not stop."""
+        """Kill children whose jobs were cancelled but have not stopped."""
         with self._lock:
             children = list(self._children.values())
         for child in children:
@@ -245,7 +251,7 @@ class JobRunner:
                     if not self._registry.job(child.job).cancel_requested:
                         continue
                 except Damaged:
-                    continue  # nobody can tell, and its process ends with this error
+                    continue  # the job's state is unknown; its process will end with this error
             since = self._cancelled_at.setdefault(child.job, time.monotonic())
             if time.monotonic() - since > CANCEL_S:
                 self._kill(child.job)
@@ -277,8 +283,7 @@ class JobRunner:
             self._put_back(job, crashed=True)
 
     def _settle(self, job: str) -> None:
-        """Put back, or end, a job that no process works on. Of one of our own `_reap` knows when it has
-        gone."""
+        """Put back, or end, a job without a process. A child of this process is left to `_reap`."""
         if job in self._children:
             self._tidy(job)
         else:

@@ -1,5 +1,7 @@
-"""The tasks: what each reads, and how its answers are made. What is learnt for each:
-`hmi.training.objectives`."""
+"""The tasks: what the head of each reads, and how its output becomes an answer.
+
+For the losses see `hmi.training.objectives`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ KINDS: Mapping[Task, type[TaskKind]] = {
 
 
 def task_of(name: Task, labels: Sequence[str] = (), rules: TaskRules | None = None) -> TaskKind:
-    """The task of a model that exists."""
+    """The task object for a model's task, labels and rules."""
     return KINDS[name](tuple(labels), rules or TaskRules())
 
 
 def task_of_version(version: ModelVersion) -> TaskKind:
+    """The task object of a model's version."""
+    """The task object of a model's version."""
     return task_of(version.task, version.labels, version.rules)

@@ -1,4 +1,4 @@
-"""The interface of a task: the head's input and output, and the answer that they give."""
+"""The interface of a task: what its head reads and returns, and the answer made from that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hmi.model.heads import Reads, reads_of
 
 @dataclass(frozen=True)
 class TaskKind(ABC):
-    """One model's task: its kind, its labels and the rules that its answers follow."""
+    """A model's task: its kind, its labels and the rules that shape its answers."""
 
     labels: tuple[str, ...] = ()
     rules: TaskRules = field(default_factory=TaskRules)
@@ -32,38 +32,41 @@ class TaskKind(ABC):
 
     @property
     def form(self) -> tuple[type, str]:
-        """The type of an input, and what to call it."""
+        """The Python type of an input, and its name in messages."""
         return (tuple, "text and text_pair") if self.paired else (str, "a text")
 
     @property
     def windowed(self) -> bool:
-        """Whether a long text may be read in windows; a pair's longer text loses its end instead."""
+        """Whether a long text may be read in windows. In a pair the longer text is cut instead."""
         return not self.paired
 
     @property
     def reads(self) -> Reads:
-        """What the head reads."""
+        """How the head's input is pooled."""
         return reads_of(self.name, paired=self.paired, pooling=self.rules.pooling)
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """The size of the head's output."""
+        """The number of the head's outputs."""
 
     @abstractmethod
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
-        """One row's output from its windows' ([outputs], of tagging [T_i, outputs]); it has so many words."""
+        """Merge the head's outputs for the windows of one input.
+
+        outputs: one tensor [outputs] for each window, in tagging [T_i, outputs]. words: the number of words
+        of the input; only tagging uses it.
+        """
 
     @abstractmethod
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        """The decision from one row's merged output."""
+        """The answer from an input's merged output. `scores` adds the probabilities of all labels."""
 
     def with_transitions(self, table: Tensor | None) -> Self:
-        """This task with what a model has learnt of which answer follows which (`Transitions`), where it has
-        any."""
+        """A copy with a model's learnt table of transitions (`Transitions`). Only tagging uses one."""
         return self
 
 
 def mean_output(outputs: Sequence[Tensor]) -> Tensor:
-    """The mean over windows; of one window its own bits."""
+    """The mean over windows. A single window's output is returned as it is, to the bit."""
     return outputs[0] if len(outputs) == 1 else torch.stack(list(outputs)).mean(0)

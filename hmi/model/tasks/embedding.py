@@ -1,4 +1,4 @@
-"""A vector for a text, computed as the root's authors compute it. Nothing is trained."""
+"""A vector for a text, by the convention of the root's authors. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hmi.model.tasks.base import Answer, TaskKind
 
 @dataclass(frozen=True)
 class Embedding(TaskKind):
-    """The mean of the last layer's rows (or its [CLS] row), scaled to length 1 where the root's convention is
-    so."""
+    """The mean of the last layer's rows or its [CLS] row, by the root's convention scaled to length 1."""
 
     name: ClassVar[Task] = "embedding"
 

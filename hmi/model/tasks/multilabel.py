@@ -1,4 +1,4 @@
-"""Any number of labels for a text: yes or no for each label."""
+"""Any number of labels for a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 @dataclass(frozen=True)
 class MultiLabel(TaskKind):
-    """A sigmoid for each label; given are those that reach the threshold, maybe none."""
+    """A sigmoid for each label. The answer has the labels that reach the threshold, possibly none."""
 
     name: ClassVar[Task] = "multilabel"
 

@@ -15,8 +15,7 @@ from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 @dataclass(frozen=True)
 class Regression(TaskKind):
-    """Squared error in units of the training rows' standard deviation; answers are in the user's own
-    units."""
+    """The output is standardised by the training rows' mean and spread; answers are in the rows' units."""
 
     name: ClassVar[Task] = "regression"
 

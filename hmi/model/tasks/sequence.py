@@ -15,7 +15,7 @@ from hmi.model.tasks.base import Answer, TaskKind, mean_output
 
 @dataclass(frozen=True)
 class Classification(TaskKind):
-    """Softmax over the labels; of a long text, over the mean of its windows' logits."""
+    """A softmax over the labels. A long text's logits are the mean over its windows."""
 
     name: ClassVar[Task] = "classification"
 

@@ -19,22 +19,21 @@ from hmi.model.tasks.base import Answer, TaskKind
 from hmi.model.windows import central_pieces
 
 UNSEEN = -1e4
-"""Log-probability of any but the outside tag for a word that the model did not see: unlikely, yet not
-illegal."""
+"""The log-probability, for a word that the model did not see, of every tag but the outside tag."""
 
 
 @dataclass(frozen=True)
 class Tagging(TaskKind):
-    """Scores at each word's first piece; the answer is the best path under the rows' scheme and what was
-    learnt of which tag follows which.
+    """A tag for each word, scored at its first piece: the best path under the tag scheme and the transitions.
 
-    Of rows in IOB1 or IO `labels` are BIO's, which say where an entity begins; answers are in the rows'
-    scheme again. A word that was not seen is tagged `outside_tag` with probability 0, within an entity as the
-    entity.
+    If the training rows are in IOB1 or IO, `labels` are those of BIO, and answers are
+    converted back. A word that the model did not see gets `outside_tag`, or the tag of the
+    entity around it, with probability 0.
     """
 
     transitions: Floats | None = field(default=None, compare=False)
-    """[labels + 1, labels], see `Transitions`; of the weights, not of the registry's record."""
+    """The learnt table [labels + 1, labels] of `Transitions`. It comes from the model's weights and is not
+    part of the registry's record."""
 
     name: ClassVar[Task] = "tagging"
 
@@ -47,7 +46,7 @@ class Tagging(TaskKind):
         return len(self.labels)
 
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
-        """Log-probabilities [words, labels], a word's from its most central window."""
+        """Log-probabilities [words, labels]. A word's come from the window in which it is most central."""
         merged = torch.full((words, len(self.labels)), UNSEEN)
         merged[:, self.labels.index(outside_tag(self.labels))] = 0.0
         seen = central_pieces(windows)
@@ -57,8 +56,8 @@ class Tagging(TaskKind):
         return merged
 
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        """Paths go over the words that were seen: they cost what a model has read, however many words a text
-        has."""
+        """Decode the tags. The path covers only the words that the model saw, so its cost does not grow
+        with words that were cut off."""
         seen = torch.nonzero((merged != UNSEEN).all(-1))[:, 0].numpy()
         moves, found = self._moves, merged.numpy()[seen]
         path = best_path(found, moves)
@@ -77,7 +76,7 @@ class Tagging(TaskKind):
 
     @property
     def _moves(self) -> Floats | None:
-        """Which tags may follow which, and their learnt scores; None if neither is known."""
+        """The scores of transitions: the scheme's rules plus the learnt table. None if there is neither."""
         legal = rules(self.labels, self.rules.scheme)
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal
@@ -85,8 +84,7 @@ class Tagging(TaskKind):
 
 
 def _bridged(tags: list[str], seen: list[int]) -> list[str]:
-    """Tags of words of which the tokenizer makes nothing: where the next word goes on with an entity, so do
-    they."""
+    """Extend entities over words that have no tokens and stand between two words of the same entity."""
     for before, word in pairwise(seen):
         if (
             word - before > 1

@@ -1,1 +1,1 @@
-"""Reading what users upload: labelled rows, texts without answers, corpora. Nothing here imports torch."""
+"""Readers of users' uploads: labelled rows, unlabelled texts, corpora. Nothing here imports torch."""

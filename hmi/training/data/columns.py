@@ -1,4 +1,4 @@
-"""Mapping a table's column names to the fields of a task's rows, where that is unambiguous."""
+"""Maps a table's column names to the fields of a task's rows, if that is unambiguous."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ NEEDED: Mapping[Task, tuple[str, ...]] = {
     "regression": ("text", "value"),
     "classification": ("text", "label"),
 }
-"""What a row of each task has; `regression` may have `text_pair`, too. The first that fits tells a table's
-task."""
+"""The fields that a row of each task has. Rows of `regression` may also have `text_pair`. A table's
+task is the first one that fits its columns."""
 LISTS = ("tokens", "tags", "labels")
+"""The fields that are lists."""
 EXAMPLES: Mapping[Task, str] = {
     "classification": '{"text": "…", "label": "…"}',
     "pair": '{"text": "…", "text_pair": "…", "label": "…"}',
@@ -25,7 +26,7 @@ EXAMPLES: Mapping[Task, str] = {
     "tagging": '{"tokens": ["…"], "tags": ["O"]}',
     "embedding": "",
 }
-"""A row, as errors show it."""
+"""An example row of each task, for error messages."""
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "text": ("sentence", "review", "content", "document", "message", "comment", "body", "utterance"),
@@ -35,6 +36,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("words",),
     "tags": ("ner_tags", "pos_tags"),
 }
+"""Other column names that are understood for a field."""
 PAIRS = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -44,12 +46,14 @@ PAIRS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
 )
+"""Column names of the two texts of a pair."""
 SHOWN = 12
+"""A message lists at most this many columns."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """`names`: the task's names by the table's. `problem`: why there are none."""
+    """`names`: column of the table -> field of the task. `problem`: why the columns do not fit, or ""."""
 
     names: Mapping[str, str]
     problem: str = ""
@@ -58,8 +62,8 @@ class Columns:
 def read_columns(
     found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
 ) -> Columns:
-    """What the columns `found` are to `task`. answers=False: of unlabelled rows; `paired`: these have two
-    texts."""
+    """Map the columns `found` to the fields of `task`. With answers=False, rows have no answer, and
+    `paired` says whether they have two texts."""
     columns, lacks = _matched(found, task, answers=answers, paired=paired)
     return columns if lacks is None else Columns({}, _missing(lacks, found, task))
 
@@ -67,7 +71,7 @@ def read_columns(
 def _matched(
     found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
 ) -> tuple[Columns, str | None]:
-    """The columns, and the first name that none of them can be."""
+    """The mapping, and the first required field that no column fits (None if all are found)."""
     wanted = [n for n in NEEDED[task] if answers or n not in ("label", "labels", "value", "tags")]
     if paired and "text_pair" not in wanted:
         wanted.append("text_pair")
@@ -83,7 +87,7 @@ def _matched(
                 return Columns(
                     {}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them"
                 ), None
-            cure = f"name the one that is meant `{name}`, and the other otherwise"
+            cure = f"rename the right one to `{name}`, and the other to something else"
             return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
             names[taken[0]] = name
@@ -93,18 +97,18 @@ def _matched(
 
 
 def second_text(found: Iterable[str]) -> tuple[str, str] | None:
-    """The columns of two texts, where a table has such."""
+    """The columns of the two texts of a pair, or None."""
     folded = {_folded(name): name for name in found}
     return next(((folded[a], folded[b]) for a, b in PAIRS if a in folded and b in folded), None)
 
 
 def task_of_columns(found: Sequence[str]) -> Task | None:
-    """The task whose rows have these columns; None for no task's."""
+    """The task whose rows have these columns; None if there is none."""
     return next((task for task in NEEDED if _fits(found, task)), None)
 
 
 def listed(names: Iterable[str]) -> str:
-    """The column names for a message; only the first of many."""
+    """Column names as a message shows them, at most SHOWN of them."""
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names if name.strip()]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more
@@ -118,9 +122,10 @@ def _fits(found: Sequence[str], task: Task) -> bool:
 def _of(
     name: str, wanted: Sequence[str], folded: Mapping[str, list[str]], *, maybe_paired: bool = False
 ) -> list[str]:
-    """The columns that `name` may be: those called so, else those of a pair of texts, else its synonyms.
+    """The columns that may be the field `name`: those of this name, else those of a pair of
+    texts, else synonyms.
 
-    maybe_paired: rows have one text or two, so that a pair of texts and single ones are both possible.
+    maybe_paired: rows may have one text or two.
     """
     if name in folded:
         exact = [given for given in folded[name] if given == name]
@@ -134,7 +139,7 @@ def _of(
         return of_pairs
     if not maybe_paired:
         return single
-    # A second text goes with a first one of the same pair, and with no other.
+    # A pair's second column counts only if its first column is the text.
     return [*of_pairs, *single] if name == "text" else [] if "text" in folded else of_pairs
 
 

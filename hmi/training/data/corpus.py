@@ -1,5 +1,5 @@
-"""Reading corpora: text, one document a line, or JSON objects with a `text`; plain or compressed; checked
-first."""
+"""Reads and checks corpora: text with one document a line, or JSON objects with a `text`,
+plain or compressed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
 
 _JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
-"""What a first line begins with that is JSON and no text."""
+"""The beginning of a first line that is JSON, not text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a corpus was read as, in words, and its documents."""
+    """A corpus: the format that it was read as (in words), and its documents."""
 
     read: str
     documents: Iterator[str]
@@ -40,7 +40,8 @@ class Corpus:
 def open_corpus(
     source: Upload, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
 ) -> Corpus:
-    """A corpus, or about its `first` bytes. Raises InvalidData where it is none (a table, no text, empty)."""
+    """Open a corpus, or about its `first` bytes. Raises InvalidData if it is not one (a table, a
+    binary file, empty)."""
     file = TextFile(source, field, first=first, limit=limit, name=f"the {field}")
     if file.empty:
         raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
@@ -68,21 +69,22 @@ def open_corpus(
 
 
 def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterator[str]:
-    """Yield the documents that are not blank (gzip and zstd are recognised by their first bytes).
+    """Yield the documents that are not blank. gzip and zstd are recognised by their first bytes.
 
-    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or TooLarge past
-    `limit`.
+    Raises InvalidData (binary, not UTF-8, a table, damaged compression) naming the line, or
+    TooLarge past `limit`.
     """
     yield from open_corpus(source, limit=limit).documents
 
 
 def check_corpus(source: Upload, *, first: int | None = None, field: str = "corpus") -> int:
-    """Read a corpus once and return its number of documents; raises as `read_documents`, or if too few."""
+    """Read a corpus once and return its number of documents. Raises as `read_documents`;
+    InvalidData also for too few."""
     return count_documents(open_corpus(source, first=first, field=field), field)
 
 
 def count_documents(corpus: Corpus, field: str = "corpus") -> int:
-    """Read a corpus to its end. Raises as `check_corpus`."""
+    """Read a corpus to its end and return its number of documents. Raises as `check_corpus`."""
     documents = sum(1 for _ in corpus.documents)
     if documents < MIN_DOCUMENTS and corpus.file.whole:
         found = "only blank lines" if documents == 0 else "one line only"
@@ -114,8 +116,8 @@ def _json(file: TextFile) -> Corpus:
         found = listed(table.columns) or "none"
         raise _refused(
             file,
-            f"was read as {table.form}, and has no `text`: the columns are {found}. "
-            "Rename the one that holds the texts, or give text, one document a line",
+            f"was read as {table.form}, and has no `text`: the columns are {found}. Rename the one "
+            "that holds the texts, or give text, one document a line",
         )
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""

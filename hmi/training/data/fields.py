@@ -1,5 +1,5 @@
-"""The fields of one raw row, checked: texts, words, labels, values. A ValueError says what is wrong with the
-row."""
+"""Checks the fields of one raw row: texts, words, labels, values. A ValueError says what is wrong
+with the row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 MAX_ROW_CHARACTERS = 1_000_000
 MAX_VALUE = 1e9
-"""The largest absolute value of a regression: beyond it, the values' spread loses precision."""
+"""The largest absolute value for regression. With larger ones the standard deviation loses precision."""
 
 
 def answer_of(raw: dict[str, Any], task: Task) -> Gold:
-    """A row's right answer."""
+    """A row's right answer. Raises ValueError."""
     if task == "tagging":
         tokens, tags = _words(raw, "tokens"), _words(raw, "tags")
         if len(tokens) != len(tags):
@@ -31,8 +31,10 @@ def answer_of(raw: dict[str, Any], task: Task) -> Gold:
 
 
 def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> Text:
-    """A row's input, without its answer. paired: whether it has two texts; None: as the task and the row
-    say."""
+    """A row's input, without its answer. Raises ValueError.
+
+    paired: whether it has two texts; None: as the task and the row imply.
+    """
     if task == "tagging":
         return _words(raw, "tokens")
     second = raw.get("text_pair") is not None
@@ -44,18 +46,17 @@ def input_of(raw: dict[str, Any], task: Task, *, paired: bool | None = None) -> 
 
 
 def _label(value: Any, name: str) -> str:
-    """A class by its name. 1, "1" and 1.0 are the same one; so are a label with and without spaces around
-    it."""
+    """A label's name. 1, "1" and 1.0 are the same label. Spaces around a label are dropped."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"{name} is missing")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         if math.isnan(value):
-            raise ValueError(f"{name} is NaN, which is no class: give one, or leave the row out")
+            raise ValueError(f"{name} is NaN, not a class: give one, or leave the row out")
         if not value.is_integer():
             raise ValueError(
-                f"{name} is {value}, which is no class: the task regression learns numbers, as `value`"
+                f"{name} is {value}, not a class: for numbers use the task regression, with the field `value`"
             )
         value = int(value)
     if not isinstance(value, (str, int)):
@@ -64,7 +65,8 @@ def _label(value: Any, name: str) -> str:
 
 
 def _writable(text: str, name: str) -> str:
-    r"""The text; raises ValueError where half a surrogate pair (\\ud800 in JSON) makes it no text."""
+    r"""The text. Raises ValueError if it has half a surrogate pair (\\ud800 in JSON), so that UTF-8
+    cannot encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -85,7 +87,7 @@ def _value(raw: dict[str, Any]) -> float:
     if value is None or value == "":
         raise ValueError("`value` is missing")
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # CSV has its numbers as text
+        number = math.nan if isinstance(value, bool) else float(value)  # in CSV numbers are text
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or abs(number) > MAX_VALUE:

@@ -1,5 +1,5 @@
-"""What a double quote is in a table with tabs: spreadsheets write it as CSV does, most other programs as it
-stands."""
+"""Tells how a tab-separated table uses double quotes: spreadsheets quote cells as in CSV; most
+other programs write quotes literally."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quotes:
-    """The first lines, by number, that tell: `unpaired` has quotes that do not pair within it, `other` has
-    not as many cells as the header when it is split at each tab, `doubled` has a cell quoted as CSV does, a
-    quote in it as two."""
+    """The first line, by number, of each kind that tells how quotes are used."""
 
     unpaired: int | None = None
+    """Has quotes that do not pair within the line."""
     other: tuple[int, int] | None = None
-    """(line, its cells)"""
+    """Split at each tab, it has another number of cells than the header: (line, its cells)."""
     doubled: int | None = None
+    """Has a cell that is quoted as in CSV, with a quote inside it doubled."""
 
     @property
-    def as_they_stand(self) -> bool:
-        """Whether quotes can only be signs like any other."""
+    def literal(self) -> bool:
+        """Whether quotes can only be ordinary characters."""
         return self.unpaired is not None and self.other is None and self.doubled is None
 
     def against(self) -> str:
-        """What speaks against that, for an error; "" where nothing does."""
+        """The evidence against literal quotes, for an error; "" if there is none."""
         if self.doubled is not None:
             return f"line {self.doubled} quotes a cell as CSV does"
         return (
@@ -36,7 +36,7 @@ class Quotes:
 
 
 def quotes_of(lines: Iterable[tuple[int, str]], width: int) -> Quotes:
-    """`lines`: those below the header, which has `width` cells, by number."""
+    """Examine numbered `lines`: those below the header, which has `width` cells."""
     unpaired = other = doubled = None
     for number, line in lines:
         cells = line.split("\t")
@@ -49,7 +49,7 @@ def quotes_of(lines: Iterable[tuple[int, str]], width: int) -> Quotes:
         if doubled is None and any(map(_is_quoted, cells)):
             doubled = number
         if None not in (unpaired, other or doubled):
-            break  # nothing that follows can change what they say
+            break  # no later line can change `literal`
     return Quotes(unpaired, other, doubled)
 
 

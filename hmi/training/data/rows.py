@@ -1,5 +1,4 @@
-"""Training rows: converts a user's table to checked rows of one task. Every error names the line and the
-cure."""
+"""Reads a user's table into checked rows of one task. Every error names the line and the cure."""
 
 from __future__ import annotations
 
@@ -23,16 +22,17 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 4
 SHOWN = 5
-MOST_AT_FIRST = 40_000
-"""Rows that are looked at where only the beginning of a file is."""
+"""An error quotes at most this many bad rows."""
+MAX_FIRST_ROWS = 40_000
+"""A check of a file's beginning reads at most this many rows."""
 NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
-"""Texts that programs write for a missing value."""
+"""What programs write for a missing value."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag a word, or
-    labels. The answer of an unlabelled one is "", and is not looked at."""
+    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag for
+    each word, or a set of labels. In an unlabelled row the answer is "" and is ignored."""
 
     text: Text
     label: Gold
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is not usable, and why."""
+    """The line of a row that is not usable, and the reason."""
 
     line: int
     message: str
@@ -48,42 +48,41 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The rows of a file. `read`: the format it was read as; `left_out`: bad rows that were skipped; `notes`:
-    remarks for the user; `whole`: whether the whole file was read."""
+    """The rows of a file."""
 
     rows: list[Row]
     read: str
+    """The format that the file was read as, in words."""
     left_out: list[BadRow] = field(default_factory=list)
+    """Bad rows, which were skipped."""
     notes: list[str] = field(default_factory=list)
+    """Remarks for the user."""
     whole: bool = True
+    """Whether the whole file was read."""
     lines: list[int] = field(default_factory=list)
+    """The line of each row in `rows`."""
 
 
-def read_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:
-    """All rows of a file; raises InvalidData with the first bad rows' lines."""
-    return given_rows(source, task, field).rows
+def read_labelled_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:
+    """Read all rows of a file. Raises InvalidData, which names the lines of the first bad rows."""
+    return read_labelled_file(source, task, field).rows
 
 
-def read_texts(source: Upload, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
-    """Rows of the same form whose answers, if they have any, are not looked at. Raises InvalidData."""
-    return given_texts(source, task, paired=paired, field=field).rows
+def read_unlabelled_rows(source: Upload, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
+    """Read rows and ignore their answers, if they have any. Raises InvalidData."""
+    return read_unlabelled_file(source, task, paired=paired, field=field).rows
 
 
-def given_rows(
-    source: Upload,
-    task: Task,
-    field: str = "data",
-    *,
-    skip: int = 0,
-    first: int | None = None,
-    count: bool = True,
+def read_labelled_file(
+    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None
 ) -> RowFile:
-    """The rows of a file, or of about its `first` bytes; up to `skip` bad ones are left out.
+    """Read the rows of a file, or of about its `first` bytes. Up to `skip` bad ones are left out.
 
-    count=False: also of too few rows. Raises InvalidData (its details name field and line), TooLarge.
+    Raises InvalidData (its details name field and line), TooLarge.
     """
-    found = settled(collect(source, task, field, first=first), task, field, skip)
-    if count and found.whole and len(found.rows) < MIN_ROWS:
+    found = parse_rows(source, task, field, first=first)
+    refuse_bad_rows(found, task, field, skip)
+    if found.whole and len(found.rows) < MIN_ROWS:
         what = f"{len(found.rows)} rows" if found.rows else "no rows"
         raise InvalidData(
             f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field
@@ -93,7 +92,7 @@ def given_rows(
     return found
 
 
-def given_texts(
+def read_unlabelled_file(
     source: Upload,
     task: Task,
     *,
@@ -102,20 +101,19 @@ def given_texts(
     skip: int = 0,
     first: int | None = None,
 ) -> RowFile:
-    """Like `given_rows`, for rows whose answers are ignored."""
-    found = settled(
-        collect(source, task, field, answers=False, paired=paired, first=first), task, field, skip
-    )
+    """Like `read_labelled_file`, for rows whose answers are ignored."""
+    found = parse_rows(source, task, field, answers=False, paired=paired, first=first)
+    refuse_bad_rows(found, task, field, skip)
     if not found.rows and found.whole:
         raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
     return found
 
 
-def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
-    """Returns the rows; raises InvalidData if more than `skip` are bad."""
+def refuse_bad_rows(found: RowFile, task: Task, field: str, skip: int) -> None:
+    """Raise InvalidData if more than `skip` rows are bad."""
     bad = found.left_out
     if len(bad) <= skip:
-        return found
+        return
     shown = "; ".join(problem.message for problem in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
@@ -126,14 +124,14 @@ def settled(found: RowFile, task: Task, field: str, skip: int) -> RowFile:
         else ""
     )
     raise InvalidData(
-        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: {shown}{more}. "
-        f"It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
+        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: "
+        f"{shown}{more}. It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
         field=field,
         line=bad[0].line,
     )
 
 
-def collect(
+def parse_rows(
     source: Upload,
     task: Task,
     field: str,
@@ -142,8 +140,8 @@ def collect(
     paired: bool | None = None,
     first: int | None = None,
 ) -> RowFile:
-    """What a file holds, good and bad. Raises InvalidData where it cannot be read as rows of the task at
-    all."""
+    """Parse a file into good and bad rows. Raises InvalidData if its form or its columns do not
+    fit the task."""
     file = TextFile(source, field, first=first)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
@@ -164,7 +162,7 @@ def collect(
     found = RowFile([], read, whole=True)
     whole = True
     for record in itertools.chain(head, table.records):
-        if first is not None and len(found.rows) + len(found.left_out) >= MOST_AT_FIRST:
+        if first is not None and len(found.rows) + len(found.left_out) >= MAX_FIRST_ROWS:
             whole = False
             break
         try:
@@ -192,13 +190,13 @@ def label_counts(rows: list[Row]) -> Counter[str]:
 
 
 def label_notes(rows: list[Row]) -> list[str]:
-    """Labels that may be meant to be one, and labels that look like a missing one."""
+    """Remarks on labels that may be spellings of one label, and on labels that look like missing values."""
     counts = label_counts(rows)
     alike: dict[str, list[str]] = defaultdict(list)
     for label in counts:
         alike[label.casefold().removesuffix(".0")].append(label)
     notes = [
-        f"the labels {listed(sorted(same))} are different: write them alike if they are one"
+        f"the labels {listed(sorted(same))} count as different: write them alike if they mean the same"
         for same in alike.values()
         if len(same) > 1
     ]
@@ -206,14 +204,14 @@ def label_notes(rows: list[Row]) -> list[str]:
     return [
         *notes,
         *(
-            f"`{label}` is read as a label ({counts[label]} rows): check that none is missing there"
+            f"`{label}` was read as a label ({counts[label]} rows): check that no label is missing there"
             for label in missing
         ),
     ]
 
 
 def _example(task: Task, paired: bool | None) -> str:
-    """A row, without its answer where `paired` says that it has none."""
+    """An example row; without its answer unless `paired` is None."""
     if paired is None:
         return EXAMPLES[task]
     return (
@@ -226,15 +224,16 @@ def _example(task: Task, paired: bool | None) -> str:
 
 
 def _described(table: TextTable, encoding: str, names: Mapping[str, str]) -> str:
-    """The form of a table, what each column is taken for, and what is left out."""
+    """The format of a table in words: its form, the field that each column is read as, the
+    columns not used."""
     renamed = [f"`{given}` is the {ours}" for given, ours in names.items() if given != ours]
     unused = [name for name in table.columns if name not in names and name.strip()]
-    told = [
+    parts = [
         f"columns {listed(table.columns)}",
         *renamed,
         *([f"not used: {listed(unused)}"] if unused else []),
     ]
-    return f"{table.form}, {encoding}; {'; '.join(told)}"
+    return f"{table.form}, {encoding}; {'; '.join(parts)}"
 
 
 def _headless(table: TextTable, problem: str, task: Task, *, answers: bool) -> str:
@@ -252,14 +251,14 @@ def _headless(table: TextTable, problem: str, task: Task, *, answers: bool) -> s
 def _wrong_form(
     table: TextTable, names: Mapping[str, str], head: list[TableRecord], task: Task, *, paired: bool | None
 ) -> str:
-    """Why rows of these columns would be read wrongly; "" where they would not."""
+    """Why rows with these columns would be misread; "" if they would not."""
     pair = second_text(table.columns)
     single = task in ("classification", "multilabel") and not paired
     if pair and single and any(str(record.values.get(pair[1]) or "").strip() for record in head):
         cure = "join the two texts" if task == "multilabel" else 'give --task pair (over HTTP "task": "pair")'
         return (
-            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, "
-            f"or remove the column `{pair[1]}`"
+            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, or remove "
+            f"the column `{pair[1]}`"
         )
     if table.form.startswith("CSV"):
         lists = [given for given, ours in names.items() if ours in LISTS]
@@ -270,7 +269,7 @@ def _wrong_form(
                 else ""
             )
             cure = f"give JSON, one object a line: {EXAMPLES[task]}{also}"
-            return f"a cell holds no list, which {listed(lists)} must be: {cure}"
+            return f"a CSV cell cannot hold a list, and {listed(lists)} must be lists: {cure}"
     columns = {ours: given for given, ours in names.items()}
     if head and isinstance(head[0].values.get(columns.get("text", "")), list | dict):
         what = kind_of(head[0].values[columns["text"]])
@@ -287,8 +286,7 @@ def _refuse_mixed(found: RowFile, field: str) -> None:
         lone = paired.index(not paired[0])
         raise InvalidData(
             f"line {found.lines[lone]} of {field} {'lacks' if paired[0] else 'has'} a `text_pair`, "
-            "unlike the first "
-            "row: give it in every row or in none",
+            "unlike the first row: give it in every row or in none",
             field=field,
             line=found.lines[lone],
         )

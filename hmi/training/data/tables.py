@@ -1,4 +1,4 @@
-"""Reading users' tables: JSON lines, JSON lists, CSV with any usual separator, CoNLL."""
+"""Reads users' tables: JSON lines, JSON lists, CSV with any usual delimiter, CoNLL."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hmi.training.data.text_files import TextFile
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20
-"""Characters of one row, whatever it holds: far beyond what a row may have, and little enough to hold."""
+"""Characters of one record: more than a row may have, but little enough to keep in memory."""
 FIRST_RECORDS = 200
-"""Lines, or records, by which a table is told."""
+"""A table's format is recognised from this many lines or records."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
-"""Beginnings of CoNLL lines without a token; "# O", however, is a token."""
+"""CoNLL lines that begin so have no token, except a line such as "# O"."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 
@@ -30,13 +30,13 @@ csv.field_size_limit(LARGEST_RECORD)
 
 @dataclass(frozen=True)
 class TableRecord:
-    """One row and where it stands; `problem` where it cannot be read."""
+    """One row and its line. `problem` says why it cannot be read."""
 
     line: int
     values: dict[str, Any]
     problem: str = ""
     item: int | None = None
-    """The row's number in a JSON list, whose line numbers say little."""
+    """The row's number in a JSON list, where line numbers say little."""
 
     @property
     def place(self) -> str:
@@ -45,7 +45,7 @@ class TableRecord:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table's form in words, its columns as far as its beginning shows them, and its records."""
+    """A table's form in words, the columns found in its beginning, and its records."""
 
     form: str
     columns: tuple[str, ...]
@@ -56,9 +56,10 @@ Fits = Callable[[Sequence[str]], bool]
 
 
 def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"]) -> TextTable:
-    """`fits`: whether these columns are what is looked for, by which the delimiter of a CSV file is chosen.
+    """Recognise a table's format and return its records. Raises InvalidData.
 
-    conll: whether lines may be a token and its tag; "likely" where tags are asked for. Raises InvalidData.
+    fits: whether the given columns are the wanted ones; it decides the delimiter of a CSV file.
+    conll: whether lines may be a token and its tag ("likely" if the task is tagging).
     """
     first = file.beginning()
     if first.startswith("["):
@@ -87,32 +88,33 @@ def file_lines(file: TextFile, count: int) -> Iterator[str]:
 
 
 def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
-    """How many columns these lines of a CoNLL file have; 0 where they are of none.
+    """The number of columns of these lines if they are CoNLL, else 0. The first column is the
+    token, the last the tag.
 
-    The first is the token and the last the tag: one such as B-PER or O, of two columns with blank lines
-    between texts whatever it is, if tabs are between them or such a file is `likely`.
+    Tags must be such as B-PER or O. Any tag is accepted in two columns with blank lines between
+    texts, if the columns are separated by tabs or CoNLL is `likely`.
     """
-    told = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
-    rows = [line.split() for line in told]
+    used = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
+    rows = [line.split() for line in used]
     widths = {len(row) for row in rows}
     if len(widths) != 1 or len(rows) < 2:
         return 0
     width = widths.pop()
     entities = all(_TAG.fullmatch(row[-1]) for row in rows)
     blank = any(not line.strip() for line in lines[:-1])
-    tabs = all("\t" in line for line in told)
+    tabs = all("\t" in line for line in used)
     return width if width >= 2 and (entities or (width == 2 and blank and (tabs or likely))) else 0
 
 
 def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
-    """The columns of what is CSV and no running text: a header that is `known`, or of names, above rows as
-    wide."""
+    """The columns if these lines are CSV, else (). They are CSV if the header is `known`, or if it
+    consists of names and all rows have as many cells; otherwise they are running text."""
     lines = [line for line in lines if line.strip()]
     for delimiter in DELIMITERS:
         columns = _cells(lines[0], delimiter) if lines else []
         if len(columns) > 1 and known(columns):
             return tuple(columns)
-        # Behind a comma of running text there is a space, and hardly ever in a header.
+        # In running text a space follows a comma; in a header hardly ever.
         named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.rstrip()) for c in columns)
         if named and all(len(_cells(line, delimiter)) == len(columns) for line in lines[1:]):
             return tuple(columns)
@@ -126,7 +128,7 @@ def _json(form: str, records: Iterator[TableRecord]) -> TextTable:
 
 
 def _goes_on(first: str, second: str) -> bool:
-    """Whether an object that begins in the first line ends in a later one."""
+    """Whether a JSON object that begins in the first line ends in a later one."""
     return bool(_record(1, first, None).problem) and not second.lstrip().startswith("{")
 
 
@@ -139,15 +141,15 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return TableRecord(number, {}, f"is not JSON ({_told(error)}): write one object a line", item)
+        return TableRecord(number, {}, f"is not JSON ({_json_problem(error)}): write one object a line", item)
     if not isinstance(value, dict):
         return TableRecord(number, {}, f"is {kind_of(value)}, not a JSON object", item)
     return TableRecord(number, value, item=item)
 
 
 def _json_items(file: TextFile) -> Iterator[TableRecord]:
-    """The objects of a list, or one after the other, read piece by piece. What follows bad JSON cannot be
-    read."""
+    """Read the objects of a list, or objects one after another, in pieces. Raises InvalidData for
+    bad JSON, since nothing after it can be read."""
     decoder, chunks = json.JSONDecoder(), file.chunks()
     buffer, at, line, item, listed, over = "", 0, 1, 0, False, False
     while True:
@@ -160,7 +162,7 @@ def _json_items(file: TextFile) -> Iterator[TableRecord]:
         if at < len(buffer) and buffer[at] == "]" and listed:
             over, at = True, at + 1
             continue
-        problem = "has more behind the end of the list" if over else "ends within the list"
+        problem = "has more after the end of the list" if over else "ends within the list"
         if at < len(buffer) and not over:
             try:
                 value, end = decoder.raw_decode(buffer, at)
@@ -170,7 +172,7 @@ def _json_items(file: TextFile) -> Iterator[TableRecord]:
                 line, at = line + buffer.count("\n", at, end), end
                 continue
             except (ValueError, RecursionError) as error:
-                problem = f"is not JSON ({_told(error)})"
+                problem = f"is not JSON ({_json_problem(error)})"
         more = next(chunks, None) if len(buffer) - at <= LARGEST_RECORD else None
         if more is not None:
             buffer, at = buffer[at:] + more, 0
@@ -185,16 +187,17 @@ def _json_items(file: TextFile) -> Iterator[TableRecord]:
 
 
 def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
-    told = re.fullmatch(r"sep=(.)", header[1].strip('\ufeff \r\n"')) if header[1] else None
+    declared = re.fullmatch(r"sep=(.)", header[1].strip('\ufeff \r\n"')) if header[1] else None
     skipped, line = header
-    if told is not None:
+    if declared is not None:
         skipped, line = next(itertools.islice(_numbered(file), 1, None), (skipped, ""))
-    ways = [(d, _cells(line, d)) for d in ([told[1]] if told else DELIMITERS)]
+    ways = [(d, _cells(line, d)) for d in ([declared[1]] if declared else DELIMITERS)]
     fitting = [(d, columns) for d, columns in ways if fits(columns)]
     if len({tuple(columns) for _, columns in fitting}) > 1:
         names = " or ".join(DELIMITERS[d] for d, _ in fitting)
         raise InvalidData(
-            f"{file.name} may be split at {names}: put names with such a sign into double quotes",
+            f"the columns of {file.name} may be separated by {names}: put column names that contain "
+            "one of these into double quotes",
             field=file.field,
             line=skipped,
         )
@@ -205,7 +208,7 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
     if delimiter == "\t":
         below = ((number, line) for number, line in _numbered(file) if number > skipped)
         quotes = quotes_of(below, len(columns))
-        form += ", double quotes as they stand" * quotes.as_they_stand
+        form += ", double quotes taken literally" * quotes.literal
     return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
 
 
@@ -213,7 +216,7 @@ def _csv_records(
     file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes
 ) -> Iterator[TableRecord]:
     lines = (f"{line}\n" for line in itertools.islice(file.lines(), header, None))
-    if quotes.as_they_stand:
+    if quotes.literal:
         reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
     else:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -225,32 +228,30 @@ def _csv_records(
             return
         except csv.Error as error:
             if not file.whole and "unexpected end" in str(error):
-                return  # the rest was not asked for
+                return  # only the file's beginning was read
             raise _bad_csv(file, header + before + 1, str(error), quotes.against()) from error
         number, before = header + before + 1, reader.line_num
         if not any(cell.strip() for cell in cells):
             continue
         spare = [cell for cell in cells[len(columns) :] if cell.strip()]
         if spare or len(cells) < len(columns):
-            cure = "put a text that holds the sign between cells into double quotes"
+            cure = "put a text that contains the delimiter into double quotes"
             yield TableRecord(number, {}, f"has {len(cells)} cells, the header {len(columns)}: {cure}")
         else:
             yield TableRecord(number, dict(zip(columns, cells, strict=False)))
 
 
-def _bad_csv(file: TextFile, line: int, told: str, against: str) -> InvalidData:
-    if "unexpected end" in told or "field limit" in told:
-        what = (
-            "opens a double quote that is never closed: close it, or write a double quote within "
-            "a text as two"
-        )
-    elif "new-line" in told:
-        what = "has a carriage return that ends no line: put the text into double quotes, or take it out"
+def _bad_csv(file: TextFile, line: int, reason: str, against: str) -> InvalidData:
+    """The error for what the csv module reported as `reason`."""
+    if "unexpected end" in reason or "field limit" in reason:
+        what = "opens a double quote that is never closed: close it, or double each quote within a text"
+    elif "new-line" in reason:
+        what = "has a carriage return within the line: remove it, or put the text into double quotes"
     else:
-        told = told.replace("'\t'", "a tab")
-        what = f"has text behind a closing double quote ({told}): write a double quote within a text as two"
-    if against and "new-line" not in told:
-        what += f". It cannot be taken as it stands, since {against}"
+        reason = reason.replace("'\t'", "a tab")
+        what = f"has text after a closing double quote ({reason}): double each quote within a text"
+    if against and "new-line" not in reason:
+        what += f". Quotes cannot be taken literally here, since {against}"
     return InvalidData(f"line {line} of {file.name} {what}", field=file.field, line=line)
 
 
@@ -269,7 +270,7 @@ def _conll(file: TextFile, width: int) -> Iterator[TableRecord]:
 
 
 def _sentence(first: int, words: list[list[str]], width: int) -> TableRecord:
-    """The record of the lines from `first` on; what has other columns may be a token with a space in it."""
+    """The record of the lines from `first` on. A line with too many columns may have a space in its token."""
     wrong = next((i for i, row in enumerate(words) if len(row) != width), None)
     if wrong is None:
         return TableRecord(first, {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]})
@@ -279,7 +280,7 @@ def _sentence(first: int, words: list[list[str]], width: int) -> TableRecord:
 
 
 def _numbered(file: TextFile) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, by number."""
+    """The lines that are not blank, with their numbers."""
     return ((number, line) for number, line in enumerate(file.lines(), 1) if line.strip())
 
 
@@ -290,8 +291,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _told(error: ValueError | RecursionError) -> str:
-    """The message without the decoder's line number, which counts from where the decoder began."""
+def _json_problem(error: ValueError | RecursionError) -> str:
+    """The error's message without the decoder's line number, which counts from where decoding began."""
     return (
         f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     )

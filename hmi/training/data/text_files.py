@@ -1,4 +1,5 @@
-"""Decoding a file to lines: its compression, its encoding, and the cure if it is not text."""
+"""Decodes a file to lines. Detects its compression and encoding; if the file is not text, the error
+names the cure."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import zstandard
 from hmi.errors import InvalidData, InvalidInput, TooLarge
 
 Upload = Path | bytes
-"""A file, or what one holds."""
+"""A file, or a file's content."""
 
 MAX_EXPANDED_BYTES = 4 << 30
 MAX_LINE = 64 << 20
-"""Characters of a line: what is longer has no lines."""
+"""Characters. A longer line is an error."""
 CHUNK = 1 << 18
 ZSTD_WINDOW = 1 << 27
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -57,11 +58,12 @@ _ZIPPED = (
 
 
 class TextFile:
-    """One file, read from its beginning as often as wanted. `field`: what errors name; `name`: what they call
-    it.
+    """One file of text. Each call of a reading method begins at its start.
 
-    `first`: stop after about so many bytes (expanded); `whole` then tells whether that was all. Raises
-    InvalidInput (no such file), InvalidData (no text; the message says what it seems to be).
+    field: the request's field, for errors; name: what error messages call the file. first: stop
+    after about this many bytes, counted after decompression; `whole` then says whether the file
+    ended before. Raises InvalidInput (no such file), InvalidData (not text; the message says what
+    it seems to be).
     """
 
     def __init__(
@@ -83,12 +85,12 @@ class TextFile:
         self.empty = not head
 
     def lines(self) -> Iterator[str]:
-        """Lines without their ends, blank ones too. Raises InvalidData naming the line, TooLarge past the
-        limit."""
+        """Yield all lines, without their ends. Raises InvalidData, which names the line; TooLarge
+        past the limit."""
         rest, number, end = "", 0, "\n"
         for chunk in self.chunks():
             if not number and not rest and "\n" not in chunk and "\r" in chunk:
-                end = "\r"  # of a Macintosh before OS X, as Excel still offers it
+                end = "\r"  # Macintosh line ends, which Excel still offers
             *lines, rest = (rest + chunk).split(end)
             number += len(lines)
             yield from lines
@@ -117,8 +119,8 @@ class TextFile:
                 at = line + text.count("\n", 0, text.index("\0"))
                 raise self._bad(
                     at,
-                    "holds a zero byte: this is a binary file, not text, or a damaged one. Save it "
-                    "as text again",
+                    "holds a zero byte: this is a binary file, not text, or a damaged one. Save it as "
+                    "text again",
                 )
             line += text.count("\n")
             yield text
@@ -151,7 +153,7 @@ class TextFile:
             return file.read(count)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidData(
-                f"{self.name} breaks off: the archive is damaged or cut off ({error}). Compress it again",
+                f"{self.name} cannot be decompressed: it is damaged or cut off ({error}). Compress it again",
                 field=self.field,
             ) from error
 
@@ -206,7 +208,7 @@ class TextFile:
 
 
 def _encoding_of(head: bytes) -> tuple[str, str]:
-    """(Python's name, the name for people) of what a file's beginning is written in."""
+    """The encoding of a file's beginning: Python's name, and the name for messages."""
     for mark, codec, name in _MARKS:
         if head.startswith(mark):
             return codec, name

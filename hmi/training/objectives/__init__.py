@@ -1,4 +1,4 @@
-"""What is learnt for each task, and how it is scored: the training side of `hmi.model.tasks`."""
+"""The objective of each task: its targets, loss and metrics. The training side of `hmi.model.tasks`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ OBJECTIVES: Mapping[Task, type[Objective[Any]]] = {
     "regression": RegressionObjective,
     "tagging": TaggingObjective,
 }
-"""Every task but embedding, for which nothing is learnt."""
+"""The objective of every task except embedding, which is not trained."""
 
 
 def objective_of(task: TaskKind) -> Objective[Any]:
-    """The objective of a task. Not for an embedding."""
+    """The objective of a task. Raises KeyError for an embedding."""
     return OBJECTIVES[task.name](task)
 
 
 def learn_task(name: Task, golds: Sequence[Gold], *, paired: bool = False, field: str = "data") -> TaskKind:
-    """The task that these training rows describe. Raises InvalidData naming `field`, InvalidInput for an
-    embedding."""
+    """The task that the right answers of training rows describe. Raises InvalidData, which names
+    `field`; InvalidInput for an embedding."""
     if name not in OBJECTIVES:
         raise InvalidInput("an embedding model learns nothing from rows: leave the data out", field=field)
     task: TaskKind = OBJECTIVES[name].learn(golds, paired=paired, field=field)

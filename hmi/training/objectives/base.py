@@ -1,5 +1,5 @@
-"""The interface of an objective: targets, loss and metrics of a task, and the task that training rows
-describe."""
+"""The interface of an objective: targets, loss and metrics of a task, and the task that
+training rows describe."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from hmi.training.golds import Gold
 
 IGNORE = -100
 """The target of a token that is not scored."""
-HEAVIEST = 10.0
-"""No class weighs more than this: beyond it a handful of rows would steer every step."""
+MAX_WEIGHT = 10.0
+"""The largest weight of a class. With a larger one, a handful of rows would dominate every step."""
 
 K = TypeVar("K", bound=TaskKind)
 
 
 @dataclass(frozen=True)
 class Objective(ABC, Generic[K]):
-    """One task's objective. The class methods need no task, which is enough to train a batch."""
+    """One task's objective. Its class methods need no task; they suffice to train a batch."""
 
     task: K
 
     @classmethod
     @abstractmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> K:
-        """The task with labels and rules as the training rows have them. Raises InvalidData naming
-        `field`."""
+        """The task with labels and rules from the training rows. Raises InvalidData, which names `field`."""
 
     @abstractmethod
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
@@ -44,14 +43,14 @@ class Objective(ABC, Generic[K]):
     @classmethod
     @abstractmethod
     def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        """The mean loss of a batch. logits [B, outputs], of tagging [B, T, outputs]; weights: those of
-        `weights`."""
+        """The mean loss of a batch. logits: [B, outputs], for tagging [B, T, outputs]; weights:
+        from the method `weights`."""
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
-        """Balanced class weights [outputs]: rows ÷ (classes × the class' rows), at most HEAVIEST.
+        """Balanced class weights [outputs]: rows ÷ (classes × the class' rows), at most MAX_WEIGHT.
 
-        Raises InvalidInput where the task has no classes.
+        Raises InvalidInput if the task has no classes.
         """
         raise InvalidInput(
             "class_weights apply to labels, and regression has none: leave class_weights out",
@@ -60,14 +59,14 @@ class Objective(ABC, Generic[K]):
 
     @abstractmethod
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
-        """Held-out metrics, with those that a report draws."""
+        """Held-out metrics, including the tables that a report draws. merged: each row's output."""
 
     @abstractmethod
     def chance(self, golds: Sequence[Gold]) -> float:
-        """The headline score, on these rows, of the best answer that is the same for every row."""
+        """The headline score on these rows of the best constant answer."""
 
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> K:
-        """The task with what is chosen on held-out rows."""
+        """The task with those rules that are tuned on held-out rows."""
         return self.task
 
     def unknown(self, gold: Gold) -> set[str]:
@@ -76,10 +75,9 @@ class Objective(ABC, Generic[K]):
 
 
 def balanced(ids: Iterable[float], outputs: int) -> Tensor:
-    """Weights [outputs] by which every class counts alike, bounded by HEAVIEST; 1 for a class without
-    rows."""
+    """Weights [outputs] that make every class count alike, at most MAX_WEIGHT; 1 for a class without rows."""
     counts = Counter(int(i) for i in ids if i != IGNORE)
     seen = sum(counts.values())
     return torch.tensor(
-        [min(HEAVIEST, seen / (len(counts) * counts[i])) if counts[i] else 1.0 for i in range(outputs)]
+        [min(MAX_WEIGHT, seen / (len(counts) * counts[i])) if counts[i] else 1.0 for i in range(outputs)]
     )

@@ -1,4 +1,4 @@
-"""Any number of labels for a text: a cross-entropy for each label."""
+"""The objective for any number of labels on a text: binary cross-entropy for each label."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.training.golds import Gold, refuse_many
-from hmi.training.objectives.base import HEAVIEST, Objective
+from hmi.training.objectives.base import MAX_WEIGHT, Objective
 from hmi.training.scoring import calibration, score_sets
 
 THRESHOLDS = tuple(t / 100 for t in range(20, 81, 5))
 MIN_ROWS_TO_CHOOSE = 50
-"""With fewer held-out rows the threshold stays at .5, since the best one would be chance."""
+"""With fewer held-out rows the threshold stays at 0.5, since the best one would be chance."""
 
 
 @dataclass(frozen=True)
 class MultiLabelObjective(Objective[MultiLabel]):
-    """The threshold is chosen on held-out rows."""
+    """Multi-label classification. The threshold is tuned on held-out rows."""
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> MultiLabel:
         counts = Counter(label for gold in golds for label in labels_in(gold))
         if not any(0 < count < len(golds) for count in counts.values()):
             raise InvalidData(
-                f"every row of {field} has the same labels ({_listed(counts)}): "
-                "a model needs rows with and rows without a label",
+                f"every row of {field} has the same labels ({_listed(counts)}): a model needs rows "
+                "with and rows without a label",
                 field=field,
             )
         refuse_many(len(counts), field)
@@ -51,9 +51,9 @@ class MultiLabelObjective(Objective[MultiLabel]):
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
-        """Each label's weight: rows without it ÷ rows with it, between 1 and HEAVIEST."""
+        """Each label's weight: rows without it ÷ rows with it, between 1 and MAX_WEIGHT."""
         has = torch.tensor(targets).sum(0)
-        return ((len(targets) - has) / has.clamp(min=1)).clamp(1.0, HEAVIEST)
+        return ((len(targets) - has) / has.clamp(min=1)).clamp(1.0, MAX_WEIGHT)
 
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         gold, sure = self._table(golds, merged)
@@ -61,12 +61,12 @@ class MultiLabelObjective(Objective[MultiLabel]):
         return {
             **score_sets(gold, given, self.task.labels),
             "threshold": self.task.rules.threshold,
-            # How often a label is right where it is given a probability of p, over all rows and labels.
+            # Over all rows and labels: how often a label with probability p is right.
             "calibration": calibration(sure.ravel().tolist(), gold.ravel().tolist()),
         }
 
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> MultiLabel:
-        """The task with the threshold of the best micro F1; among equals, the one nearest to .5."""
+        """The task with the threshold of the best micro F1; among equals, the one nearest to 0.5."""
         if len(golds) < MIN_ROWS_TO_CHOOSE:
             return self.task
         gold, sure = self._table(golds, merged)
@@ -77,7 +77,7 @@ class MultiLabelObjective(Objective[MultiLabel]):
         return replace(self.task, rules=self.task.rules.model_copy(update={"threshold": best}))
 
     def chance(self, golds: Sequence[Gold]) -> float:
-        """Micro F1 of answering some of the commonest labels on every row: as many of them as score best."""
+        """Micro F1 of answering every row with the k commonest labels, for the best k."""
         counts = Counter(label for gold in golds for label in labels_in(gold) if label in self.task.labels)
         most = list(accumulate(n for _, n in counts.most_common()))
         scores = (2 * hits / (k * len(golds) + counts.total()) for k, hits in enumerate(most, 1))

@@ -1,4 +1,4 @@
-"""A number for a text, or for a pair of texts: squared error."""
+"""The objective for a number for a text or a pair of texts: squared error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hmi.training.scoring import score_values
 
 @dataclass(frozen=True)
 class RegressionObjective(Objective[Regression]):
-    """In units of the training rows' standard deviation."""
+    """Regression. Targets are in units of the training rows' standard deviation, around their mean."""
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Regression:
@@ -46,7 +46,7 @@ class RegressionObjective(Objective[Regression]):
         return score_values([number(g) for g in golds], got, self.task.rules.centre)
 
     def chance(self, golds: Sequence[Gold]) -> float:
-        """0: a constant correlates with nothing."""
+        """0, since a constant correlates with nothing."""
         return 0.0
 
 

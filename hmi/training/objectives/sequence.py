@@ -1,4 +1,4 @@
-"""One label for a text, or for a pair of texts: cross-entropy."""
+"""The objective for one label for a text or a pair of texts: cross-entropy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hmi.model.batching import Encoded
 from hmi.model.tasks.sequence import Classification, Pair
-from hmi.training.golds import Gold, Odds, checked_labels
+from hmi.training.golds import Gold, SoftLabel, checked_labels
 from hmi.training.objectives.base import Objective, balanced
 from hmi.training.scoring import calibration, score_labels
 
 
 @dataclass(frozen=True)
 class ClassificationObjective(Objective[Classification]):
-    """Also of probabilities that a teacher gives."""
+    """Classification, also with the soft labels of a teacher."""
 
     kind: ClassVar[type[Classification]] = Classification
 
@@ -29,20 +29,20 @@ class ClassificationObjective(Objective[Classification]):
         return cls.kind(tuple(sorted(checked_labels(golds, field))))
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
-        """The label's index; of odds a probability for each label."""
-        if isinstance(gold, Odds):
-            odds = dict(gold.each)
-            return [[odds.get(label, 0.0) for label in self.task.labels]] * len(windows)
+        """The label's index, or for a soft label the probability of each label."""
+        if isinstance(gold, SoftLabel):
+            soft = dict(gold.each)
+            return [[soft.get(label, 0.0) for label in self.task.labels]] * len(windows)
         return [[self.task.labels.index(str(gold))] for _ in windows]
 
     @classmethod
     def loss(cls, logits: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
-        """Cross-entropy. Odds are not weighed: their teacher learnt with these weights."""
+        """Cross-entropy. Soft labels are not weighted, since their teacher was trained with the weights."""
         if all(len(t) == 1 for t in targets):
             return F.cross_entropy(logits, torch.tensor([int(t[0]) for t in targets]), weights)
-        sure = torch.eye(logits.shape[-1]) if weights is None else weights.diag()
-        odds = torch.stack([sure[int(t[0])] if len(t) == 1 else torch.tensor(t) for t in targets])
-        return -(odds * logits.log_softmax(-1)).sum() / odds.sum()
+        hard = torch.eye(logits.shape[-1]) if weights is None else weights.diag()
+        soft = torch.stack([hard[int(t[0])] if len(t) == 1 else torch.tensor(t) for t in targets])
+        return -(soft * logits.log_softmax(-1)).sum() / soft.sum()
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
@@ -67,6 +67,6 @@ class ClassificationObjective(Objective[Classification]):
 
 @dataclass(frozen=True)
 class PairObjective(ClassificationObjective):
-    """The same, for a pair of texts."""
+    """Classification of pairs of texts."""
 
     kind = Pair

@@ -1,4 +1,4 @@
-"""One tag for each word: cross-entropy at each word's first piece."""
+"""The objective for one tag for each word: cross-entropy at each word's first token."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hmi.training.scoring import calibration, is_bio, score_tags
 
 @dataclass(frozen=True)
 class TaggingObjective(Objective[Tagging]):
-    """Where transitions are learnt, `Transitions` has the loss."""
+    """Tagging. If transitions are learnt, `Transitions.loss` replaces the loss here."""
 
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Tagging:
         scheme = scheme_of([tags_in(g) for g in golds])
-        told = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
-        labels = set(checked_labels(told, field))
-        if scheme == "io":  # where two entities touch, IO makes one of them, and its second word goes on
+        tags = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
+        labels = set(checked_labels(tags, field))
+        if scheme == "io":  # IO joins entities that touch, so any type may need its I- tag
             labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
         return Tagging(tuple(sorted(labels)), TaskRules(scheme=scheme))
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
         index = {label: i for i, label in enumerate(self.task.labels)}
-        tags, out = self._told(gold), []
+        tags, out = self._in_scheme(gold), []
         for window in windows:
             target: list[float] = [IGNORE] * len(window)
             for word, position in first_pieces(window.words).items():
@@ -50,7 +50,7 @@ class TaggingObjective(Objective[Tagging]):
         for i, target in enumerate(targets):
             wanted[i, : len(target)] = torch.tensor(target, dtype=torch.int64)
         if not bool((wanted != IGNORE).any()):
-            # Words of which the tokenizer makes nothing: the mean of none is no number.
+            # No word has a token, and cross_entropy's mean would be NaN.
             return logits.sum() * 0.0
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
 
@@ -67,16 +67,16 @@ class TaggingObjective(Objective[Tagging]):
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
     def chance(self, golds: Sequence[Gold]) -> float:
-        """Of entities 0, since O for every word finds none; of other tags the commonest one's share of the
-        words."""
+        """For entities 0, since tagging every word O finds none; for other tags the commonest tag's
+        share of the words."""
         counts = Counter(tag for gold in golds for tag in tags_in(gold))
         return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
 
     def unknown(self, gold: Gold) -> set[str]:
-        return set(self._told(gold)) - set(self.task.labels)
+        return set(self._in_scheme(gold)) - set(self.task.labels)
 
-    def _told(self, gold: Gold) -> tuple[str, ...]:
-        """A row's tags in the scheme of `labels`."""
+    def _in_scheme(self, gold: Gold) -> tuple[str, ...]:
+        """A row's tags, converted to BIO if the task's labels are."""
         return to_bio(tags_in(gold)) if self.task.rules.scheme in ("iob1", "io") else tags_in(gold)
 
 

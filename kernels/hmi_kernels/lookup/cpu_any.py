@@ -1,8 +1,8 @@
-"""numba body of the look-up for every window width and back-off: it takes the same steps as reference.py.
+"""numba body of the look-up for any window width and back-off. It takes the same steps as reference.py.
 
-A block is a run of whole texts, so no n-gram crosses from one text to another. Token q of a block owns the
-window cut around it. A term, which fills a position of a window, is the address of a vector, its scale and
-its storage type.
+Texts are processed in blocks of whole texts. Window q of a block is the one around its token q. Each
+position of a window is filled by the mean of up to COVER terms. A term is the address of a vector, its
+scale and its storage type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hmi_kernels.jit import carray, compiled, get, inlined, load_f32, pointer
-from hmi_kernels.lookup.cpu_batch import FINE, checked
+from hmi_kernels.lookup.cpu_batch import OK, checked
 from hmi_kernels.lookup.cpu_index import (
     DAMAGED,
     DEPTH,
@@ -29,15 +29,16 @@ from hmi_kernels.lookup.cpu_rows import add_vector, store_bfloat
 from hmi_kernels.lookup.cpu_seek import confirm, seek
 from hmi_kernels.lookup.layout import FIELD_BITS, TAG_SHIFT, WORD_IDS
 
-BLOCK = 256  # tokens resolved together: enough misses in flight, and the rows stay in the second-level cache
-COVER = 3  # at most so many placements of an order cover one position (n = 5, order 3)
-AT, KIND, TERM_COLUMNS = 0, 1, 2
+# The tokens of a block: enough cache misses in flight, and the rows still fit the second-level cache.
+BLOCK = 256
+COVER = 3  # the most n-grams of one order that cover a position (n = 5, order 3)
+AT, KIND, TERM_COLUMNS = range(3)  # the columns of a term: address of the vector, storage type
 ONE = np.float32(1)
 
 
 @compiled
 def block_end(offsets: Any, first: Any) -> Any:
-    """The end of a block of texts that begins with text `first`: up to BLOCK tokens, one text at least."""
+    """The end of the block that begins with text `first`: at least one text, else at most BLOCK tokens."""
     last = first + 1
     while last < offsets.size - 1 and offsets[last + 1] - offsets[first] <= BLOCK:
         last += 1
@@ -46,7 +47,7 @@ def block_end(offsets: Any, first: Any) -> Any:
 
 @compiled
 def windows(tokens: Any, offsets: Any, first: Any, last: Any, n: Any) -> Any:
-    """Texts first..last-1 -> the ids of every token's window, uint32 [m, n], 0 outside its text."""
+    """The ids of the windows of texts first..last-1, uint32 [m, n], 0 outside a token's text."""
     a, before = offsets[first], (n - 1) // 2
     ids = np.zeros((offsets[last] - a, n), np.uint32)
     for text in range(first, last):
@@ -61,7 +62,7 @@ def windows(tokens: Any, offsets: Any, first: Any, last: Any, n: Any) -> Any:
 
 @inlined
 def set_key(keys: Any, c: Any, ids: Any) -> Any:
-    """keys[c] = the packed key of these ids, as `hmi_kernels.lookup.layout.pack_keys` makes it."""
+    """Write the packed key of `ids` to keys[c]; the same key as `layout.pack_keys` makes."""
     low, high, order = np.uint64(0), np.uint64(0), ids.size
     for j in range(order):
         token = np.uint64(ids[order - 1 - j])
@@ -77,31 +78,31 @@ def set_key(keys: Any, c: Any, ids: Any) -> Any:
 
 @inlined
 def is_wanted(ids: Any, filled: Any, place: Any, order: Any) -> Any:
-    """Whether a window wants the n-gram at this placement: inside the text, and over something still
-    unfilled."""
+    """Whether a window needs the n-gram of `order` at `place`: it lies inside the text and covers
+    an unfilled position."""
     n = ids.size
-    open_, inside = False, True
+    unfilled, inside = False, True
     for p in range(place, place + order):
-        open_ |= filled[p] == 0
+        unfilled |= filled[p] == 0
         inside &= ids[p] != 0 or p == (n - 1) // 2
-    return open_ and (inside or order == n)  # the whole window is looked up with its zeros
+    return unfilled and (inside or order == n)  # a whole window may contain zeros
 
 
 @compiled
-def ask(ids: Any, filled: Any, order: Any, keys: Any, slot: Any) -> Any:
-    """The distinct n-grams that a step needs. Sets keys and slot[g], which of them begins at token g (-1:
-    none).
+def wanted_ngrams(ids: Any, filled: Any, order: Any, keys: Any, key_of: Any) -> Any:
+    """Collect the n-grams of `order` that a block's windows need, each once. Returns their number.
 
-    For the whole window g is its token; for shorter n-grams the token they begin with, counted from -before.
+    Fills `keys`, and `key_of` so that the n-gram at `place` of window q is keys[key_of[q + place]],
+    -1 if no window needs it.
     """
     m, n = ids.shape
-    slot[:] = -1
+    key_of[:] = -1
     count = 0
     for q in range(m):
         for place in range(n - order + 1):
-            if slot[q + place] < 0 and is_wanted(ids[q], filled[q], place, order):
+            if key_of[q + place] < 0 and is_wanted(ids[q], filled[q], place, order):
                 set_key(keys, count, ids[q, place : place + order])
-                slot[q + place] = count
+                key_of[q + place] = count
                 count += 1
     return count
 
@@ -112,7 +113,7 @@ def fill(
     dim: Any,
     order: Any,
     ids: Any,
-    slot: Any,
+    key_of: Any,
     found: Any,
     terms: Any,
     scales: Any,
@@ -120,22 +121,26 @@ def fill(
     served: Any,
     depth: Any,
 ) -> Any:
-    """Give every unfilled position a term for each n-gram found that covers it."""
+    """Give each unfilled position of a block's windows a term for each n-gram found that covers it.
+
+    ids [m, n] and key_of as in `wanted_ngrams`; found: a record for each key. Updates terms [m, n, COVER,
+    TERM_COLUMNS], scales [m, n, COVER], filled [m, n]: the number of terms, served [m] and depth [m].
+    """
     n, scales_at = ids.shape[1], 8 if order <= WORD_IDS else 16
-    was = np.empty(n, np.int8)
+    already = np.empty(n, np.int8)
     for q in range(ids.shape[0]):
-        was[:] = filled[q]
+        already[:] = filled[q]
         for place in range(n - order + 1):
-            c = slot[q + place]
-            if c < 0 or found[c, ROW] == 0 or not is_wanted(ids[q], was, place, order):
+            c = key_of[q + place]
+            if c < 0 or found[c, ROW] == 0 or not is_wanted(ids[q], already, place, order):
                 continue
             row, level = found[c, ROW], found[c, LEVEL]
             kind = get(level, DTYPE)
             for j in range(order):
                 p, role = place + j, place * order + j
-                if was[p] == 0:
+                if already[p] == 0:
                     t = filled[q, p]
-                    # Int8, fp16, fp32 are 0, 1, 2.
+                    # A number has 1 << kind bytes.
                     terms[q, p, t, AT] = row + get(headers, order) + role * (dim << kind)
                     terms[q, p, t, KIND] = kind
                     scales[q, p, t] = load_f32(row + scales_at + 4 * role)
@@ -146,21 +151,21 @@ def fill(
 
 
 @compiled
-def cover(order: Any, ids: Any, slot: Any, found: Any, filled: Any) -> Any:
-    """Mark what `fill` would fill."""
+def mark_filled(order: Any, ids: Any, key_of: Any, found: Any, filled: Any) -> Any:
+    """Mark the positions that `fill` would fill."""
     n = ids.shape[1]
-    was = np.empty(n, np.int8)
+    already = np.empty(n, np.int8)
     for q in range(ids.shape[0]):
-        was[:] = filled[q]
+        already[:] = filled[q]
         for place in range(n - order + 1):
-            c = slot[q + place]
-            if c >= 0 and found[c, ROW] != 0 and is_wanted(ids[q], was, place, order):
+            c = key_of[q + place]
+            if c >= 0 and found[c, ROW] != 0 and is_wanted(ids[q], already, place, order):
                 filled[q, place : place + order] = 1
 
 
 @inlined
 def add_position(row: Any, spare: Any, dim: Any, terms: Any, scales: Any, count: Any) -> Any:
-    """row += the mean of a position's terms; spare float32 [dim]."""
+    """Add the mean of a position's terms to `row`. spare: scratch memory, float32 [dim]."""
     if count == 1:
         add_vector(row, dim, terms[0, AT], scales[0], ONE, terms[0, KIND])
     elif count > 1:
@@ -173,18 +178,19 @@ def add_position(row: Any, spare: Any, dim: Any, terms: Any, scales: Any, count:
 
 @compiled
 def add_up(
-    terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, turns: Any, room: Any, out: Any, half: Any
+    terms: Any, scales: Any, filled: Any, lo: Any, hi: Any, positions: Any, scratch: Any, out: Any, half: Any
 ) -> Any:
-    """The sums of the tokens lo..hi-1 of one text.
+    """Write the sums of one text, the tokens lo..hi-1 of a block.
 
-    room float32 [2, dim]: scratch. out: address of token 0's row; half: bfloat16 instead of float32.
+    positions [n]: the order in which a token's vectors are added. scratch: float32 [2, dim]. out: the
+    address of the row of token 0 of the block. half: write bfloat16 instead of float32.
     """
-    total, spare, dim = room[0], room[1], room.shape[1]
-    before = (turns.size - 1) // 2
+    total, spare, dim = scratch[0], scratch[1], scratch.shape[1]
+    before = (positions.size - 1) // 2
     for q in range(lo, hi):
         row = total if half else carray(pointer(out + q * dim * 4), (dim,), np.float32)
         row[:] = 0
-        for p in turns:
+        for p in positions:
             t = q + before - p
             if lo <= t < hi:
                 add_position(row, spare, dim, terms[t, p], scales[t, p], filled[t, p])
@@ -196,7 +202,7 @@ def add_up(
 def lookup(
     table: Any,
     steps: Any,
-    turns: Any,
+    positions: Any,
     tokens: Any,
     offsets: Any,
     vocab: Any,
@@ -206,57 +212,62 @@ def lookup(
     depth: Any,
     damage: Any,
 ) -> Any:
-    """A whole ragged batch; see `ops.lookup`. rows: the output's bytes; table: `LevelTable.fields`."""
+    """Look up a whole ragged batch; see `ops.lookup`. Returns OK, BAD_OFFSETS, BAD_TOKEN or DAMAGED.
+
+    table, steps, positions: `LevelTable.fields`, `.steps`, `.positions`. rows: the output's bytes.
+    half: write bfloat16. served: the output `order`. damage int64 [≥ FOUND_COLUMNS]: on DAMAGED,
+    the damaged row's record.
+    """
     state = checked(tokens, offsets, vocab)
-    if state != FINE:
+    if state != OK:
         return state
     levels, segs, headers, dim, out = table[LEVELS], table[SEGS], table[HEADERS], table[DIM], rows.ctypes.data
-    n, first = turns.size, 0
-    room = np.empty((2, dim), np.float32)
+    n, first = positions.size, 0
+    scratch = np.empty((2, dim), np.float32)
     while first < offsets.size - 1:
         last = block_end(offsets, first)
         a, m = offsets[first], offsets[last] - offsets[first]
         ids = windows(tokens, offsets, first, last, n)
         terms = np.empty((m, n, COVER, TERM_COLUMNS), np.int64)
         scales, filled = np.empty((m, n, COVER), np.float32), np.zeros((m, n), np.int8)
-        keys, slot = np.empty((m + n, 2), np.uint64), np.empty(m + n, np.int64)
+        keys, key_of = np.empty((m + n, 2), np.uint64), np.empty(m + n, np.int64)
         found = np.empty((m + n, FOUND_COLUMNS), np.int64)
         served[a : a + m] = 0
         depth[a : a + m] = -1
         for s in range(steps.shape[0]):
             order, lo, hi = steps[s]
             words = 1 if order <= WORD_IDS else 2
-            count = ask(ids, filled, order, keys, slot)
+            count = wanted_ngrams(ids, filled, order, keys, key_of)
             seek(levels, segs, lo, hi, keys, count, words, found)
             bad = confirm(levels, segs, headers, lo, hi, keys, count, words, found, True)
             if bad >= 0:
                 damage[:FOUND_COLUMNS] = found[bad]
                 return DAMAGED
-            order_of, depth_of = served[a : a + m], depth[a : a + m]
-            fill(headers, dim, order, ids, slot, found, terms, scales, filled, order_of, depth_of)
+            block_served, block_depth = served[a : a + m], depth[a : a + m]
+            fill(headers, dim, order, ids, key_of, found, terms, scales, filled, block_served, block_depth)
         size = dim * (2 if half else 4)
         for text in range(first, last):
             begin, end = offsets[text] - a, offsets[text + 1] - a
-            add_up(terms, scales, filled, begin, end, turns, room, out + a * size, half)
+            add_up(terms, scales, filled, begin, end, positions, scratch, out + a * size, half)
         first = last
-    return FINE
+    return OK
 
 
 @compiled
-def candidates(table: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) -> Any:
-    """The addresses of the rows that `lookup` would read, by fingerprint alone."""
+def candidates(table: Any, steps: Any, positions: Any, tokens: Any, offsets: Any) -> Any:
+    """The addresses of the rows that `lookup` would read, found by fingerprint without reading a row."""
     levels, segs = table[LEVELS], table[SEGS]
-    n, first, used = turns.size, 0, 0
+    n, first, used = positions.size, 0, 0
     rows = np.empty(1024, np.int64)
     while first < offsets.size - 1:
         last = block_end(offsets, first)
         m = offsets[last] - offsets[first]
         ids, filled = windows(tokens, offsets, first, last, n), np.zeros((m, n), np.int8)
-        keys, slot = np.empty((m + n, 2), np.uint64), np.empty(m + n, np.int64)
+        keys, key_of = np.empty((m + n, 2), np.uint64), np.empty(m + n, np.int64)
         found = np.empty((m + n, FOUND_COLUMNS), np.int64)
         for s in range(steps.shape[0]):
             order, lo, hi = steps[s]
-            count = ask(ids, filled, order, keys, slot)
+            count = wanted_ngrams(ids, filled, order, keys, key_of)
             seek(levels, segs, lo, hi, keys, count, 1 if order <= WORD_IDS else 2, found)
             if used + count > rows.size:
                 rows = np.concatenate((rows, np.empty(max(rows.size, count), np.int64)))
@@ -264,6 +275,6 @@ def candidates(table: Any, steps: Any, turns: Any, tokens: Any, offsets: Any) ->
                 if found[c, ROW] != 0:
                     rows[used] = found[c, ROW]
                     used += 1
-            cover(order, ids, slot, found, filled)
+            mark_filled(order, ids, key_of, found, filled)
         first = last
     return rows[:used].copy()

@@ -1,4 +1,4 @@
-"""numba body that validates a ragged batch before any kernel reads it."""
+"""numba body that validates a ragged batch before a kernel reads it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from hmi_kernels.jit import compiled
 
-FINE, BAD_OFFSETS, BAD_TOKEN = 0, -1, -2
+OK, BAD_OFFSETS, BAD_TOKEN = 0, -1, -2
 
 
 @compiled
 def checked(tokens: Any, offsets: Any, vocab: Any) -> Any:
-    """FINE, or what is wrong with a ragged batch: nothing after this looks outside an array."""
+    """OK, BAD_OFFSETS or BAD_TOKEN. After OK no kernel reads outside the arrays."""
     if offsets.size < 1 or offsets[0] != 0 or offsets[offsets.size - 1] != tokens.size:
         return BAD_OFFSETS
     for t in range(offsets.size - 1):
@@ -20,4 +20,4 @@ def checked(tokens: Any, offsets: Any, vocab: Any) -> Any:
     for i in range(tokens.size):
         if tokens[i] < 0 or tokens[i] >= vocab:
             return BAD_TOKEN
-    return FINE
+    return OK

@@ -1,4 +1,4 @@
-"""numba bodies that build an index."""
+"""numba bodies that build indexes and their filters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from hmi_kernels.jit import compiled, prefetch
 from hmi_kernels.lookup.cpu_index import EMPTY, HALF, LOW32, filter_bits, hash_of, home_of
 
-BATCH = 128  # keys whose slots are asked for together
+BATCH = 128  # keys whose slots are prefetched together
 
 
 @compiled
 def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any) -> Any:
-    """Fill `slots` (all EMPTY) with every key; of equal keys the last wins. Returns the number of distinct
-    keys, or -1 when one of them would lie `reach` slots or more after its home.
+    """Insert all keys into `slots`, which are all EMPTY; of equal keys the last one stays.
 
-    keys uint64 [n, words]: the keys of the segments one after another; starts int64 [segments + 1]: where
-    each begins.
+    keys uint64 [n, words]: the segments' keys, one segment after another. starts int64 [segments + 1]:
+    where each segment begins. Returns the number of distinct keys, or -1 if one would lie `reach` slots or
+    more after its home slot.
     """
     cap, words, distinct = slots.size, keys.shape[1], 0
     base = slots.ctypes.data
@@ -43,13 +43,15 @@ def build(keys: Any, starts: Any, shift: Any, salt: Any, reach: Any, slots: Any)
 
 @compiled
 def insert(
-    slots: Any, p: Any, left: Any, mark: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any
+    slots: Any, p: Any, left: Any, fingerprint: Any, row_id: Any, keys: Any, starts: Any, shift: Any, i: Any
 ) -> Any:
-    """Put key i where it belongs, over an older row of the same n-gram if there is one. Returns 1 for a new
-    n-gram, -1 when it would lie `left` slots or more after p."""
+    """Insert key i at slot p or after it; it replaces an older row of the same n-gram.
+
+    Returns 1 for a new n-gram, 0 for a replaced one, -1 if it would lie `left` slots or more after p.
+    """
     words, new = keys.shape[1], 1
     while slots[p] != EMPTY:
-        if (slots[p] >> HALF) == mark:
+        if (slots[p] >> HALF) == fingerprint:
             old = np.int64(slots[p] & LOW32)
             old = starts[old >> shift] + (old & ((np.int64(1) << shift) - 1))
             if keys[old, 0] == keys[i, 0] and keys[old, words - 1] == keys[i, words - 1]:
@@ -59,13 +61,14 @@ def insert(
         left -= 1
         if left == 0:
             return -1
-    slots[p] = (mark << HALF) | np.uint64(row_id)
+    slots[p] = (fingerprint << HALF) | np.uint64(row_id)
     return new
 
 
 @compiled
 def build_direct(tokens: Any, ids: Any, slots: Any) -> Any:
-    """slots[tokens[i]] = ids[i], the last wins; `slots` all EMPTY. Returns how many are taken."""
+    """Set slots[tokens[i]] = ids[i] for all i in turn; `slots` are all EMPTY. Returns the
+    number of slots used."""
     distinct = 0
     for i in range(tokens.size):
         distinct += slots[tokens[i]] == EMPTY
@@ -75,8 +78,10 @@ def build_direct(tokens: Any, ids: Any, slots: Any) -> Any:
 
 @compiled
 def fill_filter(slots: Any, lane: Any, groups: Any) -> Any:
-    """Enter an index's fingerprints in its lane of a filter, uint64 [groups, lanes]."""
+    """Add the fingerprints of an index to its lane of a filter, uint64 [groups, lanes]."""
     for slot in slots:
         if slot != EMPTY:
-            mark = slot >> HALF
-            groups[np.int64((mark * np.uint64(groups.shape[0])) >> HALF), lane] |= filter_bits(mark)
+            fingerprint = slot >> HALF
+            groups[np.int64((fingerprint * np.uint64(groups.shape[0])) >> HALF), lane] |= filter_bits(
+                fingerprint
+            )

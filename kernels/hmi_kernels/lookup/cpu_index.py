@@ -1,12 +1,16 @@
 """numba bodies of the index: probe and resolve along a chain. Integers and addresses only.
 
-A hash index is uint64 [cap] slots: high 32 bits a fingerprint, low 32 bits a row id, `EMPTY_SLOT` when free.
-A collision goes to the next slot, wrapping round. An n-gram's home slot depends on the index's salt, which
-nobody knows before the rows exist, and a search ends after `REACH` slots, so no text can be written to make
-searches long. A direct index (unigrams) has a slot for each token: a row id or `EMPTY_SLOT`. A row id is
-(ordinal of the segment << shift) | row. Before the nearer levels of an n-gram are probed, a filter in memory
-says which of them may have it. It keeps `lanes` words together, one for each level; an n-gram of a level sets
-three bits in that level's word. Slots come from a file: each value is bounded before it is followed.
+A hash index is an array of slots, uint64 [cap], with linear probing. A slot has a fingerprint in its high
+32 bits and a row id in its low 32 bits, or is `EMPTY_SLOT`. An n-gram's home slot depends on the index's
+salt, which nobody knows before the rows exist, and a search ends after `REACH` slots, so no text can be
+written that makes searches long. A direct index (unigrams only) has a slot for each token: a row id or
+`EMPTY_SLOT`. A row id is (ordinal of the segment << shift) | row.
+
+Before the levels are probed, a Bloom filter in memory tells which of them may have an n-gram. It
+keeps groups of words, in each group one word (lane) for each level; an n-gram sets three bits in
+the words of its levels.
+
+Slots are read from a file, so each value is checked against its bounds before it is used.
 """
 
 from __future__ import annotations
@@ -36,36 +40,29 @@ EIGHT = np.uint64(8)
 ONE = np.uint64(1)
 LAST_ID = np.uint64((1 << FIELD_BITS) - 1)
 MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
-# fields of a table: addresses, numbers of a vector, whether rows of other types than int8 occur
-LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, TABLE_FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
-# fields of a level (one index; the columns of the level table) and of a segment
+# The fields of a table: five addresses, the size of a vector, whether rows of other types than int8 occur.
+LEVELS, SEGS, ORDERS, HEADERS, ZEROS, DIM, MIXED, TABLE_FIELDS = range(8)
+# The fields of a level, which is one index: the columns of `LevelTable.levels`.
 IDX, CAP, SEG0, NSEG, SHIFT, DTYPE, DEPTH, DIRECT, ORDER, STRIDE, SALT, FAR, LEVEL_COLUMNS = range(13)
-BASE, COUNT, SEEN, SEGMENT_COLUMNS = 0, 1, 2, 3
-# fields of an order: its levels (first, end); the filter over the first `LANES` of them, how many groups of
-# words it has (0: no filter) and a word with the bits of levels that it does not know; the filter of the last
-# level alone, which is mostly much larger, how many words it has (0: no filter) and that level's bit
-FIRST, END, FILTER, GROUPS, LANES, UNKNOWN, LAST_FILTER, LAST_WORDS, LAST_BIT, ORDER_COLUMNS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-)
-# fields of a found n-gram: address of its row (0 = absent), level, its `verified` bit (address in bits)
-ROW, LEVEL, BIT, FOUND_COLUMNS = 0, 1, 2, 3
-AT_ONCE = 4096  # bytes of a row that are asked for before it is checked
+# The fields of a segment: the columns of `LevelTable.segs`.
+BASE, COUNT, SEEN, SEGMENT_COLUMNS = range(4)
+# The fields of an order. FIRST, END: its levels. FILTER: the filter of the first LANES levels. GROUPS: the
+# number of its groups, 0 for no filter. UNKNOWN: a bit for each level that the filter does not cover.
+# LAST_FILTER: the filter of the last level, which is usually much larger. LAST_WORDS: the number of its
+# words, 0 for no filter. LAST_BIT: the bit of that level.
+FIRST, END, FILTER, GROUPS, LANES, UNKNOWN, LAST_FILTER, LAST_WORDS, LAST_BIT, ORDER_COLUMNS = range(10)
+# The fields of a found n-gram: the address of its row (0: absent), its level, and the address of its bit in
+# `verified`, in bits.
+ROW, LEVEL, BIT, FOUND_COLUMNS = range(4)
 FOUND_BYTES = 8 * FOUND_COLUMNS
-TRUE, LIES, DAMAGED = 1, 0, -3
+PREFETCH_BYTES = 4096  # of a row that is going to be checked
+# What a row found by fingerprint is: the n-gram sought, another one with the same fingerprint, or damaged.
+CONFIRMED, COLLISION, DAMAGED = 1, 0, -3
 
 
 @inlined
 def mix(key: Any) -> Any:
-    """A bijection of uint64 whose both halves look random."""
+    """A bijection of uint64; both halves of the result look random."""
     k = np.uint64(key)
     k ^= k >> HALF
     k *= MULTIPLIER
@@ -83,7 +80,7 @@ def hash_of(low: Any, high: Any, words: Any) -> Any:
 
 @inlined
 def home_of(hashed: Any, cap: Any, salt: Any) -> Any:
-    """Salts are odd; `PLAIN_SALT` leaves the hash as it is."""
+    """The home slot of a hash. Salts are odd; `PLAIN_SALT` leaves the hash unchanged."""
     factor = np.uint64(salt)
     return np.int64(((((hashed ^ (factor >> ONE)) * factor) >> HALF) * np.uint64(cap)) >> HALF)
 
@@ -95,10 +92,10 @@ def level_at(levels: Any, level: Any) -> Any:
 
 @inlined
 def next_match(level: Any, hashed: Any, step: Any) -> Any:
-    """Steps from the home slot to the first with this fingerprint, `step` or more; -1 if a free slot or the
-    end of the search comes before.
+    """The distance from the home slot to the next slot with this fingerprint, at least `step`.
 
-    Whole cache lines are compared; what lies in one before or after the slots is left out of the answer.
+    Returns -1 if a free slot or the end of the search comes first. Compares a whole cache line at a time
+    and masks what lies in the line before or after the slots.
     """
     base, cap, far = get(level, IDX), get(level, CAP), get(level, FAR)
     p = home_of(hashed, cap, get(level, SALT)) + step
@@ -121,7 +118,7 @@ def next_match(level: Any, hashed: Any, step: Any) -> Any:
 
 @inlined
 def row_id_at(level: Any, hashed: Any, step: Any) -> Any:
-    """The row id in the slot `step` after the home."""
+    """The row id in the slot `step` slots after the home slot."""
     cap = get(level, CAP)
     p = home_of(hashed, cap, get(level, SALT)) + step
     return np.int64(load_u64(get(level, IDX) + (p - cap if p >= cap else p) * 8) & LOW32)
@@ -129,8 +126,7 @@ def row_id_at(level: Any, hashed: Any, step: Any) -> Any:
 
 @inlined
 def place_of(level: Any, segs: Any, row_id: Any, found: Any) -> Any:
-    """Fill `found` from a row id and say whether it lies inside what the level covers (a damaged index may
-    lie)."""
+    """Fill `found` from a row id. False if the level has no such row, as may be in a damaged index."""
     ordinal = row_id >> get(level, SHIFT)
     if ordinal >= get(level, NSEG):
         return False
@@ -150,9 +146,9 @@ def same_key(addr: Any, low: Any, high: Any, words: Any) -> Any:
 
 
 @inlined
-def is_meant(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
-    """Whether a row that has another key than what led to it may be what the index means here: an n-gram of
-    the same fingerprint. Else a sound row, perhaps, though in another one's place."""
+def is_collision(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
+    """Whether a row with another key than the one sought has the same fingerprint. If not, the index is
+    damaged, or the row is in another row's place."""
     if get(level, DIRECT):
         return False
     return (hash_of(load_u64(addr), load_u64(addr + 8), words) ^ hashed) & LOW32 == 0
@@ -160,7 +156,7 @@ def is_meant(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
 
 @inlined
 def seek_direct(level: Any, segs: Any, low: Any, found: Any) -> Any:
-    """Fill `found` from a direct index; whether there is anything."""
+    """Fill `found` from a direct index. Returns whether it has the token."""
     token = np.int64(low & LAST_ID)
     if token >= get(level, CAP):
         return False
@@ -170,7 +166,7 @@ def seek_direct(level: Any, segs: Any, low: Any, found: Any) -> Any:
 
 @inlined
 def seek_hashed(level: Any, segs: Any, hashed: Any, found: Any) -> Any:
-    """Fill `found` from the first slot with this fingerprint; whether there is one. Touches no row."""
+    """Fill `found` from the first slot with this fingerprint. Returns whether there is one. Reads no row."""
     step = np.int64(0)
     while True:
         step = next_match(level, hashed, step)
@@ -182,90 +178,91 @@ def seek_hashed(level: Any, segs: Any, hashed: Any, found: Any) -> Any:
 
 
 @inlined
-def ask_level(level: Any, low: Any, hashed: Any) -> Any:
-    """Ask for the slot where a level would have an n-gram."""
-    place = (
-        np.int64(low & LAST_ID) if get(level, DIRECT) else home_of(hashed, get(level, CAP), get(level, SALT))
-    )
-    slot = get(level, IDX) + 8 * place
+def prefetch_slot(level: Any, low: Any, hashed: Any) -> Any:
+    """Prefetch the slot where a level would have an n-gram."""
+    if get(level, DIRECT):
+        slot = get(level, IDX) + 8 * np.int64(low & LAST_ID)
+    else:
+        slot = get(level, IDX) + 8 * home_of(hashed, get(level, CAP), get(level, SALT))
     prefetch(slot)
-    prefetch(slot + 56)  # a probe from the end of a cache line often goes on to the next
+    prefetch(slot + 56)  # a search that starts at the end of a cache line often continues in the next
 
 
 @inlined
 def seek_level(level: Any, segs: Any, low: Any, hashed: Any, found: Any) -> Any:
-    """Fill `found` from a level by fingerprint; whether there is anything. Touches no row."""
-    return (
-        seek_direct(level, segs, low, found)
-        if get(level, DIRECT)
-        else seek_hashed(level, segs, hashed, found)
-    )
+    """Fill `found` from a level by fingerprint. Returns whether there is a match. Reads no row."""
+    if get(level, DIRECT):
+        return seek_direct(level, segs, low, found)
+    return seek_hashed(level, segs, hashed, found)
 
 
 @inlined
-def filter_bits(mark: Any) -> Any:
-    """The three bits that a fingerprint sets in its word."""
+def filter_bits(fingerprint: Any) -> Any:
+    """The three bits that a fingerprint sets in a word of a filter."""
     six = np.uint64(63)
     return (
-        (ONE << (mark & six))
-        | (ONE << ((mark >> np.uint64(6)) & six))
-        | (ONE << ((mark >> np.uint64(12)) & six))
+        (ONE << (fingerprint & six))
+        | (ONE << ((fingerprint >> np.uint64(6)) & six))
+        | (ONE << ((fingerprint >> np.uint64(12)) & six))
     )
 
 
 @inlined
-def filter_at(order: Any, mark: Any) -> Any:
-    """Where an order's filter has the words of a fingerprint."""
-    group = np.int64((mark * np.uint64(get(order, GROUPS))) >> HALF)
+def filter_at(order: Any, fingerprint: Any) -> Any:
+    """The address of a fingerprint's group in an order's filter."""
+    group = np.int64((fingerprint * np.uint64(get(order, GROUPS))) >> HALF)
     return get(order, FILTER) + 8 * get(order, LANES) * group
 
 
 @inlined
-def last_filter_at(order: Any, mark: Any) -> Any:
-    return get(order, LAST_FILTER) + 8 * np.int64((mark * np.uint64(get(order, LAST_WORDS))) >> HALF)
+def last_filter_at(order: Any, fingerprint: Any) -> Any:
+    """The address of a fingerprint's word in the filter of an order's last level."""
+    return get(order, LAST_FILTER) + 8 * np.int64((fingerprint * np.uint64(get(order, LAST_WORDS))) >> HALF)
 
 
 @inlined
-def ask_filters(order: Any, hashed: Any) -> Any:
+def prefetch_filters(order: Any, hashed: Any) -> Any:
+    """Prefetch what `query_filters` reads."""
     prefetch(filter_at(order, hashed & LOW32))
     prefetch(last_filter_at(order, hashed & LOW32))
 
 
 @inlined
-def sift(order: Any, hashed: Any) -> Any:
-    """Which of an order's levels may have an n-gram: bit i for the i-th, ones for all that no filter
-    knows."""
-    mark, left = hashed & LOW32, ~np.uint64(0)
-    bits = filter_bits(mark)
+def query_filters(order: Any, hashed: Any) -> Any:
+    """Which of an order's levels may have an n-gram: bit i for the i-th level. Levels
+    without a filter may."""
+    fingerprint, left = hashed & LOW32, ~np.uint64(0)
+    bits = filter_bits(fingerprint)
     if get(order, GROUPS) != 0:
-        at, left = filter_at(order, mark), np.uint64(get(order, UNKNOWN))
+        at, left = filter_at(order, fingerprint), np.uint64(get(order, UNKNOWN))
         for lane in range(0, get(order, LANES), 4):
             left |= sieve4(at + 8 * lane, bits) << np.uint64(lane)
     if get(order, LAST_WORDS) != 0:
-        absent = load_u64(last_filter_at(order, mark)) & bits != bits
+        absent = load_u64(last_filter_at(order, fingerprint)) & bits != bits
         left &= ~(np.uint64(get(order, LAST_BIT)) if absent else np.uint64(0))
     return left
 
 
 @inlined
 def next_level(left: Any, step: Any) -> Any:
-    """The level after `step` that `left` has: beyond 64 levels there is no filter."""
+    """The next level in `left`, which no longer has `step`. From the 64th level on, every level is next."""
     return lowest_bit(left) if step < 63 else step + 1
 
 
 @inlined
-def ask_levels(levels: Any, order: Any, low: Any, hashed: Any, left: Any) -> Any:
-    """Ask for the slots where the levels that are left would have an n-gram."""
+def prefetch_slots(levels: Any, order: Any, low: Any, hashed: Any, left: Any) -> Any:
+    """Prefetch the slots where the levels in `left` would have an n-gram."""
     step = lowest_bit(left)
     while get(order, FIRST) + step < get(order, END):
-        ask_level(level_at(levels, get(order, FIRST) + step), low, hashed)
+        prefetch_slot(level_at(levels, get(order, FIRST) + step), low, hashed)
         left &= left - ONE
         step = next_level(left, step)
 
 
 @inlined
 def seek_levels(levels: Any, segs: Any, order: Any, low: Any, hashed: Any, left: Any, found: Any) -> Any:
-    """Fill `found` from the first level that has the fingerprint; whether there is one. Touches no row."""
+    """Fill `found` from the first level in `left` with the fingerprint. Returns whether there
+    is one. Reads no row."""
     step = lowest_bit(left)
     while get(order, FIRST) + step < get(order, END):
         if seek_level(level_at(levels, get(order, FIRST) + step), segs, low, hashed, found):
@@ -277,28 +274,27 @@ def seek_levels(levels: Any, segs: Any, order: Any, low: Any, hashed: Any, left:
 
 @inlined
 def is_checked(bit: Any) -> Any:
-    """Whether the row of a `verified` bit has been checked since it was mapped."""
+    """Whether the row of this `verified` bit has been checked since it was mapped."""
     return (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) != 0
 
 
 @compiled
-def ask_whole(row: Any, size: Any) -> Any:
-    """Ask for a row that will be checked: its check is too slow to run from one cache miss into the next."""
-    for at in range(0, min(size, AT_ONCE), 64):
+def prefetch_whole_row(row: Any, size: Any) -> Any:
+    """Prefetch a row that will be checked, up to PREFETCH_BYTES: the check reads every line of it."""
+    for at in range(0, min(size, PREFETCH_BYTES), 64):
         prefetch(row + at)
 
 
 @inlined
-def ask_row(found: Any) -> Any:
-    """Ask for a row's first line, and for the first of its next page if it has one; for all of one not
-    checked yet.
+def prefetch_row(found: Any) -> Any:
+    """Prefetch a row's first cache line, and the start of its last page; all of a row not checked yet.
 
-    In a loop of nothing else: the processor waits for the page of what it is asked for, and can wait for many
-    at once.
+    Call it in a loop of nothing else: a prefetch waits for the translation of its page, and the processor
+    can wait for many of these at once.
     """
     row = get(found, ROW)
     if row != 0:
         prefetch(row)
         prefetch(max(row, (row + get(get(found, LEVEL), STRIDE) - 1) & ~4095))
         if not is_checked(get(found, BIT)):
-            ask_whole(row, get(get(found, LEVEL), STRIDE))
+            prefetch_whole_row(row, get(get(found, LEVEL), STRIDE))

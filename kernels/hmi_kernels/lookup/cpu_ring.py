@@ -1,8 +1,7 @@
-"""The ring of records in which `hmi_kernels.lookup.cpu` keeps a token between its stages, and the stages that
-probe.
+"""The ring buffer in which cpu.py keeps tokens between its stages, and the stages that probe indexes.
 
-A record holds a token's state: its keys and hashes, the levels that may have them, the rows found, and
-finally the terms of its window.
+A record of the ring holds a token's state: the keys and hashes of its n-grams, the levels that may have
+them, the rows found, and finally the terms of its window.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from hmi_kernels.lookup.cpu_index import (
     FOUND_COLUMNS,
     ORDER_COLUMNS,
     ROW,
-    ask_filters,
-    ask_levels,
     mix,
+    prefetch_filters,
+    prefetch_slots,
+    query_filters,
     seek_levels,
-    sift,
 )
 from hmi_kernels.lookup.cpu_seek import seek_exactly
 from hmi_kernels.lookup.layout import FIELD_BITS, TAG_SHIFT, header_bytes, scales_at
@@ -32,45 +31,52 @@ SHIFT2 = np.uint64(2 * FIELD_BITS)
 TAG3 = np.uint64(3 << TAG_SHIFT)
 TAG2 = np.uint64(2 << TAG_SHIFT)
 TAG1 = np.uint64(1 << TAG_SHIFT)
-HEADER, SCALES_AT = header_bytes(3, 3), scales_at(3)  # the same for the three orders
+HEADER, SCALES_AT = header_bytes(3, 3), scales_at(3)  # the same for all three orders
 ONE, HALF = np.float32(1), np.float32(0.5)
-CHUNK = 16  # tokens that a stage takes together
-# how many tokens a stage is behind the first; one chunk between two of them lets the memory answer
-SIFT, TRIGRAMS, PAIRS, ONES, TERMS = (1 + CHUNK * stage for stage in range(1, 6))
+CHUNK = 16  # tokens that a stage processes at a time
+# How many tokens each stage is behind the first. The chunk between two stages gives memory time to answer.
+FILTERS, TRIGRAMS, PAIRS, ONES, TERMS = (1 + CHUNK * stage for stage in range(1, 6))
 SUMS = TERMS + 6
-RING = 128  # records, more than SUMS + CHUNK
-# a token's record, in words: its id (0 in a gap) and index in the batch (or GAP); key and hash of the trigram
-# around it and the levels that may have it; the same of the bigram that ends with it and of it alone, and
-# whether they have been asked for; what was found; the terms of its window (addresses of vectors; scales and,
-# in the upper half of the word, storage types) and whether the centre is a mean of two
-TOKEN, INDEX, PAIR_STATE, ONE_STATE = 0, 1, 2, 3
-TRI_KEY, PAIR_KEY, ONE_KEY = 4, 7, 10
-KEY, HASH, LEFT_OVER = 0, 1, 2
-TRI_FOUND, PAIR_FOUND, ONE_FOUND = 13, 16, 19
-VECTORS, SCALES, MEAN, RECORD = 22, 26, 30, 32
-LEFT, CENTRE, CENTRE2, RIGHT = 0, 1, 2, 3
+RING = 128  # the number of records: a power of two, more than SUMS + CHUNK
+# The words of a token's record: its id (0 in a gap), its index in the batch (or GAP), and the states of the
+# bigram that ends with the token and of its unigram (IDLE, PREFETCHED or SOUGHT).
+TOKEN, INDEX, PAIR_STATE, ONE_STATE = range(4)
+IDLE, PREFETCHED, SOUGHT = range(3)
 GAP = -1
-IDLE, ASKED, SOUGHT = 0, 1, 2
-ROOM = FOUND_COLUMNS + RECORD * RING + 4
+# Where the three words of an n-gram begin, for the trigram around the token, the bigram and the unigram: its
+# key, its hash, and the levels that may have it, a bit for each.
+TRI_KEY, PAIR_KEY, ONE_KEY = 4, 7, 10
+KEY, HASH, LEVELS_LEFT = range(3)
+# Where the FOUND_COLUMNS words of the rows found for these begin.
+TRI_FOUND, PAIR_FOUND, ONE_FOUND = 13, 16, 19
+# The terms of the token's window: four addresses of vectors, then four words with a scale in the lower half
+# and a storage type in the upper half. MEAN: whether the centre is the mean of two terms.
+VECTORS, SCALES, MEAN, RECORD = 22, 26, 30, 32
+LEFT, CENTRE, CENTRE2, RIGHT = range(4)
+SCRATCH_WORDS = FOUND_COLUMNS + RECORD * RING + 4  # a damaged row's record, the ring, the cursor, a pointer
 
 
 @inlined
 def record_at(ring: Any, i: Any) -> Any:
+    """The address of the record of token i, modulo the ring's size."""
     return ring + (i & (RING - 1)) * (8 * RECORD)
 
 
 @inlined
 def neighbours(ring: Any, i: Any) -> Any:
+    """The records of the tokens i - 1, i and i + 1."""
     return record_at(ring, i - 1), record_at(ring, i), record_at(ring, i + 1)
 
 
 @inlined
-def part(record: Any, field: Any) -> Any:
+def field_at(record: Any, field: Any) -> Any:
+    """The address of a field."""
     return record + 8 * field
 
 
 @inlined
-def forget(token: Any) -> Any:
+def reset_probes(token: Any) -> Any:
+    """Mark the token's n-grams as not sought."""
     put(token, PAIR_STATE, np.int64(IDLE))
     put(token, ONE_STATE, np.int64(IDLE))
     put(token, TRI_FOUND + ROW, np.int64(0))
@@ -80,8 +86,10 @@ def forget(token: Any) -> Any:
 
 @inlined
 def feed(token: Any, cursor: Any, tokens: Any, offsets: Any, texts: Any) -> Any:
-    """The next token, or the gap around texts, into a record. cursor: next token, end of its text, next
-    text."""
+    """Put the next token, or the gap between two texts, into the record `token`.
+
+    tokens, offsets: addresses. cursor: three words, the next token, the end of its text and the next text.
+    """
     here, text = get(cursor, 0), get(cursor, 2)
     if here < get(cursor, 1):
         put(token, TOKEN, np.int64(load_i32(tokens + 4 * here)))
@@ -94,40 +102,40 @@ def feed(token: Any, cursor: Any, tokens: Any, offsets: Any, texts: Any) -> Any:
             put(cursor, 0, get(offsets, text))
             put(cursor, 1, get(offsets, text + 1))
             put(cursor, 2, text + 1)
-    forget(token)
+    reset_probes(token)
 
 
 @inlined
 def order_at(orders: Any, order: Any) -> Any:
+    """The address of the fields of an order."""
     return orders + 8 * ORDER_COLUMNS * order
 
 
 @inlined
 def note(token: Any, at: Any, key: Any, order: Any) -> Any:
-    """Note a key and its hash from word `at` on, and ask for what the filter says about it."""
+    """Store a key and its hash in the words from `at` on, and prefetch its words of the filters."""
     hashed = mix(key)
     put(token, at + KEY, np.int64(key))
     put(token, at + HASH, np.int64(hashed))
-    ask_filters(order, hashed)
+    prefetch_filters(order, hashed)
 
 
 @inlined
-def ask(token: Any, at: Any, levels: Any, order: Any) -> Any:
-    """Ask for the slots of the n-gram noted, in the levels that may have it."""
+def prefetch_noted(token: Any, at: Any, levels: Any, order: Any) -> Any:
+    """Query the filters for the n-gram at `at`, and prefetch its slots in the levels that may have it."""
     key, hashed = np.uint64(get(token, at + KEY)), np.uint64(get(token, at + HASH))
-    left = sift(order, hashed)
-    put(token, at + LEFT_OVER, np.int64(left))
-    ask_levels(levels, order, key, hashed, left)
+    left = query_filters(order, hashed)
+    put(token, at + LEVELS_LEFT, np.int64(left))
+    prefetch_slots(levels, order, key, hashed, left)
 
 
 @inlined
 def seek(token: Any, at: Any, found: Any, levels: Any, segs: Any, order: Any) -> Any:
-    """Fill the words from `found` on with where the n-gram noted is; whether any level has its
-    fingerprint."""
+    """Fill the words from `found` on with the row of the n-gram stored at `at`. Returns whether a
+    level has its fingerprint."""
     key, hashed = np.uint64(get(token, at + KEY)), np.uint64(get(token, at + HASH))
-    return seek_levels(
-        levels, segs, order, key, hashed, np.uint64(get(token, at + LEFT_OVER)), part(token, found)
-    )
+    left = np.uint64(get(token, at + LEVELS_LEFT))
+    return seek_levels(levels, segs, order, key, hashed, left, field_at(token, found))
 
 
 @inlined
@@ -147,93 +155,94 @@ def one_key(token: Any) -> Any:
 
 
 @inlined
-def ask_pair(before: Any, token: Any, levels: Any, orders: Any) -> Any:
-    """The bigram that ends with this token, once."""
+def prefetch_pair(before: Any, token: Any, levels: Any, orders: Any) -> Any:
+    """Start seeking the bigram that ends with this token, unless that was done already."""
     if get(token, PAIR_STATE) == IDLE:
-        put(token, PAIR_STATE, np.int64(ASKED))
+        put(token, PAIR_STATE, np.int64(PREFETCHED))
         note(token, PAIR_KEY, pair_key(before, token), order_at(orders, 2))
-        ask(token, PAIR_KEY, levels, order_at(orders, 2))
+        prefetch_noted(token, PAIR_KEY, levels, order_at(orders, 2))
 
 
 @inlined
-def ask_one(token: Any, levels: Any, orders: Any) -> Any:
+def prefetch_one(token: Any, levels: Any, orders: Any) -> Any:
+    """The same for the token's unigram."""
     if get(token, ONE_STATE) == IDLE:
-        put(token, ONE_STATE, np.int64(ASKED))
+        put(token, ONE_STATE, np.int64(PREFETCHED))
         note(token, ONE_KEY, one_key(token), order_at(orders, 1))
-        ask(token, ONE_KEY, levels, order_at(orders, 1))
+        prefetch_noted(token, ONE_KEY, levels, order_at(orders, 1))
 
 
 @inlined
 def seek_pair(token: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    if get(token, PAIR_STATE) == ASKED:
+    if get(token, PAIR_STATE) == PREFETCHED:
         put(token, PAIR_STATE, np.int64(SOUGHT))
         seek(token, PAIR_KEY, PAIR_FOUND, levels, segs, order_at(orders, 2))
 
 
 @inlined
 def seek_one(token: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    if get(token, ONE_STATE) == ASKED:
+    if get(token, ONE_STATE) == PREFETCHED:
         put(token, ONE_STATE, np.int64(SOUGHT))
         seek(token, ONE_KEY, ONE_FOUND, levels, segs, order_at(orders, 1))
 
 
 @inlined
 def probe_trigram(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    """Where the trigram is, or else the bigrams on either side of the token asked for. Whether there was
-    none."""
+    """Seek the trigram; if it is absent, start seeking the bigrams on both sides. Returns
+    whether it is absent."""
     if get(token, INDEX) == GAP or seek(token, TRI_KEY, TRI_FOUND, levels, segs, order_at(orders, 3)):
         return False
     if get(before, TOKEN) != 0:
-        ask_pair(before, token, levels, orders)
+        prefetch_pair(before, token, levels, orders)
     if get(after, TOKEN) != 0:
-        ask_pair(token, after, levels, orders)
+        prefetch_pair(token, after, levels, orders)
     return True
 
 
 @inlined
-def done(token: Any) -> Any:
+def is_complete(token: Any) -> Any:
     """Whether a record needs no back-off: its trigram was found, or it is a gap."""
     return get(token, TRI_FOUND + ROW) != 0 or get(token, INDEX) == GAP
 
 
 @inlined
 def probe_pairs(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    """Where the bigrams are, or else the tokens that they leave out asked for."""
-    if done(token):
+    """Seek the bigrams of an incomplete window, and start seeking the unigrams of tokens that none covers."""
+    if is_complete(token):
         return
     seek_pair(token, levels, segs, orders)
     seek_pair(after, levels, segs, orders)
     left = get(before, TOKEN) != 0 and get(token, PAIR_FOUND + ROW) != 0
     right = get(after, TOKEN) != 0 and get(after, PAIR_FOUND + ROW) != 0
     if get(before, TOKEN) != 0 and not left:
-        ask_one(before, levels, orders)
+        prefetch_one(before, levels, orders)
     if not left and not right:
-        ask_one(token, levels, orders)
+        prefetch_one(token, levels, orders)
     if get(after, TOKEN) != 0 and not right:
-        ask_one(after, levels, orders)
+        prefetch_one(after, levels, orders)
 
 
 @inlined
 def probe_ones(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    if not done(token):
+    """Seek the unigrams of an incomplete window."""
+    if not is_complete(token):
         seek_one(before, levels, segs, orders)
         seek_one(token, levels, segs, orders)
         seek_one(after, levels, segs, orders)
 
 
 @compiled
-def probe_exactly(before: Any, token: Any, after: Any, levels: Any, segs: Any, orders: Any) -> Any:
-    """The slow tail: an n-gram of this window was another one of the same fingerprint. All again, by their
-    keys."""
+def probe_exactly(window: Any, levels: Any, segs: Any, orders: Any) -> Any:
+    """Seek all n-grams of a window again, by their keys: the slow path after a collision of fingerprints."""
+    before, token, after = window
     zero, tri, two, one = np.uint64(0), order_at(orders, 3), order_at(orders, 2), order_at(orders, 1)
     key = trigram_key(before, token, after)
-    seek_exactly(levels, segs, get(tri, FIRST), get(tri, END), key, zero, 1, part(token, TRI_FOUND))
+    seek_exactly(levels, segs, get(tri, FIRST), get(tri, END), key, zero, 1, field_at(token, TRI_FOUND))
     for last, here in ((before, token), (token, after)):
         key = pair_key(last, here)
         put(here, PAIR_KEY, np.int64(key))
-        seek_exactly(levels, segs, get(two, FIRST), get(two, END), key, zero, 1, part(here, PAIR_FOUND))
+        seek_exactly(levels, segs, get(two, FIRST), get(two, END), key, zero, 1, field_at(here, PAIR_FOUND))
     for here in (before, token, after):
-        put(here, ONE_KEY, np.int64(one_key(here)))
-        seek_exactly(
-            levels, segs, get(one, FIRST), get(one, END), one_key(here), zero, 1, part(here, ONE_FOUND)
-        )
+        key = one_key(here)
+        put(here, ONE_KEY, np.int64(key))
+        seek_exactly(levels, segs, get(one, FIRST), get(one, END), key, zero, 1, field_at(here, ONE_FOUND))

@@ -1,4 +1,4 @@
-"""numba bodies that write rows, check them and add their vectors up. Integers and arrays only."""
+"""numba bodies that encode rows, check them and add their vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from hmi_kernels.jit import as_bits, as_float, carray, compiled, folded, inlined, pointer
 from hmi_kernels.lookup.layout import CHECK_FACTOR, CHECK_KEYS, CHECK_STEPS, DTYPES, TOO_LARGE
 
-HALF_TO_SINGLE = np.float32(2.0**112)  # moves the exponent of a half, read as a single, to where it belongs
+HALF_TO_SINGLE = np.float32(2.0**112)  # corrects the exponent of a half whose bits are read as a single's
 INT8_MAX = np.float32(127)
-# Adding and taking it away rounds half to even, as long as the size is below 2**22.
+# Adding and subtracting it rounds to a whole number, ties to even, for numbers below 2**22 in size.
 ROUNDER = np.float32(3 << 22)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 OVERFLOW, HALF_OVERFLOW = (np.float32(TOO_LARGE[DTYPES[kind]]).view(np.uint32) for kind in ("fp32", "fp16"))
-LEAST_SCALE = np.float32(2.0**-126)  # smaller ones have too few bits to divide by
-HALF_NORMAL = np.uint32(0x38800000)  # 2**-14
-HALF_BIAS = np.uint32(112 << 23)  # what separates the exponents of a single and of a half
+LEAST_SCALE = np.float32(2.0**-126)  # smaller scales have too few bits to divide by
+HALF_NORMAL = np.uint32(0x38800000)  # the bits of 2**-14, the smallest normal half
+HALF_BIAS = np.uint32(112 << 23)  # the difference between the exponents of a single and of a half
 LOW_HALF, HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 FACTOR = np.uint64(CHECK_FACTOR)
 KEY_A, KEY_B = (np.uint64(key) for key in CHECK_KEYS)
@@ -27,7 +27,7 @@ BELOW_HALF = np.uint32(0x7FFF)
 
 @inlined
 def from_half(bits: Any) -> Any:
-    """float32 of a finite half, exact (the store refuses infinities and NaN)."""
+    """The float32 of a finite half, exact. The store refuses infinities and NaN."""
     b = np.uint32(bits)
     magnitude = as_float(np.uint32((b & np.uint32(0x7FFF)) << np.uint32(13))) * HALF_TO_SINGLE
     return -magnitude if b & np.uint32(0x8000) else magnitude
@@ -35,13 +35,13 @@ def from_half(bits: Any) -> Any:
 
 @inlined
 def halves(word: Any) -> Any:
-    """The product of a word's halves."""
+    """The product of the two halves of a word."""
     return (word & LOW_HALF) * (word >> HALF_BITS)
 
 
 @inlined
 def check_of(words: Any, header: Any) -> Any:
-    """What the check of a row must be (`layout.row_checks`); words: the row as uint64 [stride / 8]."""
+    """The right check of a row (`layout.row_checks`). words: the row, uint64 [stride / 8]."""
     a, b, total_a, total_b = KEY_A, KEY_B, np.uint64(0), np.uint64(0)
     for j in range(words.size):
         total_a += halves(words[j] + a)
@@ -57,7 +57,7 @@ def check_of(words: Any, header: Any) -> Any:
 
 @inlined
 def sum_of(words: Any, header: Any) -> Any:
-    """The same of a row of format 2 (`hmi_kernels.lookup.layout.sum_checks`)."""
+    """The right check of a row of format 2 (`layout.sum_checks`)."""
     at = header // 8 - 1
     total = np.uint64(0)
     for j in range(words.size):
@@ -67,8 +67,10 @@ def sum_of(words: Any, header: Any) -> Any:
 
 @compiled
 def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
-    """Whether a row passes its check, be it of format 2: indexes span both, and what a row of one format
-    holds passes the other's check once in 2**64."""
+    """Whether a row passes the check of either format, since an index may have rows of both.
+
+    A damaged row passes the check of the wrong format with a probability of 2**-64.
+    """
     words = carray(pointer(addr), (stride // 8,), np.uint64)
     check = words[header // 8 - 1]
     return check_of(words, header) == check or sum_of(words, header) == check
@@ -76,7 +78,7 @@ def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
 
 @compiled
 def check_rows(words: Any, header: Any, old: Any, sound: Any) -> Any:
-    """words uint64 [m, stride / 8] -> sound bool [m]; old: of format 2."""
+    """Fill sound bool [m] for rows uint64 [m, stride / 8]. old: by the check of format 2."""
     for i in range(words.shape[0]):
         check = words[i, header // 8 - 1]
         sound[i] = (sum_of(words[i], header) if old else check_of(words[i], header)) == check
@@ -84,8 +86,11 @@ def check_rows(words: Any, header: Any, old: Any, sound: Any) -> Any:
 
 @inlined
 def peak(bits: Any) -> Any:
-    """The largest magnitude among float32 numbers, as its bits: whole numbers have no NaN to be careful
-    about, so the loop becomes vector instructions; infinities and NaN are above every finite number."""
+    """The bits of the largest magnitude among float32 numbers, given as bits.
+
+    Integers have no NaN to treat specially, so the loop compiles to vector instructions. Infinity and NaN
+    come out larger than every finite number.
+    """
     top = np.uint32(0)
     for j in range(bits.size):
         top = max(top, bits[j] & MAGNITUDE)
@@ -94,7 +99,7 @@ def peak(bits: Any) -> Any:
 
 @inlined
 def quantise(vector: Any, scale: Any, body: Any) -> Any:
-    """float32 [dim] -> int8 [dim], rounded half to even."""
+    """Write float32 [dim] / scale to body, int8 [dim], rounded to nearest, ties to even."""
     if scale > 0:
         for j in range(body.size):
             q = (vector[j] / scale + ROUNDER) - ROUNDER
@@ -105,8 +110,10 @@ def quantise(vector: Any, scale: Any, body: Any) -> Any:
 
 @inlined
 def to_half(bits: Any) -> Any:
-    """The half nearest to a float32 below `HALF_OVERFLOW`, half to even, as bits. The smallest halves are
-    spaced like the float32 numbers between a half and one, so adding a half rounds to them."""
+    """The bits of the half nearest to a float32 below `HALF_OVERFLOW`, ties to even.
+
+    Subnormal halves are spaced like the float32 numbers between 0.5 and 1, so adding 0.5 rounds to them.
+    """
     magnitude = bits & MAGNITUDE
     normal = (
         magnitude - HALF_BIAS + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))
@@ -117,8 +124,10 @@ def to_half(bits: Any) -> Any:
 
 @inlined
 def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> Any:
-    """One vector, float32 [dim], and where it goes, uint8; its scale, float32 [1]. False: a number is too
-    large."""
+    """Encode a vector float32 [dim], with its `bits` uint32 [dim], to body uint8 and scale float32 [1].
+
+    Returns False if a number is too large for the storage type.
+    """
     top = peak(bits)
     if dtype == 0:
         whole = as_float(top) / INT8_MAX
@@ -138,10 +147,10 @@ def write_vector(dtype: Any, vector: Any, bits: Any, scale: Any, body: Any) -> A
 
 @compiled
 def encode(keys: Any, vectors: Any, bits: Any, dtype: Any, scales_at: Any, header: Any, out: Any) -> Any:
-    """keys uint64 [m, words], float32 [m, roles, dim] -> rows uint8 [m, stride], every byte of them.
+    """Encode keys uint64 [m, words] and vectors float32 [m, roles, dim] as rows; writes every byte of `out`.
 
-    bits: the vectors' memory as uint32. False when a number is infinite, NaN or too large for its storage
-    type.
+    bits: the vectors' memory as uint32. out: uint8 [m, stride]. Returns False if a number is infinite, NaN
+    or too large for its storage type.
     """
     m, roles, dim = vectors.shape
     size = dim << dtype
@@ -161,7 +170,7 @@ def encode(keys: Any, vectors: Any, bits: Any, dtype: Any, scales_at: Any, heade
 
 @compiled
 def add_vector(row: Any, dim: Any, addr: Any, scale: Any, weight: Any, dtype: Any) -> Any:
-    """row += weight * the stored vector at addr, whatever its type."""
+    """Add weight * scale * the stored vector at `addr`, of storage type `dtype`, to row float32 [dim]."""
     if dtype == 0:
         small = carray(pointer(addr), (dim,), np.int8)
         for j in range(dim):
@@ -178,13 +187,13 @@ def add_vector(row: Any, dim: Any, addr: Any, scale: Any, weight: Any, dtype: An
 
 @inlined
 def to_bfloat(value_bits: Any) -> Any:
-    """The bfloat16 bits of a finite float32's bits, rounded to nearest, half to even."""
+    """The bits of a finite float32 -> those of the nearest bfloat16, ties to even."""
     return (value_bits + BELOW_HALF + ((value_bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
 @compiled
 def store_bfloat(row: Any, dim: Any, addr: Any) -> Any:
-    """float32 [dim] at address row -> bfloat16 bits at addr."""
+    """Write float32 [dim] at the address `row` as bfloat16 to the address `addr`."""
     row_bits = carray(pointer(row), (dim,), np.uint32)
     out = carray(pointer(addr), (dim,), np.uint16)
     for j in range(dim):

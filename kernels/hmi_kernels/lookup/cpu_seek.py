@@ -1,5 +1,5 @@
-"""numba bodies that seek whole batches of n-grams along a chain and compare what was found with the rows'
-keys."""
+"""numba bodies that seek batches of n-grams along a chain, and confirm what was found by
+the keys in the rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hmi_kernels.jit import compiled, get, inlined, load_u8, load_u64, put, stor
 from hmi_kernels.lookup.cpu_index import (
     BIT,
     CAP,
+    COLLISION,
+    CONFIRMED,
     DAMAGED,
     DIRECT,
     EMPTY,
@@ -18,20 +20,18 @@ from hmi_kernels.lookup.cpu_index import (
     HALF,
     IDX,
     LEVEL,
-    LIES,
     LOW32,
     ORDER,
     ROW,
     STRIDE,
-    TRUE,
-    ask_level,
-    ask_row,
     hash_of,
     is_checked,
-    is_meant,
+    is_collision,
     level_at,
     next_match,
     place_of,
+    prefetch_row,
+    prefetch_slot,
     row_id_at,
     same_key,
     seek_direct,
@@ -40,7 +40,7 @@ from hmi_kernels.lookup.cpu_index import (
 from hmi_kernels.lookup.cpu_rows import row_is_sound
 from hmi_kernels.lookup.layout import TAG_SHIFT
 
-CHUNK = 64  # rows asked for together
+CHUNK = 64  # rows prefetched together
 ONE_TAG = np.uint64(1 << TAG_SHIFT)
 
 
@@ -48,7 +48,7 @@ ONE_TAG = np.uint64(1 << TAG_SHIFT)
 def seek_exactly(
     levels: Any, segs: Any, lo: Any, hi: Any, low: Any, high: Any, words: Any, found: Any
 ) -> Any:
-    """The slow tail: another n-gram carried the fingerprint (one look-up in some four thousand million)."""
+    """Seek an n-gram by key in levels lo..hi-1: the slow path after a collision (one look-up in 2**32)."""
     hashed = hash_of(low, high, words)
     for number in range(lo, hi):
         level = level_at(levels, number)
@@ -67,10 +67,10 @@ def seek_exactly(
 
 @compiled
 def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any, found: Any) -> Any:
-    """Look for keys[:m] in levels lo..hi-1 in turn, by fingerprint alone.
+    """Seek keys[:m] in levels lo..hi-1, one level after the other, by fingerprint. Reads no row.
 
-    keys uint64 [.., 2] (low word, high word); found int64 [.., FOUND_COLUMNS]. The slots of a level are all
-    asked for before the first is used, so that the cache misses overlap. Touches no row.
+    keys uint64 [≥ m, 2]: low word, high word. Fills found int64 [≥ m, FOUND_COLUMNS]. All slots of a level
+    are prefetched before the first is used, so that the cache misses overlap.
     """
     todo, hashes = np.empty(m, np.int64), np.empty(m, np.uint64)
     first = found.ctypes.data
@@ -82,7 +82,7 @@ def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any
     for number in range(lo, hi):
         level = level_at(levels, number)
         for q in range(left):
-            ask_level(level, keys[todo[q], 0], hashes[todo[q]])
+            prefetch_slot(level, keys[todo[q], 0], hashes[todo[q]])
         waiting = 0
         for q in range(left):
             i = todo[q]
@@ -94,30 +94,29 @@ def seek(levels: Any, segs: Any, lo: Any, hi: Any, keys: Any, m: Any, words: Any
 
 @compiled
 def first_use(headers: Any, found: Any) -> Any:
-    """Check a row that nobody used since it was mapped, and mark it. False: its bytes are not what was
-    written."""
+    """Check a row's checksum and mark the row as checked. False if the check fails."""
     level, bit = get(found, LEVEL), get(found, BIT)
     if not row_is_sound(get(found, ROW), get(level, STRIDE), get(headers, get(level, ORDER))):
         return False
-    # a bit that another thread's write undoes only means another check
+    # Not atomic: if another thread's write undoes the bit, the row is only checked again.
     store_u8(bit >> 3, np.uint8(load_u8(bit >> 3) | np.uint8(1 << (bit & 7))))
     return True
 
 
 @inlined
 def confirmed(headers: Any, found: Any, low: Any, high: Any, words: Any) -> Any:
-    """Whether `found` is this n-gram (TRUE) or another of its fingerprint (LIES); its row is checked on first
-    use.
+    """Compare the key in the row `found` with the one sought; the row is checked on first use.
 
-    A row that is neither is DAMAGED: the index, which was read whole, does not mean it.
+    Returns CONFIRMED, COLLISION for another n-gram of the same fingerprint, or DAMAGED if the check fails
+    or the row's key has another fingerprint than the index says.
     """
     bit = get(found, BIT)
     if not is_checked(bit) and not first_use(headers, found):
         return DAMAGED
     row = get(found, ROW)
     if same_key(row, low, high, words):
-        return TRUE
-    return LIES if is_meant(get(found, LEVEL), row, hash_of(low, high, words), words) else DAMAGED
+        return CONFIRMED
+    return COLLISION if is_collision(get(found, LEVEL), row, hash_of(low, high, words), words) else DAMAGED
 
 
 @compiled
@@ -133,20 +132,22 @@ def confirm(
     found: Any,
     check: Any,
 ) -> Any:
-    """Compare what `seek` found with the keys in the rows and check rows on first use. -1, or which is
-    damaged."""
+    """Confirm what `seek` found for keys[:m] by the keys in the rows; after collisions, seek again by key.
+
+    check: whether rows are checked on first use. Returns -1, or the index of a key whose row is damaged.
+    """
     for i in range(m):
         if i % CHUNK == 0:
             for following in range(i, min(i + CHUNK, m)):
-                ask_row(found.ctypes.data + FOUND_BYTES * following)
+                prefetch_row(found.ctypes.data + FOUND_BYTES * following)
         one, low, high = found.ctypes.data + FOUND_BYTES * i, keys[i, 0], keys[i, 1]
         if get(one, ROW) == 0:
             continue
         if check:
             state = confirmed(headers, one, low, high, words)
         else:
-            state = TRUE if same_key(get(one, ROW), low, high, words) else LIES
-        if state == LIES:
+            state = CONFIRMED if same_key(get(one, ROW), low, high, words) else COLLISION
+        if state == COLLISION:
             seek_exactly(levels, segs, lo, hi, low, high, words, one)
             if check and get(one, ROW) != 0:
                 state = confirmed(headers, one, low, high, words)
@@ -157,8 +158,7 @@ def confirm(
 
 @compiled
 def misplaced(level: Any, segs: Any, words: Any, found: Any) -> Any:
-    """Whether a row under an index has another key than the index means: the first such into `found` int64
-    [..]."""
+    """Whether any row of an index has another key than its slot says; the first such goes to `found`."""
     at = found.ctypes.data
     for p in range(get(level, CAP)):
         slot = load_u64(get(level, IDX) + 8 * p)

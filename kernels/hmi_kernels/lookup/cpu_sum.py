@@ -1,5 +1,4 @@
-"""The last stage of `hmi_kernels.lookup.cpu`: a token's vector is the sum of its neighbours' terms and its
-own."""
+"""The last stage of cpu.py: a token's vector is the sum of terms of its own window and of its neighbours'."""
 
 from __future__ import annotations
 
@@ -8,13 +7,24 @@ from typing import Any
 import numpy as np
 
 from hmi_kernels.jit import carray, compiled, get, inlined, load_f32, pointer, prefetch, sum_block
-from hmi_kernels.lookup.cpu_ring import CENTRE, CENTRE2, HALF, LEFT, MEAN, ONE, RIGHT, SCALES, VECTORS, part
+from hmi_kernels.lookup.cpu_ring import (
+    CENTRE,
+    CENTRE2,
+    HALF,
+    LEFT,
+    MEAN,
+    ONE,
+    RIGHT,
+    SCALES,
+    VECTORS,
+    field_at,
+)
 from hmi_kernels.lookup.cpu_rows import add_vector
 
 
 @inlined
 def scale_of(token: Any, term: Any) -> Any:
-    return load_f32(part(token, SCALES + term))
+    return load_f32(field_at(token, SCALES + term))
 
 
 @inlined
@@ -23,9 +33,11 @@ def kind_of(token: Any, term: Any) -> Any:
 
 
 @inlined
-def add_small(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: Any) -> Any:
-    """The sum of a token's vectors, all int8, to address out; meanwhile the vectors of window `ahead` are
-    asked for."""
+def add_int8(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: Any) -> Any:
+    """Write the sum of a token's vectors, all of them int8, to the address `out`.
+
+    Meanwhile, prefetch the vectors of the window `ahead`.
+    """
     pc, p2 = get(token, VECTORS + CENTRE), get(token, VECTORS + CENTRE2)
     pr, pl = get(before, VECTORS + RIGHT), get(after, VECTORS + LEFT)
     sc, s2 = scale_of(token, CENTRE), scale_of(token, CENTRE2)
@@ -47,7 +59,7 @@ def add_small(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: An
 
 @compiled
 def add_tail(dim: Any, out: Any, vectors: Any, scales: Any, mean: Any) -> Any:
-    """The numbers after the last whole block."""
+    """The sum of the columns after the last whole block of 64."""
     row = carray(pointer(out), (dim,), np.float32)
     c, d = carray(pointer(vectors[0]), (dim,), np.int8), carray(pointer(vectors[1]), (dim,), np.int8)
     e, f = carray(pointer(vectors[2]), (dim,), np.int8), carray(pointer(vectors[3]), (dim,), np.int8)
@@ -60,7 +72,7 @@ def add_tail(dim: Any, out: Any, vectors: Any, scales: Any, mean: Any) -> Any:
 
 @compiled
 def add_mixed(before: Any, token: Any, after: Any, ahead: Any, dim: Any, out: Any) -> Any:
-    """The same for any mix of storage types."""
+    """`add_int8` for any mix of storage types."""
     for term in range(4):
         if term != CENTRE2 or get(ahead, MEAN) != 0:
             for b in range(0, dim << kind_of(ahead, term), 64):

@@ -1,8 +1,8 @@
-"""The look-up on a CUDA device: the level table is uploaded once (cuda_upload.py), and batches stay on the
-device.
+"""The look-up on a CUDA device.
 
-The kernel is lookup.cu. It runs on a `Device`: cuda_device.py or, in the tests, a twin that runs the same
-source on the CPU.
+The level table is uploaded once (cuda_upload.py); batches and answers stay on the device. The
+kernel, lookup.cu, runs on a `Device`: that of cuda_device.py or, in the tests, one that runs
+the same source on the CPU.
 """
 
 from __future__ import annotations
@@ -14,52 +14,53 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-TILE: Final = 8  # tokens for one block; as in lookup.cu, though any number of blocks gives the same answer
+TILE: Final = 8  # tokens per block, as in lookup.cu; the answer does not depend on the number of blocks
 
-Array = Any  # an array of the device; numpy has no type for one
+Array = Any  # an array in device memory, for which numpy has no type
 
 
 class Device(Protocol):
-    """Memory and a compiled kernel. Arrays have shape, dtype and flags.c_contiguous, as numpy's."""
+    """Device memory and the compiled kernel. Arrays have shape, dtype and
+    flags.c_contiguous, like numpy's."""
 
     def active(self, stream: int | None) -> AbstractContextManager[object]:
-        """Everything inside goes to this device and stream (a raw handle; None: the current one)."""
+        """A context for work on this device and `stream`, a raw handle; None: the current stream."""
 
     def free_bytes(self) -> int:
-        """What `reserve` may take."""
+        """The bytes that `reserve` can allocate."""
 
     def reserve(self, size: int) -> Array:
-        """uint8 [size] at a multiple of 256, given back to the system when dropped. Raises MemoryError."""
+        """Allocate uint8 [size] at a multiple of 256, freed when dropped. Raises MemoryError."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """A passing array. Raises MemoryError."""
+        """Allocate a short-lived array. Raises MemoryError."""
 
     def view(self, array: Array) -> Array:
-        """An array over the memory of any array on this device. Raises ValueError for one that is not."""
+        """View any library's array on this device as one of ours. Raises ValueError for other arrays."""
 
     def address(self, array: Array) -> int:
-        """The address of its first element on the device."""
+        """The device address of the array's first element."""
 
     def write(self, host: NDArray[Any], to: Array) -> None:
-        """Copy to an array of the same shape and dtype; `host` may change when this returns."""
+        """Copy `host` to an array of the same shape and dtype. `host` may change once this returns."""
 
     def read(self, array: Array) -> NDArray[Any]:
-        """Wait for everything before and copy to the host."""
+        """Wait for all earlier work, and copy an array to the host."""
 
     def launch(self, blocks: int, arguments: tuple[int, ...]) -> None:
-        """Run the kernel; does not wait."""
+        """Start the kernel without waiting for it."""
 
 
 @dataclass(frozen=True)
 class DeviceTable:
-    """A level table in device memory, independent of the files it came from."""
+    """A level table in device memory. It does not need the files that it was read from."""
 
     device: Device
     n: int
     dim: int
-    bytes: int  # of device memory held, for as long as this lives
+    bytes: int  # of device memory, freed with this object
     memory: Array  # uint8 [bytes]: the structs of lookup.cu, then slots and rows
-    address: int  # of the Table struct
+    address: int  # the device address of the Table struct
 
 
 def lookup(
@@ -73,13 +74,13 @@ def lookup(
     *,
     stream: int | None = None,
 ) -> None:
-    """`ops.lookup` with arrays on the table's device, the same bits; waits until the answer is there.
+    """`ops.lookup` with arrays on the table's device, with the same bits. Waits for the answer.
 
-    Arrays may be any library's that has `__cuda_array_interface__`: tokens int32 [total], offsets int64
-    [texts + 1], out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16 [total],
-    all C-contiguous. stream: raw handle of the stream that made them (torch:
-    `torch.cuda.current_stream().cuda_stream`). Raises ValueError for an array, offsets or a token id that
-    does not fit; the outputs are then unspecified.
+    The arrays may come from any library with `__cuda_array_interface__`: tokens int32 [total], offsets
+    int64 [texts + 1], out float32 or uint16 (bfloat16 bits) [total, dim], order int8 [total], depth int16
+    [total], all C-contiguous. stream: the raw handle of the stream that they were computed on (in torch
+    `torch.cuda.current_stream().cuda_stream`). Raises ValueError for arrays, offsets or token ids that do
+    not fit; the outputs are then unspecified.
     """
     device = table.device
     with device.active(stream):
@@ -129,8 +130,8 @@ def _bad_offsets(total: int) -> str:
 def _array(
     device: Device, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike
 ) -> Array:
-    """The device's view of a caller's array. Raises ValueError unless shape and type are these (None: any
-    length)."""
+    """The device's view of a caller's array. Raises ValueError unless it is C-contiguous with this shape
+    (None: any length) and one of these types."""
     try:
         found = device.view(array)
     except ValueError as error:

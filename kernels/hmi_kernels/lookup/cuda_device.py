@@ -14,24 +14,23 @@ from hmi_kernels.lookup.cuda import Array
 
 SOURCE: Final = Path(__file__).with_name("lookup.cu")
 KERNEL: Final = "plot_lookup"
-OPTIONS: Final = ("--std=c++17", "--fmad=false")  # a fused product would round differently from the reference
-THREADS: Final = 128  # of a block: a token of 384 columns is 96 threads of four
+OPTIONS: Final = ("--std=c++17", "--fmad=false")  # fused multiply-adds would round unlike the reference
+THREADS: Final = 128  # per block; a token of 384 columns takes 96 threads of four columns
 
 
 class NoDevice(RuntimeError):
-    """There is no CUDA device of this number, or nothing to talk to it with."""
+    """There is no CUDA device of this number, or cupy is not installed."""
 
 
 class CudaDevice:
-    """`cuda.Device` on a GPU. Raises NoDevice. Thread-safe; each call works on its thread's current
-    stream."""
+    """A `cuda.Device` on a GPU. Thread-safe; calls work on their thread's current stream. Raises NoDevice."""
 
     def __init__(self, index: int = 0) -> None:
         self._cupy = cupy = _cupy()
         try:
             count = int(cupy.cuda.runtime.getDeviceCount())
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise NoDevice(f"CUDA does not start ({error}): look at the driver with nvidia-smi") from error
+            raise NoDevice(f"CUDA does not start ({error}): check the driver with nvidia-smi") from error
         if not 0 <= index < count:
             raise NoDevice(
                 f"there is no CUDA device {index}, this machine has {count}: choose 0..{count - 1}"
@@ -56,7 +55,7 @@ class CudaDevice:
         cupy = self._cupy
         cupy.get_default_memory_pool().free_all_blocks()
         try:
-            with cupy.cuda.using_allocator(None):  # past the pool, which would keep it for cupy alone
+            with cupy.cuda.using_allocator(None):  # not from the pool, which would keep it for cupy alone
                 return cupy.empty((size,), np.uint8)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise MemoryError(str(error)) from error
@@ -90,7 +89,7 @@ class CudaDevice:
 
 
 def _foreign(cuda: Any, handle: int) -> Any:
-    """cupy's view of a stream that somebody else made."""
+    """cupy's view of a stream of another library."""
     if hasattr(cuda.Stream, "from_external"):  # cupy 14
         return cuda.Stream.from_external(_Handle(handle))
     return cuda.ExternalStream(handle)

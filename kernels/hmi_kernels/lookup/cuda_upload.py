@@ -1,5 +1,4 @@
-"""A level table copied to a device: the structs that lookup.cu reads, then slots and rows, in one block of
-memory."""
+"""Uploads a level table to a device: the structs that lookup.cu reads, slots and rows, in one allocation."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from hmi_kernels.lookup.cuda import Array, Device, DeviceTable
 from hmi_kernels.lookup.layout import MAX_N, Bytes, header_bytes, scales_at, stride
 from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, salt_word
 
-ALIGN: Final = 256  # of every array in device memory: whole transactions, and any vector load
+ALIGN: Final = 256  # of arrays in device memory: whole memory transactions, and aligned vector loads
 CHUNK_BYTES: Final = 64 << 20  # rows checked and uploaded together
-TABLE_WORDS: Final = 6 + MAX_N  # the structs of lookup.cu, in fields of 8 bytes
-STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 3, 13, 2
+# The sizes of the structs of lookup.cu, in fields of 8 bytes.
+TABLE_WORDS, STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 6 + MAX_N, 3, 13, 2
 
 
 class DeviceFull(MemoryError):
-    """A table does not fit into the device's memory."""
+    """The table does not fit into the device's free memory."""
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(
@@ -35,10 +34,10 @@ class DeviceFull(MemoryError):
 
 @dataclass
 class _Plan:
-    """Where each array of the host goes. Segments that several indexes or versions share go once."""
+    """The place of each array in the allocation. Segments that several indexes share are placed once."""
 
     size: int  # bytes so far
-    at: dict[tuple[int, int], int]  # (address, bytes) on the host -> offset on the device
+    at: dict[tuple[int, int], int]  # (address, bytes) on the host -> offset in the allocation
 
     def place(self, array: NDArray[Any]) -> None:
         key = _identity(array)
@@ -50,10 +49,10 @@ class _Plan:
 def upload(
     table: LevelTable, device: Device, soon: Callable[[Bytes], None] = lambda rows: None
 ) -> DeviceTable:
-    """Copy a table's indexes and rows to a device; every row not yet verified is checked on the way.
+    """Copy a table's indexes and rows to a device, and check every row that has not been checked yet.
 
-    soon: told of rows a chunk before they are read, so that it may have them read from disk. Raises
-    DeviceFull, and DamagedRow when a row is not what was written; nothing stays allocated then.
+    soon: called with rows one chunk before they are read, so that it can prefetch them from disk. Raises
+    DeviceFull, and DamagedRow if a row fails its check; nothing stays allocated then.
     """
     with device.active(None):
         plan = _plan(table)
@@ -62,14 +61,14 @@ def upload(
             raise DeviceFull(plan.size, free)
         try:
             memory = device.reserve(plan.size)
-        except MemoryError as error:  # somebody else took it in between
+        except MemoryError as error:  # allocated by others in the meantime
             raise DeviceFull(plan.size, device.free_bytes()) from error
         address = device.address(memory)
         head = _structs(table, plan, address)
         _write(device, memory, 0, head)
         _fill(table, plan, device, memory, soon)
         ops.check_places(table)
-        device.read(memory[:1])  # the copies are done, whatever stream comes next
+        device.read(memory[:1])  # waits for the copies, so that any stream may use them
         return DeviceTable(device, table.n, table.dim, plan.size, memory, address)
 
 
@@ -98,7 +97,7 @@ def _plan(table: LevelTable) -> _Plan:
 
 
 def _structs(table: LevelTable, plan: _Plan, base: int) -> Ints:
-    """Table, steps, levels and segments as lookup.cu declares them, to lie at `base`."""
+    """The structs of lookup.cu for an allocation at `base`: Table, Steps, Levels, Segments."""
     levels: list[int] = []
     segments: list[int] = []
     for run in table.runs:
@@ -108,8 +107,8 @@ def _structs(table: LevelTable, plan: _Plan, base: int) -> Ints:
     steps = base + 8 * TABLE_WORDS
     level_at = steps + 8 * table.steps.size
     head = [table.n, table.dim, len(table.steps), steps, level_at, level_at + 8 * len(levels)]
-    turns = [*table.turns.tolist(), *[0] * (MAX_N - table.n)]
-    return np.array([*head, *turns, *table.steps.ravel().tolist(), *levels, *segments], np.int64)
+    positions = [*table.positions.tolist(), *[0] * (MAX_N - table.n)]
+    return np.array([*head, *positions, *table.steps.ravel().tolist(), *levels, *segments], np.int64)
 
 
 def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int]:
@@ -133,7 +132,7 @@ def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int
 def _fill(
     table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]
 ) -> None:
-    """Upload slots and rows, each array once."""
+    """Upload slots and rows, the rows of shared segments once."""
     done: set[int] = set()
     segment = 0
     for run in table.runs:
@@ -150,13 +149,16 @@ def _fill(
 def _checked(
     view: RowsView, n: int, order: int, segment: int, soon: Callable[[Bytes], None]
 ) -> Iterator[tuple[int, Bytes]]:
-    """A segment's rows in chunks with their place, checked unless they are known to be sound. Raises
-    DamagedRow."""
-    step = max(1, CHUNK_BYTES // view.rows.shape[1] // 64) * 64  # whole words of the bitmap
+    """Yield a segment's rows in chunks, each with the index of its first row. Rows not
+    checked yet are checked.
+
+    Raises DamagedRow.
+    """
+    step = max(1, CHUNK_BYTES // view.rows.shape[1] // 64) * 64  # a multiple of 64: whole words of the bitmap
     soon(view.rows[:step])
     for start in range(0, len(view.rows), step):
         soon(view.rows[start + step : start + 2 * step])
-        rows = view.rows[start : start + step].copy()  # what is checked is what is uploaded
+        rows = view.rows[start : start + step].copy()  # so that what was checked is what is uploaded
         words = view.verified[start // 64 : (start + step) // 64]
         seen = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(rows)].astype(np.bool_)
         if not seen.all():

@@ -1,5 +1,4 @@
-"""The best that this machine can do with rows in memory: the limits that benchmarks compare the look-up
-with."""
+"""A plain prefetching copy of rows, the machine's limit that benchmarks compare the look-up with."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from numpy.typing import NDArray
 from hmi_kernels.jit import carray, compiled, pointer, prefetch
 from hmi_kernels.lookup.layout import Bytes
 
-AHEAD = 4  # rows asked for before they are copied: more does not help, since a row is some twenty cache lines
+AHEAD = 4  # rows prefetched ahead of the copy; more does not help, since a row is about twenty cache lines
 
 
 def gather(addresses: NDArray[np.int64], out: Bytes) -> None:
-    """Copy out.shape[1] bytes from each address into out uint8 [m, bytes], one thread, prefetching.
+    """Copy out.shape[1] bytes from each address to a row of out, uint8 [m, bytes], in one thread.
 
-    The addresses are followed as they are: they must stay readable for so many bytes.
+    The addresses are not checked: that many bytes must be readable at each.
     """
     assert addresses.dtype == np.int64
     assert out.dtype == np.uint8

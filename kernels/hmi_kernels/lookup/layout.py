@@ -1,16 +1,18 @@
-"""How one n-gram entry lies in memory: the contract between the store's files and the kernels.
+"""The memory layout of an n-gram's entry: the contract between the store's files and the kernels.
 
-Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n holds one vector for each placement s =
-0..n-k of the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
+Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n has a vector for each place s = 0..n-k of
+the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
 
-    0           u64 * words   packed key (see `pack_keys`); beside the scales, so that comparing it costs no
-    cache miss 8 * words   f32 * roles   one scale per vector (1.0 for the float types) header - 8  u64
-    the row's check (see `row_checks`; of format 2 `sum_checks`); 0 in rows of format 1 header      the
-    vectors, one after another, int8 | fp16 | fp32
+    offset      type          content
+    0           u64 * words   the packed key (`pack_keys`)
+    8 * words   f32 * roles   a scale for each vector (1.0 for the float types)
+    header - 8  u64           the row's check: `row_checks`, in format 2 `sum_checks`, in format 1 zero
+    header                    the vectors, one after another: int8, fp16 or fp32
 
-Header and row are padded to a multiple of `ROW_ALIGN` bytes. Everything is little-endian. For n = 3 the roles
-are: trigram left, centre, right; bigram left of x and centre of y in (x, y, .), centre of x and right of y in
-(., x, y); unigram left, centre, right.
+The key stands beside the scales, so that comparing it costs no extra cache miss. Header and row are padded
+to a multiple of `ROW_ALIGN` bytes. Everything is little-endian. For n = 3 the roles are: of a trigram left,
+centre, right; of a bigram left of x and centre of y in (x, y, .), then centre of x and right of y in (., x,
+y); of a unigram left, centre, right.
 """
 
 from __future__ import annotations
@@ -23,22 +25,27 @@ from numpy.typing import NDArray
 MAX_N: Final = 5
 ROW_ALIGN: Final = 16
 ID_LIMIT: Final = 1 << 20  # token ids are below this
-FIELD_BITS: Final = 21
-WORD_IDS: Final = 3  # ids in one word of a key
-TAG_SHIFT: Final = (
-    62  # the order 1..3, in the two bits no id can reach: keys of different orders never coincide
-)
-CHECK_FACTOR: Final = 0x9E3779B97F4A7C15  # of format 2
-CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of a row's first word, and of the end
-# What a word's keys are above those of the one before.
+FIELD_BITS: Final = 21  # bits for an id in a key
+WORD_IDS: Final = 3  # ids in a word of a key
+# The tag is the order 1..3, in the two bits that no id reaches: keys of different orders never coincide.
+TAG_SHIFT: Final = 62
+CHECK_FACTOR: Final = 0x9E3779B97F4A7C15  # of `sum_checks`
+CHECK_KEYS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of `row_checks`: for word 0 and for the end
+# By how much a word's keys are larger than those of the word before it.
 CHECK_STEPS: Final = (0xA0761D6478BD642F, 0xE7037ED1A0B428DB)
-DTYPES: Final = {"int8": 0, "fp16": 1, "fp32": 2}
+DTYPES: Final = {
+    "int8": 0,
+    "fp16": 1,
+    "fp32": 2,
+}  # the code of each storage type; a number has 1 << code bytes
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("i1"), 1: np.dtype("<f2"), 2: np.dtype("<f4")}
 EMPTY_SLOT: Final = 0xFFFFFFFFFFFFFFFF
-PLAIN_SALT: Final = 1  # the salt of an index that has none: it changes nothing
-REACH: Final = 1024  # an n-gram lies less than so many slots after its home; random keys come to some 500
-MAX_INDEXED: Final = 3 << 30  # rows under one index: its slots, 4/3 as many, are still numbered by 32 bits
-# By storage type: sums of five stay finite, halves too.
+PLAIN_SALT: Final = 1  # the salt of an index without one: home slots are those of the plain hash
+REACH: Final = (
+    1024  # every n-gram lies less than this many slots after its home slot; random keys reach about 500
+)
+MAX_INDEXED: Final = 3 << 30  # the most rows of an index: its slots, 4/3 as many, are numbered in 32 bits
+# By storage type: stored numbers are smaller, so that fp16 stays finite, and a sum of five numbers too.
 TOO_LARGE: Final = {0: 2.0**124, 1: 65520.0, 2: 2.0**124}
 
 Keys = NDArray[np.uint64]  # [m, words]
@@ -46,18 +53,18 @@ Bytes = NDArray[np.uint8]
 
 
 def before(n: int) -> int:
-    """Tokens of a window that stand before its centre; the centre is position before(n)."""
+    """The number of tokens before a window's centre, which is also the position of the centre."""
     return (n - 1) // 2
 
 
 def roles(n: int, order: int) -> int:
-    """Vectors of one row."""
+    """The number of vectors of a row."""
     assert 1 <= order <= n <= MAX_N
     return order * (n - order + 1)
 
 
 def words(order: int) -> int:
-    """u64 words of a key."""
+    """The number of u64 words of a key."""
     return 1 if order <= WORD_IDS else 2
 
 
@@ -66,25 +73,25 @@ def _up(value: int) -> int:
 
 
 def scales_at(order: int) -> int:
-    """Offset of the scales in a row."""
+    """The offset of the scales in a row."""
     return 8 * words(order)
 
 
 def header_bytes(n: int, order: int) -> int:
-    """Bytes of a row before its vectors; the check is the last 8 of them."""
+    """The number of bytes before a row's vectors. The last 8 of them are the check."""
     return _up(scales_at(order) + 4 * roles(n, order) + 8)
 
 
 def stride(n: int, order: int, dim: int, dtype: int) -> int:
-    """Bytes of one row."""
+    """The number of bytes of a row."""
     return _up(header_bytes(n, order) + roles(n, order) * dim * NUMPY_TYPES[dtype].itemsize)
 
 
 def pack_keys(ngrams: NDArray[np.uint32]) -> Keys:
-    """uint32 [m, order] of ids below `ID_LIMIT` -> uint64 [m, words].
+    """Ids below `ID_LIMIT`, uint32 [m, order] -> keys uint64 [m, words].
 
-    Word 0 holds the last three ids (the last one lowest) and, up to order 3, the order as a tag; word 1 the
-    ids before.
+    Word 0 has the last three ids, the very last in the lowest bits, and up to order 3 also the order as a
+    tag. Word 1 has the ids before these.
     """
     m, order = ngrams.shape
     keys = np.zeros((m, words(order)), np.uint64)
@@ -116,7 +123,7 @@ def row_scales(rows: Bytes, n: int, order: int) -> NDArray[np.float32]:
 
 
 def folded(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The high half of a * b xor the low one, uint64."""
+    """The high half of the 128-bit product a * b, xor its low half."""
     half, low = np.uint64(32), np.uint64((1 << 32) - 1)
     a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
     middle = (a0 * b0 >> half) + (a1 * b0 & low) + (a0 * b1 & low)
@@ -125,18 +132,18 @@ def folded(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def halves(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The product of a word's halves, uint64."""
+    """The product of the two halves of each word, uint64."""
     return np.asarray((words & np.uint64((1 << 32) - 1)) * (words >> np.uint64(32)), np.uint64)
 
 
 def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
-    """What the check of uint8 [m, stride] rows must be, uint64 [m]: the slow, plain meaning.
+    """The right checks of rows uint8 [m, stride], uint64 [m]: the slow, plain definition.
 
-    Two sums over the row's u64 words w_j, the check itself taken as 0: of halves(w_j + a_j) and of halves(w_j
-    ^ b_j), where (a_0, b_0) are `CHECK_KEYS` and each further word's are `CHECK_STEPS` higher; stride + their
-    product, folded, after another xor with `CHECK_KEYS`. All modulo 2**64. A product of halves changes by
-    what the other half is, so that damage in one place is the negative of damage in another once in 2**32,
-    and in both sums once in 2**64.
+    Over a row's u64 words w_j, with 0 in place of the check, let A be the sum of halves(w_j + a_j) and B
+    the sum of halves(w_j ^ b_j), where (a_0, b_0) are `CHECK_KEYS` and (a_j, b_j) grow by `CHECK_STEPS`
+    from word to word. The check is folded(A ^ a_0, B ^ b_0) + stride, all modulo 2**64. How much a change
+    of one half changes a product depends on the other half, so damage in one word cancels damage in another
+    with a probability of 2**-32 in one sum, and 2**-64 in both.
     """
     row_words = _without_checks(rows, n, order)
     j = np.arange(row_words.shape[1], dtype=np.uint64)
@@ -150,10 +157,10 @@ def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
 
 
 def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
-    """The same of rows of format 2: stride + the sum of w_j * CHECK_FACTOR * (2 j + 1) over the words w_j.
+    """The right checks of rows of format 2: stride + the sum of w_j * CHECK_FACTOR * (2 j + 1), modulo 2**64.
 
-    Damage inside one word always shows; in two words it may cancel out, as it does when both lose their
-    highest bit.
+    Damage in one word is always found. Damage in two words may cancel out, as when both lose their highest
+    bit.
     """
     row_words = _without_checks(rows, n, order)
     odd = np.arange(row_words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
@@ -162,14 +169,14 @@ def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
 
 
 def _without_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
-    """The words of uint8 [m, stride] rows, a copy, their checks 0."""
+    """A copy of the words of rows uint8 [m, stride], with 0 in place of their checks."""
     row_words = np.ascontiguousarray(rows).view("<u8").astype(np.uint64)
     row_words[:, header_bytes(n, order) // 8 - 1] = 0
     return row_words
 
 
 def decode(rows: Bytes, n: int, order: int, dim: int, dtype: int) -> NDArray[np.float32]:
-    """uint8 [m, stride] rows -> float32 [m, roles, dim]; the plain numpy meaning of a stored row."""
+    """Rows uint8 [m, stride] -> vectors float32 [m, roles, dim], in plain numpy."""
     kind, count, start = NUMPY_TYPES[dtype], roles(n, order), header_bytes(n, order)
     body = np.ascontiguousarray(rows[:, start : start + count * dim * kind.itemsize])
     vectors: NDArray[np.float32] = body.view(kind).astype(np.float32).reshape(rows.shape[0], count, dim)

@@ -1,14 +1,14 @@
-// The fused look-up on a CUDA device: cut windows, probe, back off, gather, dequantise, sum. Its meaning is in
-// reference.py, equal to the bit: compile with -fmad=false, so that no product is fused into a sum.
+// The fused look-up on a CUDA device: cut windows, probe, back off, gather, dequantise, sum. reference.py defines the
+// result, which is the same to the bit: compile with -fmad=false, so that no product is fused into a sum.
 //
-// A block serves TILE neighbouring tokens. Between two barriers all its threads run one phase:
-//   cut    the windows that these tokens take part in, a thread each
-//   seek   the n-grams that a step of the back-off needs, a thread each, through the step's levels in turn
-//   fill   the windows' positions from what was found, a thread each
-//   add    the vectors, a thread for each few columns of a token
-// Slots come from a file: no value read from one is followed before it has been bounded. Rows were checked when they
-// were uploaded. The tests also compile this file for the CPU, so it includes nothing and talks to no other thread
-// but through `Tile`.
+// A block serves TILE neighbouring tokens. Between two barriers all its threads run the same phase:
+//   cut    the windows that contain these tokens, a thread for each window
+//   seek   the n-grams that a step of the back-off needs, a thread for each, in the step's levels one after another
+//   fill   the windows' positions from the n-grams found, a thread for each window
+//   add    the vectors, a thread for each group of columns of a token
+// Slots are read from a file, so each value is checked against its bounds before it is used. Rows were checked when
+// they were uploaded. The tests also compile this file for the CPU, so it includes nothing, and threads communicate
+// only through `Tile`.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -20,12 +20,12 @@ constexpr int MAX_N = 5;
 constexpr int TILE = 8;
 constexpr int WINDOWS = TILE + MAX_N - 1;   // a token lies in up to n windows
 constexpr int GRAMS = WINDOWS + MAX_N - 1;  // n-grams begin up to n - 1 tokens after a window does
-constexpr int COVER = 3;                    // at most so many n-grams of one order cover a position (n = 5, order 3)
+constexpr int COVER = 3;                    // the most n-grams of one order that cover a position (n = 5, order 3)
 constexpr int FIELD_BITS = 21, WORD_IDS = 3, TAG_SHIFT = 62;
 constexpr u64 EMPTY_SLOT = ~0ull;
 constexpr u64 LOW_HALF = 0xFFFFFFFFull;
 
-// What cuda_upload.py packs: every field is 8 bytes. Addresses are the device's.
+// The structs that cuda_upload.py writes. Every field has 8 bytes; addresses are the device's.
 struct Segment {
     const u8* rows;
     i64 count;
@@ -34,10 +34,10 @@ struct Level {  // one index
     const u64* slots;
     i64 cap, first, segments;  // its segments are segment[first : first + segments]
     i64 shift, direct;         // a row id is (ordinal of the segment << shift) | row
-    i64 kind, depth;           // storage type 0 int8, 1 fp16, 2 fp32; which version of the chain, 0 = nearest
+    i64 kind, depth;           // storage type: 0 int8, 1 fp16, 2 fp32; the version's place in the chain, 0 = nearest
     i64 stride, scales, header;  // bytes of a row; where its scales and its vectors begin
-    u64 salt;                    // odd: where an n-gram's home is
-    i64 reach;                   // slots to search from there on
+    u64 salt;                    // odd; decides an n-gram's home slot
+    i64 reach;                   // the number of slots to search, from the home slot on
 };
 struct Step {
     i64 order, lo, hi;  // try level[lo : hi]
@@ -47,7 +47,7 @@ struct Table {
     const Step* step;
     const Level* level;
     const Segment* segment;
-    i64 turn[MAX_N];  // the positions of a window in the order in which they are added
+    i64 position[MAX_N];  // the positions of a window, in the order in which their vectors are added
 };
 struct Batch {
     const int* tokens;
@@ -55,15 +55,15 @@ struct Batch {
     const i64* offsets;
     i64 texts, vocab;
     void* out;
-    i64 half, wide;  // out holds bfloat16, not float32; columns go by fours
+    i64 half, wide;  // out holds bfloat16, not float32; columns are added by fours
     signed char* order;
     short* depth;
-    int* wrong;  // [0] set when the offsets are wrong, [1] when a token is
+    int* wrong;  // [0] is set if the offsets are wrong, [1] if a token is
 };
 
 // What the threads of a block share.
 struct Found {
-    const u8* row;  // null: no version has it
+    const u8* row;  // null if no version has it
     int level;
 };
 struct Term {
@@ -72,7 +72,7 @@ struct Term {
     int kind;
 };
 struct Tile {
-    int text[WINDOWS];     // -1: nobody needs this window
+    int text[WINDOWS];     // -1: no token of the tile needs this window
     u32 ids[WINDOWS][MAX_N];
     u32 inside[WINDOWS];   // bit p: position p holds a token of the text
     u32 filled[WINDOWS];   // bit p: position p has its terms
@@ -86,11 +86,11 @@ struct Tile {
 
 __device__ int before(int n) { return (n - 1) / 2; }
 
-// A block's windows are those of the tokens origin, origin + 1, ...; token i of the tile is position p of window
-// i + n - 1 - p, and its own is window i + n - 1 - before.
+// A block's windows are those around the tokens origin, origin + 1, ... Token i of the tile is position p of window
+// i + n - 1 - p; the window around it is i + n - 1 - before.
 __device__ i64 origin(i64 tile, int n) { return tile * TILE + before(n) - (n - 1); }
 
-// The text of a token: the last that begins at or before it. Ends inside 0..texts-1 whatever the offsets hold.
+// The text of a token: the last one that begins at or before it. In 0..texts-1 even if the offsets are wrong.
 __device__ i64 text_of(const Batch& batch, i64 token) {
     i64 lo = 0, hi = batch.texts;
     while (hi - lo > 1) {
@@ -106,7 +106,7 @@ __device__ void cut_window(const Table& table, const Batch& batch, i64 tile, int
     const i64 token = origin(tile, n) + w, first = tile * TILE, last = first + TILE;
     shared.text[w] = -1;
     shared.inside[w] = 0;
-    shared.filled[w] = (1u << n) - 1;  // so that a window of nobody asks for nothing
+    shared.filled[w] = (1u << n) - 1;  // so that an unused window wants no n-grams
     shared.order[w] = 0;
     shared.depth[w] = -1;
     for (int p = 0; p < n; p++) shared.count[w][p] = 0;
@@ -114,7 +114,7 @@ __device__ void cut_window(const Table& table, const Batch& batch, i64 tile, int
     const i64 text = text_of(batch, token);
     const i64 lo = batch.offsets[text] > 0 ? batch.offsets[text] : 0;
     const i64 hi = batch.offsets[text + 1] < batch.total ? batch.offsets[text + 1] : batch.total;
-    if (hi <= first || lo >= last) return;  // of a text that has no token in this tile
+    if (hi <= first || lo >= last) return;  // its text has no token in this tile
     shared.text[w] = (int)text;
     shared.filled[w] = 0;
     for (int p = 0; p < n; p++) {
@@ -125,7 +125,7 @@ __device__ void cut_window(const Table& table, const Batch& batch, i64 tile, int
     }
 }
 
-// Says, across all blocks, whether the batch is well formed.
+// Sets batch.wrong if the batch is malformed; all blocks share the work.
 __device__ void check_batch(const Batch& batch, i64 thread, i64 threads) {
     for (i64 t = thread; t <= batch.texts; t += threads) {
         const i64 previous = t == 0 ? 0 : batch.offsets[t - 1];
@@ -163,7 +163,7 @@ __device__ u64 mix(u64 k) {
     return k ^ (k >> 32);
 }
 
-// The row behind a slot if it lies inside what the level covers and has this key, else null.
+// The row that a slot leads to, or null if the level has no such row or the row has another key.
 __device__ const u8* row_of(const Table& table, const Level& level, u64 slot, const Key& key) {
     const i64 id = (i64)(slot & LOW_HALF), ordinal = id >> level.shift, row = id - (ordinal << level.shift);
     if (ordinal >= level.segments) return nullptr;
@@ -196,7 +196,7 @@ __device__ const u8* seek_hashed(const Table& table, const Level& level, const K
     return nullptr;
 }
 
-// The nearest version's row of an n-gram.
+// The row of an n-gram in the first of a step's levels that has it.
 __device__ Found seek(const Table& table, const Step& step, const Key& key) {
     const u64 hashed = mix(key.words == 1 ? key.low : key.low ^ mix(key.high));
     for (i64 l = step.lo; l < step.hi; l++) {
@@ -207,15 +207,16 @@ __device__ Found seek(const Table& table, const Step& step, const Key& key) {
     return {nullptr, -1};
 }
 
-// Whether a window wants the n-gram of this order at this place: inside the text, over something still unfilled.
+// Whether a window wants the n-gram of this order at this place: it lies inside the text and covers an unfilled
+// position.
 __device__ bool is_wanted(const Tile& shared, int w, u32 filled, int place, int order, int n) {
     const u32 mask = ((1u << order) - 1) << place;
-    const bool inside = order == n || (shared.inside[w] & mask) == mask;  // a whole window goes with its zeros
+    const bool inside = order == n || (shared.inside[w] & mask) == mask;  // a whole window may contain zeros
     return inside && (mask & ~filled) != 0;
 }
 
-// n-gram g begins at token origin - before + g, for the whole window at its first position: for any window w it
-// stands at place g - w. Sets found[g] if a window wants it; only such are read.
+// Seek n-gram g of the block, which begins at token origin - before + g and so has place g - w in window w. Sets
+// found[g] if a window wants the n-gram; other elements are never read.
 __device__ void seek_gram(const Table& table, const Step& step, int g, Tile& shared) {
     const int n = (int)table.n, order = (int)step.order, windows = TILE + n - 1;
     for (int place = 0; place <= n - order; place++) {
@@ -229,7 +230,7 @@ __device__ void seek_gram(const Table& table, const Step& step, int g, Tile& sha
 
 // --- fill --------------------------------------------------------------------------------------------------------
 
-// Give the unfilled positions of a window a term for each n-gram found that covers them.
+// Give each unfilled position of a window a term for each n-gram found that covers it.
 __device__ void fill_window(const Table& table, const Step& step, int w, Tile& shared) {
     const int n = (int)table.n, order = (int)step.order;
     const u32 was = shared.filled[w];
@@ -252,7 +253,7 @@ __device__ void fill_window(const Table& table, const Step& step, int w, Tile& s
 
 // --- add ---------------------------------------------------------------------------------------------------------
 
-// WIDE neighbouring numbers, read or written as one.
+// WIDE neighbouring numbers, read or written with one instruction.
 template <class Number, int WIDE>
 struct alignas(sizeof(Number) * WIDE) Pack {
     Number at[WIDE];
@@ -264,7 +265,7 @@ __device__ float from_half(u16 bits) {
     return bits & 0x8000u ? -magnitude : magnitude;
 }
 
-// The bits of a finite float as bfloat16, to nearest, half to even.
+// The bits of the bfloat16 nearest to a finite float, ties to even.
 __device__ u16 to_bfloat(float value) {
     const u32 bits = __float_as_uint(value);
     return (u16)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
@@ -284,7 +285,7 @@ __device__ void load(const Term& term, i64 column, float* values) {
     }
 }
 
-// sum += the mean of one position's terms.
+// Add the mean of a position's terms to sum.
 template <int WIDE>
 __device__ void add_position(const Term* terms, int count, i64 column, float* sum) {
     const float weight = 1.0f / (float)count;
@@ -308,13 +309,13 @@ __device__ void store(const Batch& batch, i64 at, const float* sum) {
     else *(Pack<float, WIDE>*)((float*)batch.out + at) = single;
 }
 
-// WIDE columns of token i of the tile, from all the windows of its text that it takes part in.
+// Sum WIDE columns of token i of the tile over all windows of its text that contain it.
 template <int WIDE>
 __device__ void add_columns(const Table& table, const Batch& batch, i64 tile, int i, i64 column, const Tile& shared) {
     const int n = (int)table.n, text = shared.text[i + n - 1 - before(n)];
     float sum[WIDE] = {};
-    for (int turn = 0; turn < n; turn++) {
-        const int p = (int)table.turn[turn], w = i + n - 1 - p;
+    for (int k = 0; k < n; k++) {
+        const int p = (int)table.position[k], w = i + n - 1 - p;
         if (shared.text[w] == text && shared.count[w][p] > 0)
             add_position<WIDE>(shared.terms[w][p], shared.count[w][p], column, sum);
     }
@@ -336,7 +337,7 @@ __device__ void add_tile(const Table& table, const Batch& batch, i64 tile, int t
 
 // --- a block -----------------------------------------------------------------------------------------------------
 
-// block.run(phase) runs phase(thread, threads) on every thread of the block and waits for all of them.
+// Look up one tile. block.run(phase) runs phase(thread, threads) on all threads of the block and waits for them.
 template <class Block>
 __device__ void look_up(const Table& table, const Batch& batch, i64 tile, const Block& block, Tile& shared) {
     const int n = (int)table.n, windows = TILE + n - 1;
@@ -358,7 +359,7 @@ __device__ void look_up(const Table& table, const Batch& batch, i64 tile, const 
     });
 }
 
-// The share of a block in a batch, whatever the number of blocks.
+// Look up a block's share of a batch: every blocks-th tile.
 template <class Block>
 __device__ void look_up_all(const Table& table, const Batch& batch, i64 block_index, i64 blocks, const Block& block,
                             Tile& shared) {
@@ -377,7 +378,7 @@ struct CudaBlock {
     }
 };
 
-// Every pointer is the device's; for the arguments see `Batch`.
+// All pointers are device addresses. For the arguments see `Batch`.
 extern "C" __global__ void plot_lookup(const Table* table, const int* tokens, i64 total, const i64* offsets, i64 texts,
                                        i64 vocab, void* out, i64 half, i64 wide, signed char* order, short* depth,
                                        int* wrong) {

@@ -1,4 +1,4 @@
-"""Public kernels: typed wrappers that check, allocate and then call the compiled bodies (CPU)."""
+"""The public kernels for CPUs: typed wrappers that check, allocate and call the compiled bodies."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ __all__ = [
     "places",
 ]
 
-LOAD = 0.75
+LOAD = 0.75  # of an index: keys per slot
 Floats = NDArray[np.float32]
 
 
 class Crowded(Exception):
-    """Too many keys lie together under this salt: take another."""
+    """Too many keys have neighbouring home slots under this salt: use another one."""
 
 
 def lookup(
@@ -74,11 +74,15 @@ def lookup(
     order: NDArray[np.int8],
     depth: NDArray[np.int16],
 ) -> None:
-    """Aggregate a ragged batch into out [total, dim], order int8 [total] and depth int16 [total].
+    """Look up a ragged batch of texts and sum the vectors of each token.
 
-    out is float32, or uint16 for the bits of bfloat16 (the float32 sum rounded to nearest, half to even).
-    Raises ValueError when offsets are not rising from 0 to len(tokens) or an id is outside 0..vocab-1, and
-    DamagedRow when a row is not what was written; the outputs are then unspecified.
+    tokens int32 [total]; text i is tokens[offsets[i]:offsets[i + 1]], offsets int64 [texts + 1].
+
+    Fills out [total, dim]: float32, or uint16 for the bits of bfloat16 (the float32 sum rounded to nearest,
+    ties to even); order int8 [total]: the longest order that filled a position of the token's window, 0 for
+    none; depth int16 [total]: the depth in the chain of the first n-gram of order 2 or more that did, -1
+    for none. Raises ValueError if offsets do not rise from 0 to len(tokens) or an id is outside 0..vocab-1,
+    and DamagedRow if a row fails its check; the outputs are then unspecified.
     """
     assert out.shape == (tokens.size, table.dim)
     assert out.dtype in (np.float32, np.uint16)
@@ -87,21 +91,21 @@ def lookup(
     assert order.shape == depth.shape == tokens.shape
     assert all(array.flags.c_contiguous for array in (tokens, offsets, out, order, depth))
     half, rows = out.dtype == np.uint16, out.view(np.uint8)
-    room = np.empty(cpu_ring.ROOM + table.dim, np.int64)
+    scratch = np.empty(cpu_ring.SCRATCH_WORDS + table.dim, np.int64)
     if table.plain:
-        state = cpu.lookup(table.fields, tokens, offsets, vocab, rows, half, order, depth, room)
+        state = cpu.lookup(table.fields, tokens, offsets, vocab, rows, half, order, depth, scratch)
     else:
-        steps, turns = table.steps, table.turns
+        steps, positions = table.steps, table.positions
         state = cpu_any.lookup(
-            table.fields, steps, turns, tokens, offsets, vocab, rows, half, order, depth, room
+            table.fields, steps, positions, tokens, offsets, vocab, rows, half, order, depth, scratch
         )
-    if state != cpu_batch.FINE:
+    if state != cpu_batch.OK:
         _refuse(state, tokens, vocab)
-        raise _damaged(table, room)
+        raise _damaged(table, scratch)
 
 
 def _refuse(state: int, tokens: NDArray[np.int32], vocab: int) -> None:
-    """Raise for a batch that is wrong in itself."""
+    """Raise ValueError if `checked` refused the batch."""
     if state == cpu_batch.BAD_OFFSETS:
         raise ValueError(f"offsets must rise from 0 to the number of tokens ({tokens.size})")
     if state == cpu_batch.BAD_TOKEN:
@@ -111,7 +115,7 @@ def _refuse(state: int, tokens: NDArray[np.int32], vocab: int) -> None:
 
 
 def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
-    """Which row an entry of `found` is."""
+    """The error for the row of a record."""
     level = table.levels[_number(table, found[cpu_index.LEVEL])].tolist()
     first, row_bytes = level[cpu_index.SEG0], level[cpu_index.STRIDE]
     for segment in range(first, first + level[cpu_index.NSEG]):
@@ -122,8 +126,8 @@ def _damaged(table: LevelTable, found: Ints) -> DamagedRow:
 
 
 def _number(table: LevelTable, level: Ints) -> Ints:
-    """The numbers of levels that the kernels tell by address."""
-    # Not `strides`, which is 0 where there are no levels.
+    """The numbers of levels, given by address."""
+    # Not levels.strides, which may be 0 if there are no levels.
     numbers: Ints = (level - table.fields[cpu_index.LEVELS]) // (8 * cpu_index.LEVEL_COLUMNS)
     return numbers
 
@@ -131,9 +135,10 @@ def _number(table: LevelTable, level: Ints) -> Ints:
 def find(
     table: LevelTable, order: int, ngrams: NDArray[np.uint32], *, check: bool = True
 ) -> tuple[Ints, Ints]:
-    """(address int64 [m], level int64 [m]) of each n-gram, uint32 [m, order], in its nearest version; 0 and
-    -1 where absent. `check` says whether rows are checked on first use; without it only their keys are read.
-    Raises DamagedRow.
+    """Find each n-gram, uint32 [m, order], in the nearest version that has it.
+
+    Returns the addresses of the rows, int64 [m], and their levels, int64 [m]; 0 and -1 if absent. With
+    `check` rows are checked on first use; without it only their keys are read. Raises DamagedRow.
     """
     keys, found, lo, hi = _sought(table, order, ngrams)
     levels, segs, headers = table.fields[[cpu_index.LEVELS, cpu_index.SEGS, cpu_index.HEADERS]].tolist()
@@ -145,15 +150,16 @@ def find(
 
 
 def places(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> Ints:
-    """Addresses, int64 [k], of the rows that `find` would read, told from the indexes alone as by
-    `candidates`."""
+    """The addresses, int64 [k], of the rows that `find` would read. Reads no row, as `candidates`."""
     addresses: Ints = _sought(table, order, ngrams)[1][:, cpu_index.ROW]
     return np.compress(addresses != 0, addresses)
 
 
 def check_places(table: LevelTable) -> None:
-    """Raises DamagedRow unless each row under a table's indexes is of the n-gram that the index means, as far
-    as the index tells. Reads every slot and the first line of every row that one leads to."""
+    """Raise DamagedRow if a row's key has another fingerprint or token than the slot that leads to it.
+
+    Reads every slot and the key of every row that a slot leads to.
+    """
     found = np.zeros(cpu_index.FOUND_COLUMNS, np.int64)
     levels, segs = table.fields[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
     for number, run in enumerate(table.runs):
@@ -162,7 +168,7 @@ def check_places(table: LevelTable) -> None:
 
 
 def _sought(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> tuple[Keys, Ints, int, int]:
-    """(keys uint64 [m, 2], what their fingerprints find, the first and the end level of the order)."""
+    """Seek n-grams by fingerprint: (keys uint64 [m, 2], records, first level, end level of the order)."""
     keys, found = _for_kernel(pack_keys(ngrams)), np.empty((len(ngrams), cpu_index.FOUND_COLUMNS), np.int64)
     levels, segs = table.fields[[cpu_index.LEVELS, cpu_index.SEGS]].tolist()
     lo, hi = table.bounds[table.n - order : table.n - order + 2].tolist()
@@ -171,27 +177,27 @@ def _sought(table: LevelTable, order: int, ngrams: NDArray[np.uint32]) -> tuple[
 
 
 def _for_kernel(keys: Keys) -> Keys:
-    """uint64 [m, words] -> [m, 2], the second word 0 where there is none."""
+    """uint64 [m, words] -> [m, 2]; a missing second word is 0."""
     return keys if keys.shape[1] == 2 else np.pad(keys, ((0, 0), (0, 1)))
 
 
 def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> Ints:
-    """Addresses, int64 [k], of the rows that a look-up of this batch would touch, told from the indexes
-    alone.
+    """The addresses, int64 [k], of the rows that a look-up of this batch would read, from the indexes alone.
 
-    Reads no row: a fingerprint that lies (one in 2**32) adds or hides an address, which costs time only.
-    Raises ValueError as `lookup` does.
+    Reads no row. A collision of fingerprints (one in 2**32) adds or hides an address, which only costs
+    time. Raises ValueError as `lookup` does.
     """
     _refuse(cpu_batch.checked(tokens, offsets, ID_LIMIT), tokens, ID_LIMIT)
-    rows: Ints = cpu_any.candidates(table.fields, table.steps, table.turns, tokens, offsets)
+    rows: Ints = cpu_any.candidates(table.fields, table.steps, table.positions, tokens, offsets)
     return rows
 
 
 def build_index(segment_keys: Sequence[Keys], salt: int = PLAIN_SALT) -> tuple[Keys, int, int]:
-    """(slots uint64 [cap], shift, distinct keys) over segments' keys uint64 [m, words], oldest segment first.
+    """Build a hash index: (slots uint64 [cap], shift, number of distinct keys).
 
-    Of equal keys the newest wins. salt: odd, below 2**64. Raises ValueError when there are more rows than an
-    index can number, Crowded when an n-gram would lie `REACH` slots or more after its home.
+    segment_keys: the keys of each segment, uint64 [m, words], oldest segment first; of equal keys the
+    newest stays. salt: odd, below 2**64. Raises ValueError for more rows than an index can number, and
+    Crowded if an n-gram would lie `REACH` slots or more after its home slot.
     """
     shift, starts = _numbering(segment_keys)
     keys = np.concatenate(segment_keys) if segment_keys else np.zeros((0, 1), np.uint64)
@@ -204,7 +210,8 @@ def build_index(segment_keys: Sequence[Keys], salt: int = PLAIN_SALT) -> tuple[K
 
 
 def build_direct(segment_keys: Sequence[Keys], vocab: int) -> tuple[Keys, int, int]:
-    """The same for unigrams, as an array with a slot for each of 0..vocab-1."""
+    """Build a direct index of unigrams, with a slot for each of 0..vocab-1. Returns and
+    raises as `build_index`."""
     shift, _ = _numbering(segment_keys)
     slots = np.full(vocab, EMPTY_SLOT, np.uint64)
     distinct = 0
@@ -217,12 +224,13 @@ def build_direct(segment_keys: Sequence[Keys], vocab: int) -> tuple[Keys, int, i
 
 
 def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
-    """(shift of a row id's ordinal, where each segment begins)."""
+    """The shift of the ordinal in a row id, and the number of rows before each segment,
+    int64 [segments + 1]."""
     counts = [len(keys) for keys in segment_keys]
     shift = max(max(counts, default=1) - 1, 1).bit_length()
     if len(counts) << shift >= 1 << 32 or sum(counts) > MAX_INDEXED:
         raise ValueError(
-            f"more rows than one index can number, {MAX_INDEXED}: use larger segments or several indexes"
+            f"more rows than one index can number ({MAX_INDEXED}): use larger segments or several indexes"
         )
     return shift, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -230,11 +238,10 @@ def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
 def encode(
     ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None
 ) -> Bytes:
-    """uint32 [m, order] and float32 [m, roles, dim] -> rows uint8 [m, stride] of the given storage type, with
-    checks.
+    """Encode n-grams uint32 [m, order] and their vectors float32 [m, roles, dim] as rows uint8 [m, stride].
 
-    The rows are written to `out` if it is given. Raises ValueError for a number that is not below
-    `hmi_kernels.lookup.layout.TOO_LARGE`.
+    dtype: the code of the storage type. The rows are written to `out` if it is given. Raises ValueError for
+    NaN and for numbers of `layout.TOO_LARGE` or more in size.
     """
     m, order = ngrams.shape
     dim = vectors.shape[2]
@@ -251,7 +258,7 @@ def encode(
 
 
 def check_rows(rows: Bytes, n: int, order: int, *, old: bool = False) -> NDArray[np.bool_]:
-    """Which of uint8 [m, stride] rows pass their check, bool [m]; old: the check of format 2."""
+    """Whether each of the rows, uint8 [m, stride], passes its check: bool [m]. old: the check of format 2."""
     sound = np.empty(len(rows), np.bool_)
     cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), old, sound)
     return sound

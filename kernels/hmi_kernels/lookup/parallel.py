@@ -1,4 +1,4 @@
-"""Running one large look-up on several threads; opt-in."""
+"""One large look-up on several threads. Callers opt in to it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def lookup(
     order: NDArray[np.int8],
     depth: NDArray[np.int16],
 ) -> None:
-    """`ops.lookup` as up to `parts` tasks of whole texts on the caller's thread pool; the same bits, the same
-    errors.
+    """`ops.lookup` as up to `parts` tasks of whole texts on `pool`, with the same bits and the same errors.
 
-    The kernels release the GIL. Worth it from some thousand tokens on; a small batch is quicker without.
+    The kernels release the GIL. It pays from about a thousand tokens on; a smaller batch is faster without.
     """
     cuts = text_cuts(offsets, tokens.size, parts)
     if len(cuts) < 3:
@@ -35,7 +34,7 @@ def lookup(
         at = slice(int(offsets[first]), int(offsets[end]))
         ragged = tokens[at], offsets[first : end + 1] - at.start
         tasks.append(pool.submit(ops.lookup, table, *ragged, vocab, out[at], order[at], depth[at]))
-    errors = [task.exception() for task in tasks]  # waits for every one: they write to the caller's arrays
+    errors = [task.exception() for task in tasks]  # wait for all: they write to the caller's arrays
     for error in errors:
         if error is not None:
             raise error
@@ -43,8 +42,10 @@ def lookup(
 
 
 def text_cuts(offsets: NDArray[np.int64], tokens: int, parts: int) -> list[int]:
-    """Numbers of texts, from 0 to all, that cut a batch into runs of about equal tokens; [] for a malformed
-    batch."""
+    """Split a batch into runs of whole texts with about equally many tokens.
+
+    Returns the first text of each run, and the number of texts as the end; [] for a malformed batch.
+    """
     if offsets.size < 2 or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets) < 0).any():
         return []
     marks = np.arange(1, parts) * tokens // parts

@@ -1,8 +1,8 @@
-"""The reference of every kernel, slow and obvious, in plain Python and numpy: the tests' oracle.
+"""The slow, obvious reference of the look-up in plain Python and numpy, with which the tests compare kernels.
 
-A chain here is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, any order
-per key. Steps say how a window is filled: a list of (order, depth), depth None for every version, nearest
-first.
+Here a chain is a list of dictionaries, nearest version first: {(id, ...): float32 [roles, dim]}, with
+n-grams of any order. Steps say how a window is filled: a list of (order, depth), where depth None means
+every version, nearest first.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ Steps = Sequence[tuple[int, int | None]]
 
 
 def default_steps(n: int) -> list[tuple[int, int | None]]:
-    """Longer n-grams first, of each the nearest version's: a grandparent's trigram beats the domain's
-    bigram."""
+    """The longest n-grams first, each from the nearest version: a grandparent's trigram precedes
+    the domain's own bigram."""
     return [(order, None) for order in range(n, 0, -1)]
 
 
 def stored(vectors: Vectors, dtype: int) -> Vectors:
-    """What comes back after storing float32 [..., dim] as int8 (one scale per vector), fp16 or fp32.
+    """float32 [..., dim] after a round trip through int8 (with a scale for each vector), fp16 or fp32.
 
-    Of int8 a vector all below 2**-119 comes back as zeros.
+    In int8, a vector whose numbers are all below 2**-119 becomes zero.
     """
     if dtype == 0:
         scale = (np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
-        scale = np.where(scale >= np.float32(2.0**-126), scale, np.float32(0))  # too few bits below
+        scale = np.where(
+            scale >= np.float32(2.0**-126), scale, np.float32(0)
+        )  # smaller ones have too few bits
         safe = np.where(scale > 0, scale, np.float32(1))
         codes = np.where(scale > 0, np.clip(np.rint(vectors / safe), -127, 127), 0)
         return np.asarray(codes.astype(np.float32) * scale)
@@ -40,7 +42,7 @@ def stored(vectors: Vectors, dtype: int) -> Vectors:
 
 
 def bfloat16(values: Vectors) -> NDArray[np.uint16]:
-    """The bits of finite float32 numbers as bfloat16, rounded to nearest, half to even; the same shape."""
+    """The bfloat16 bits of finite float32 numbers, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, np.uint16)
 
@@ -48,8 +50,7 @@ def bfloat16(values: Vectors) -> NDArray[np.uint16]:
 def find(
     chain: Sequence[Entries], ngram: tuple[int, ...], depth: int | None = None
 ) -> tuple[Vectors | None, int]:
-    """The nearest version's entry (or that of the version `depth`) and its depth; (None, -1) if there is
-    none."""
+    """The entry of the nearest version, or of the version `depth`, and its depth. (None, -1) if absent."""
     for at, entries in enumerate(chain):
         if depth in (None, at) and ngram in entries:
             return entries[ngram], at
@@ -59,8 +60,11 @@ def find(
 def window(
     chain: Sequence[Entries], ids: tuple[int, ...], dim: int, steps: Steps | None = None
 ) -> tuple[Vectors, int, int]:
-    """The vectors float32 [n, dim] of one window, the highest order that filled any of it (0: nothing), and
-    the depth of the first n-gram of order 2 or more that did (-1: none)."""
+    """Fill one window.
+
+    Returns its vectors float32 [n, dim], the highest order that filled a position (0 for none), and the
+    depth of the first n-gram of order 2 or more that did (-1 for none).
+    """
     n = len(ids)
     vectors, filled = np.zeros((n, dim), np.float32), [False] * n
     served, first = 0, -1
@@ -83,8 +87,7 @@ def window(
 
 
 def _placements(ids: tuple[int, ...], order: int, filled: list[bool]) -> list[int]:
-    """Where an n-gram of this order is looked up: anywhere inside the text that covers a position still
-    unfilled."""
+    """The places where n-grams of this order are looked up: inside the text, over an unfilled position."""
     n = len(ids)
     if order == n:
         return [0]  # the window itself, its zeros included
@@ -94,7 +97,7 @@ def _placements(ids: tuple[int, ...], order: int, filled: list[bool]) -> list[in
 
 
 def mean(vectors: Sequence[Vectors]) -> Vectors:
-    """The mean, each vector weighted before they are added, in the order given."""
+    """The mean. Each vector is multiplied by its weight before it is added, in the order given."""
     weight = np.float32(1) / np.float32(len(vectors))
     total = vectors[0] * weight
     for vector in vectors[1:]:
@@ -105,7 +108,8 @@ def mean(vectors: Sequence[Vectors]) -> Vectors:
 def lookup(
     chain: Sequence[Entries], texts: Sequence[Sequence[int]], dim: int, n: int = 3, steps: Steps | None = None
 ) -> tuple[Vectors, list[int], list[int]]:
-    """float32 [sum of lengths, dim], the order served per token and its depth."""
+    """Look up texts: vectors float32 [sum of lengths, dim], and each token's order and
+    depth, as `ops.lookup`."""
     out: list[Vectors] = []
     orders: list[int] = []
     depths: list[int] = []
@@ -125,8 +129,10 @@ def lookup(
 
 
 def positions(n: int) -> list[int]:
-    """The order in which a token's n vectors are added: the centre, then (n = 3) right and left or (else)
-    rising."""
+    """The positions in a window, in the order in which a token's n vectors are added.
+
+    The centre comes first, then right and left if n = 3, else the others from left to right.
+    """
     centre = before(n)
     others = [p for p in range(n) if p != centre]
     return [centre, *(reversed(others) if n == 3 else others)]

@@ -1,4 +1,4 @@
-"""The level table: pointers to all indexes and rows of a chain, in the order of the look-up."""
+"""The level table: the addresses of all indexes and rows of a chain, in the order of the look-up."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ else:
     cpu_index = Later("lookup.cpu_index")
 
 Ints = NDArray[np.int64]
-MAX_LANES = 8  # levels that a filter tells apart
-FILTER_SLOTS = 1 << 22  # a larger index is not worth the memory
-SLOTS_PER_WORD = 8  # six n-grams a word: 1.6% are let through for nothing
+MAX_LANES = 8  # the most levels of a filter with lanes
+FILTER_SLOTS = 1 << 22  # an index with more slots gets no filter: it would not be worth the memory
+SLOTS_PER_WORD = 8  # of a filter: six n-grams per word, which gives 1.6% false positives
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class RowsView:
     """The rows of one segment and which of them have been checked since it was mapped."""
 
     rows: Bytes  # uint8 [count, stride]
-    verified: (
-        Keys  # uint64 [(count + 63) // 64], writable: row r is bit r % 64 of word r // 64; all ones: none
-    )
+    # uint64 [(count + 63) // 64], writable: bit r % 64 of word r // 64 says whether row r has been checked.
+    # All ones switch the checks off.
+    verified: Keys
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,22 @@ class IndexRun:
     """One index over some segments of one version: the unit that the kernels probe."""
 
     order: int
-    depth: int  # of the version in its chain, 0 = nearest
-    dtype: int  # code of the rows' storage type
+    depth: int  # the version's place in the chain, 0 for the nearest
+    dtype: int  # the code of the rows' storage type
     slots: Keys  # uint64 [cap]
     shift: int  # a row id is (ordinal << shift) | row
     direct: bool  # slots[token] is a row id or EMPTY_SLOT (order 1 only); else a hash index
     segments: tuple[RowsView, ...]  # by ordinal
     salt: int = PLAIN_SALT  # of a hash index: odd, below 2**64
-    reach: int = REACH  # slots of a hash index that are searched from an n-gram's home on
+    reach: int = REACH  # of a hash index: the slots that are searched, from an n-gram's home slot on
 
 
 @dataclass(frozen=True)
 class LevelTable:
-    """A chain as the kernels read it. Keeps the arrays that it points at alive; for the columns see
-    cpu_index.py."""
+    """A chain as the kernels read it. It keeps the arrays whose addresses it has alive.
+
+    For the columns see cpu_index.py.
+    """
 
     n: int
     dim: int
@@ -62,18 +64,17 @@ class LevelTable:
     segs: Ints  # [segments, SEGMENT_COLUMNS]: the runs' segments, one run after the other
     steps: Ints  # [steps, 3]: order, first level, end level of each step of the back-off
     headers: Ints  # [n + 1]: bytes of a row's header by order
-    turns: Ints  # [n]: the positions of a window in the order in which they are added
+    positions: Ints  # [n]: the positions of a window, in the order in which their vectors are added
     bounds: Ints  # [n + 2]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
-    orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filter
+    orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filters
     filters: tuple[Keys, ...]
-    zeros: Bytes  # what the kernels add where there is no vector
-    fields: Ints  # [TABLE_FIELDS]: all that the kernels are handed
-    plain: bool  # n = 3 and the default steps: the fast body's case
+    zeros: Bytes  # the vector that the kernels add where nothing was found
+    fields: Ints  # [TABLE_FIELDS]: what is passed to the kernels
+    plain: bool  # n = 3 and the default steps: cpu.py can serve it
 
 
 class DamagedRow(Exception):
-    """A row is not what was written. `segment` counts the runs' segments in the order of
-    `LevelTable.runs`."""
+    """A row fails its check. `segment` is the row's index in `LevelTable.segs`."""
 
     def __init__(self, segment: int, row: int) -> None:
         super().__init__(f"row {row} of segment {segment} fails its check")
@@ -84,10 +85,11 @@ class DamagedRow(Exception):
 def level_table(
     runs: Sequence[IndexRun], n: int, dim: int, steps: Sequence[tuple[int, int | None]] | None = None
 ) -> LevelTable:
-    """runs: nearest version first, newest run of a version first; any mix of orders 1..n.
+    """Build the level table of a chain.
 
-    steps: how a window is filled, (order, depth) or (order, None) for every version; None: the longest
-    n-grams first.
+    runs: nearest version first, newest run of a version first; any mix of orders 1..n. steps: how a
+    window is filled, a sequence of (order, depth), or (order, None) for every version. The default is
+    the longest n-grams first.
     """
     assert 1 <= n <= MAX_N
     ordered = sorted(runs, key=lambda run: (-run.order, run.depth))  # stable: newest first inside a version
@@ -126,7 +128,7 @@ def level_table(
         segs=table,
         steps=np.array([_step(ordered, *step) for step in asked], np.int64).reshape(-1, 3),
         headers=headers,
-        turns=np.array(positions(n), np.int64),
+        positions=np.array(positions(n), np.int64),
         bounds=bounds,
         orders=orders,
         filters=filters,
@@ -139,15 +141,15 @@ def level_table(
 
 
 def salt_word(run: IndexRun) -> int:
-    """The salt as the signed number of the same bits."""
+    """The salt as an int64 with the same bits."""
     return run.salt - (run.salt >> 63 << 64)
 
 
 def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tuple[Keys, ...]]:
-    """The orders' table, and its filters: of each order one for the last level and one for those before
-    it."""
+    """`LevelTable.orders` and `.filters`: for each order a filter of its last level and one of
+    the levels before it."""
     orders, filters = np.zeros((n + 1, cpu_index.ORDER_COLUMNS), np.int64), []
-    # where there is no filter the kernels still ask the cache for it: at an address that costs nothing
+    # Kernels prefetch a filter even if there is none, so its address must be cheap to prefetch.
     orders[:, [cpu_index.FILTER, cpu_index.LAST_FILTER]] = orders.ctypes.data
     for order in range(1, n + 1):
         first, end = bounds[n - order : n - order + 2].tolist()
@@ -174,7 +176,8 @@ def _is_filtered(run: IndexRun) -> bool:
 
 
 def _filter(runs: Sequence[IndexRun | None], lanes: int) -> Keys:
-    """A filter with a lane for each of these indexes: uint64 [groups, lanes]."""
+    """A filter with a lane for each of these indexes, uint64 [groups, lanes]; a lane
+    without an index stays 0."""
     slots = max(run.slots.size for run in runs if run)
     groups = _aligned(-(-slots // SLOTS_PER_WORD), lanes)
     for lane, run in enumerate(runs):
@@ -184,7 +187,7 @@ def _filter(runs: Sequence[IndexRun | None], lanes: int) -> Keys:
 
 
 def _aligned(groups: int, lanes: int) -> Keys:
-    """Zeros, uint64 [groups, lanes], no group of them across two cache lines."""
+    """Zeros, uint64 [groups, lanes], aligned so that no group crosses a cache line."""
     room = np.zeros(groups * lanes + 8, np.uint64)
     skip = -room.ctypes.data % 64 // 8
     return room[skip : skip + groups * lanes].reshape(groups, lanes)
@@ -208,6 +211,6 @@ def _check_run(run: IndexRun, n: int, dim: int) -> None:
 
 
 def _step(runs: Sequence[IndexRun], order: int, depth: int | None) -> tuple[int, int, int]:
-    """A step and its levels, which lie together because the runs are sorted."""
+    """(order, first level, end level) of a step. Its levels are contiguous because the runs are sorted."""
     chosen = [i for i, run in enumerate(runs) if run.order == order and depth in (None, run.depth)]
     return (order, chosen[0], chosen[-1] + 1) if chosen else (order, 0, 0)

@@ -1,1 +1,1 @@
-"""Kernels over words and paths: the lexical and tagging parts of models."""
+"""Kernels for the lexical features and the tag paths of models."""

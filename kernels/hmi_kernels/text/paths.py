@@ -1,4 +1,4 @@
-"""numba bodies: the best path through a text's tags, and the probability of each tag over all paths."""
+"""numba bodies for tagging: the best path through a text, and the probability of each tag over all paths."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hmi_kernels.jit import compiled
 
 @compiled
 def viterbi(scores: Any, moves: Any, came: Any, path: Any) -> Any:
-    """Fill path int64 [words] with the labels of the greatest sum; of equal ones the lowest label.
+    """Fill path int64 [words] with the labels that have the greatest sum; ties go to the lowest label.
 
-    scores float32 [words, labels], at least one word; moves float32 [labels + 1, labels]: what a label gets
-    after another, the last row at the beginning. came int32 [words, labels] is room to work in.
+    scores float32 [words, labels], with at least one word. moves float32 [labels + 1, labels]: row i has
+    the scores of the labels after label i, the last row those of the first word's label. came int32 [words,
+    labels]: scratch memory.
     """
     words, labels = scores.shape
     reached, best = np.empty(labels, np.float32), np.empty(labels, np.float32)
@@ -41,8 +42,8 @@ def viterbi(scores: Any, moves: Any, came: Any, path: Any) -> Any:
 def forward_backward(words: Any, start: Any, steps: Any, out: Any) -> Any:
     """Fill out float64 [words, labels] with the probability of each label at each word over all paths.
 
-    words float64 [words, labels], start [labels], steps [labels, labels]: weights, not their logarithms.
-    Scaled at each word, so that long texts neither vanish nor overflow.
+    words float64 [words, labels], start [labels] and steps [labels, labels] are weights, not logarithms.
+    Sums are rescaled at each word, so that they neither vanish nor overflow in long texts.
     """
     count, labels = words.shape
     now, after, turned = np.empty(labels), np.ones(labels), np.ascontiguousarray(steps.T)
@@ -65,7 +66,7 @@ def forward_backward(words: Any, start: Any, steps: Any, out: Any) -> Any:
             for j in range(labels):
                 now[j] = words[w + 1, j] * after[j]
             after[:] = 0.0
-            for j in range(labels):  # by columns: the inner loop is then many sums at once, not one
+            for j in range(labels):  # by columns, so that the inner loop is many independent sums
                 for i in range(labels):
                     after[i] += turned[j, i] * now[j]
             for i in range(labels):

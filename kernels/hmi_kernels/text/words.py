@@ -1,4 +1,4 @@
-"""numba body that hashes words, given as character codes, into the buckets of their lexical features."""
+"""numba bodies that map the features of words, given as 64-bit codes, to buckets of a table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 
 from hmi_kernels.jit import compiled
 
-NEAR, FAR = 6, 2  # how many of its codes a word lends to its neighbours and to theirs
-BOUNDARY = np.uint64(0x9E3779B97F4A7C15)  # stands for the word before the first and after the last
+NEAR, FAR = 6, 2  # how many features of a word its direct neighbours get, and the words next to those
+BOUNDARY = np.uint64(0x9E3779B97F4A7C15)  # the code of the missing words before the first and after the last
 PAIR = np.uint64(0xD6E8FEB86659FD93)
 HALF = np.uint64(32)
 
 
 @compiled
 def mixed(code: Any, place: Any) -> Any:
-    """A code as seen from a word `place` words further on: -2 to 2. The finaliser of splitmix64."""
+    """Hash a feature of the word at distance `place`, -2 to 2, from the word described:
+    splitmix64's finaliser."""
     x = code + np.uint64(place + 3) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -25,6 +26,7 @@ def mixed(code: Any, place: Any) -> Any:
 
 @compiled
 def bucket_of(hashed: Any, buckets: Any) -> Any:
+    """The bucket of a hash, 0..buckets-1."""
     return np.int64(((hashed >> HALF) * np.uint64(buckets)) >> HALF)
 
 
@@ -32,8 +34,8 @@ def bucket_of(hashed: Any, buckets: Any) -> Any:
 def word_features(codes: Any, starts: Any, buckets: Any, ids: Any, offsets: Any) -> Any:
     """Fill ids int64 and offsets int64 [words + 1]: word w's buckets are ids[offsets[w]:offsets[w + 1]].
 
-    codes uint64: word w's own are codes[starts[w]:starts[w + 1]], the ones that tell most first. `ids` must
-    have room for len(codes) + words · (2 · NEAR + 2 · FAR + 1). Returns how many were written.
+    codes uint64: word w's own features are codes[starts[w]:starts[w + 1]], the most telling first. `ids`
+    must have room for len(codes) + words · (2 · NEAR + 2 · FAR + 1) buckets. Returns the number written.
     """
     at, words = 0, starts.size - 1
     for w in range(words):

@@ -25,8 +25,8 @@ from plain import Op
 
 from plot_store import Conflict, Store, StoreIO
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Catalogue, Txn
-from plot_store.database.database import READERS
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
+from plot_store.database.database import MAX_READERS
 from plot_store.segments.mapping import map_read_only
 
 Emit = Callable[[Any], None]
@@ -92,7 +92,7 @@ def _record(number: int) -> str:
     return f"{number:03}" * (RECORD // 3)
 
 
-def _wrong_records(txn: Txn) -> list[str]:
+def _wrong_records(txn: CatalogueTxn) -> list[str]:
     found = []
     with txn._raw.cursor() as cursor:
         for key, value in cursor:
@@ -142,9 +142,9 @@ def dead(*, emit: Emit, folder: str) -> Any:
     with Store.open(path, create=True) as store:
         play.play(store, Op("publish", "r", 1), 0, path)
         incoming, outgoing = os.pipe()
-        pids = [spawn(lambda: _hold(path, outgoing)) for _ in range(READERS // EACH + 1)]
+        pids = [spawn(lambda: _hold(path, outgoing)) for _ in range(MAX_READERS // EACH + 1)]
         told = 0
-        while told < READERS // EACH - 1:  # a process that comes too late is refused, and ends
+        while told < MAX_READERS // EACH - 1:  # a process that comes too late is refused, and ends
             told += len(os.read(incoming, 1 << 10))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ import lmdb
 
 from plot_store.care import gc
 from plot_store.catalogue import version_tree
-from plot_store.catalogue.catalogue import Catalogue, Txn
+from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.database import database
 from plot_store.ground import files
 from plot_store.writing import builds, promote, publication
@@ -62,7 +62,7 @@ def collection_reversed() -> None:
     gc.collect = call
 
 
-class _Later(Txn):
+class _Later(CatalogueTxn):
     """A transaction that writes only refs and keeps the other changes back."""
 
     def __init__(self, raw: Any) -> None:
@@ -88,14 +88,14 @@ def ref_before_manifest() -> None:
     """A publication commits the ref first, and everything else in a second transaction."""
     real = Catalogue.write
 
-    def write(self: Catalogue, body: Callable[[Txn], Any]) -> Any:
+    def write(self: Catalogue, body: Callable[[CatalogueTxn], Any]) -> Any:
         held: list[_Later] = []
 
-        def first(txn: Txn) -> Any:
+        def first(txn: CatalogueTxn) -> Any:
             held[:] = [_Later(txn._raw)]
             return body(held[0])
 
-        def second(txn: Txn) -> None:
+        def second(txn: CatalogueTxn) -> None:
             for key, value in held[0].kept.items():
                 if value is None:
                     txn.delete(key)
@@ -143,7 +143,7 @@ def base_unheld() -> None:
     """The collector keeps the parent of a build, but not what an extending one adds to."""
     real = gc._builds
 
-    def call(txn: Txn, reasons: Any, policy: Any, now: float) -> Any:
+    def call(txn: CatalogueTxn, reasons: Any, policy: Any, now: float) -> Any:
         before = {version_id: list(why) for version_id, why in reasons.items()}
         found = real(txn, reasons, policy, now)
         for build in txn.keys(version_tree.BUILD):

@@ -27,7 +27,7 @@ from plot_store.care.archive_format import Unpacker, segments_of
 from plot_store.catalogue.probe import walk
 from plot_store.database.lmdb_pages import BadFile
 from plot_store.reading.reader import index_run
-from plot_store.segments.segment import Segment, open_segment
+from plot_store.segments.segment import MappedSegment, open_segment
 
 COUNTS = (60, 20, 6)
 
@@ -149,7 +149,9 @@ class OneSegment:
         assert forged, "a damaged segment gave other vectors"
         return "served"
 
-    def _look_up(self, info: SegmentInfo, segment: Segment, find: bool = False) -> tuple[np.ndarray, ...]:
+    def _look_up(
+        self, info: SegmentInfo, segment: MappedSegment, find: bool = False
+    ) -> tuple[np.ndarray, ...]:
         """The answer of a look-up when this segment replaces the sound one."""
         opened = {**self._opened, self._infos[self._at].name: segment, info.name: segment}
         indexes = [s for s in self._version.segments if s.kind == "index" and s != self._infos[self._at]]

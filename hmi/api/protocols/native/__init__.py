@@ -1,4 +1,4 @@
-"""The native protocol of inference: one model, or a list of requests to several. See docs/http.md."""
+"""The native protocol of inference: a call to one model, or to several. See docs/http.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native bodies, which are checked against their schemas, to asks."""
+"""From native bodies, already checked against their schemas, to asks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hmi.core import ModelId
 
 
 def decode_one(body: InferBody, path: Mapping[str, str]) -> list[Ask]:
-    """POST /infer/{model}. Raises InvalidInput for a path that names no model."""
+    """Decode POST /infer/{model}. Raises InvalidInput for a malformed model's name in the path."""
     return [_ask(ModelId.parse(path["model"]), body)]
 
 
 def decode_mixed(body: list[MixedItem], path: Mapping[str, str]) -> list[Ask]:
-    """POST /infer."""
+    """Decode POST /infer: one ask for each request of the body."""
     return [
         _ask(ModelId.parse(item.model), item, prefix=f"[{i}].", model_place=f"[{i}].model")
         for i, item in enumerate(body)
@@ -25,10 +25,11 @@ def decode_mixed(body: list[MixedItem], path: Mapping[str, str]) -> list[Ask]:
 
 @dataclass(frozen=True)
 class _BodyInputs:
-    """The inputs of one body, made as they are read. Their names begin with `prefix`."""
+    """The inputs of one body, created while they are iterated."""
 
     body: InferBody
     prefix: str
+    """The beginning of the inputs' names."""
 
     def __len__(self) -> int:
         return 1 if isinstance(self.body.inputs, str) else len(self.body.inputs)

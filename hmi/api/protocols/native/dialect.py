@@ -1,4 +1,4 @@
-"""The native protocol's calls and its shape of errors, which the calls to manage have too."""
+"""The native protocol: its calls, and the shape of its errors, which all calls outside a protocol share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from hmi.api.protocols.base import Endpoint, Failure
 from hmi.api.protocols.native.decode import decode_mixed, decode_one
 from hmi.api.protocols.native.encode import encode_mixed, encode_one
-from hmi.api.protocols.native.schemas import InferAnswer, InferBody, MixedAnswer, MixedBody
+from hmi.api.protocols.native.schemas import InferAnswer, InferBody, MixedAnswer, MixedBody, count_members
+from hmi.api.schemas import ErrorAnswer
 
 
 @dataclass(frozen=True)
 class Native:
-    """A Dialect."""
+    """The native `Dialect`."""
 
     endpoints: Sequence[Endpoint] = (
         Endpoint(
@@ -25,6 +26,7 @@ class Native:
             decode_one,
             encode_one,
             "inputs",
+            count_members,
         ),
         Endpoint(
             "/infer",
@@ -34,11 +36,13 @@ class Native:
             decode_mixed,
             encode_mixed,
             "body",
+            count_members,
         ),
     )
+    error: Any = ErrorAnswer
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
-        """As `hmi.api.schemas.ErrorAnswer`; see docs/http.md."""
+        """An `ErrorAnswer` as JSON values."""
         return {
             "error": {
                 "kind": failure.kind,

@@ -1,4 +1,4 @@
-"""Results to native answers."""
+"""From results to native answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def encode_one(results: Sequence[AskResult]) -> InferAnswer:
 
 
 def encode_mixed(results: Sequence[AskResult]) -> list[InferAnswer]:
-    """The answer to POST /infer: one for each request of the body."""
+    """The answer to POST /infer: a list with one answer for each request of the body."""
     return [_answer(result) for result in results]
 
 

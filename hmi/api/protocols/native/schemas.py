@@ -1,4 +1,4 @@
-"""Requests and answers of inference."""
+"""The schemas of native inference: its requests and answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hmi.api.schemas import Answer, ModelName, Request
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
-"""Words in one input of `tokens`. The check stops at the first bad word, since a list of all could be
-huge."""
+"""Most words in one input of `tokens`. The check stops at the first bad word: a list of all could be huge."""
 
 
 class TextInput(Request):
@@ -22,12 +21,12 @@ class TextInput(Request):
 
 
 class TokensInput(Request):
-    """Words that are split already, for a model of the task `tagging`."""
+    """A text as a list of words, for a model of the task `tagging`."""
 
     tokens: list[Text] = Field(min_length=1, max_length=MAX_WORDS, fail_fast=True)
 
 
-AN_INPUT = 'an input is a text, {"text": …}, {"text": …, "text_pair": …} or {"tokens": [words]}'
+_AN_INPUT = 'an input is a text, {"text": …}, {"text": …, "text_pair": …} or {"tokens": [words]}'
 
 
 def _item_kind(value: Any) -> str | None:
@@ -44,24 +43,24 @@ def _inputs_kind(value: Any) -> str | None:
     return "<many>" if isinstance(value, list) else None
 
 
-# The tags in <> are left out of the path that an error names: see errors.pointer.
+# Tags in <> name a choice of a union. Errors leave them out of the field's path: see `errors.pointer`.
 Item = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[TextInput, Tag("<object>")]
     | Annotated[TokensInput, Tag("<tokens>")],
-    Discriminator(_item_kind, "input_form", f"is no input: {AN_INPUT}"),
+    Discriminator(_item_kind, "input_form", f"is no input: {_AN_INPUT}"),
 ]
 Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Inputs = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[Items, Tag("<many>")],
     Discriminator(
-        _inputs_kind, "inputs_form", f"must be a text or a list of inputs, also for one: [ … ]; {AN_INPUT}"
+        _inputs_kind, "inputs_form", f"must be a text or a list of inputs, also for one: [ … ]; {_AN_INPUT}"
     ),
 ]
 
 
 class Parameters(Request):
-    """How to answer."""
+    """How to answer, and what to return."""
 
     deadline_ms: float | None = Field(
         default=None,
@@ -89,13 +88,22 @@ class MixedItem(InferBody):
 MixedBody = Annotated[list[MixedItem], Field(min_length=1, max_length=1024)]
 
 
+def count_members(body: InferBody | list[MixedItem]) -> int:
+    """The number of members in all JSON objects that `body` was parsed from."""
+    if isinstance(body, list):
+        return sum(count_members(item) for item in body)
+    items = [] if isinstance(body.inputs, str) else body.inputs
+    inner = sum(len(item.model_fields_set) for item in items if not isinstance(item, str))
+    return len(body.model_fields_set) + len(body.parameters.model_fields_set) + inner
+
+
 class LabelScore(Answer):
     label: str
     score: float
 
 
 class Output(Answer):
-    """The answer to one input; fields that the task does not have, or that were not asked for, are null."""
+    """The answer to one input. Fields that the task does not have, or that were not asked for, are null."""
 
     label: str | None = None
     score: float | None = None
@@ -109,11 +117,13 @@ class Output(Answer):
     tags: list[str] | None = Field(default=None, description="Tagging only: one tag for each word.")
     tag_scores: list[float] | None = None
     embedding: list[float] | None = None
-    truncated: bool = Field(default=False, description="The input was longer than the model reads.")
+    truncated: bool = Field(
+        default=False, description="The input was longer than what the model reads; the rest was ignored."
+    )
 
 
 class Versions(Answer):
-    """The versions that answered, the same for all inputs of the answer."""
+    """The versions that answered. They are the same for all inputs of the answer."""
 
     model: int
     plot: str
@@ -122,14 +132,13 @@ class Versions(Answer):
 
 
 class Provenance(Answer):
-    """What made an answer."""
+    """The origin of an answer."""
 
     plot: dict[str, int] = Field(
         description="Number of tokens, over all inputs, by what their look-up found: trigram, bigram, "
-        "unigram, …, "
-        "miss; with `exact`: computed."
+        "unigram, …, miss; with `exact`: computed."
     )
-    layers: int = Field(description="Upper layers that ran, the same for all inputs.")
+    layers: int = Field(description="Number of upper layers that ran, the same for all inputs.")
     exact: bool
     versions: Versions
 

@@ -1,4 +1,4 @@
-"""Limiting log lines that outside callers cause, since these could cause thousands a second."""
+"""Rate-limited logging, for lines that outside callers cause: they could cause thousands a second."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 import time
 
 EVERY_S = 10.0
+"""Least time between two lines of a kind."""
 
 
-class Seldom:
-    """At most one line of a kind in EVERY_S seconds, with the number of those left out. Of one thread."""
+class LimitedLog:
+    """Writes at most one line of a kind every EVERY_S seconds, with the number of lines left out.
+
+    For one thread.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -17,6 +21,7 @@ class Seldom:
         self._left_out: dict[str, int] = {}
 
     def warning(self, kind: str, text: str, *args: object) -> None:
+        """Log a warning, unless a line of this kind was written less than EVERY_S ago."""
         at = time.monotonic()
         if at < self._next.get(kind, 0.0):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
