@@ -1,6 +1,4 @@
-"""Tiny real models to test with: a random BERT and a random MPNet of 4 layers in Hugging Face's own format,
-with their tokenizers.
-"""
+"""Tiny real models with tokenizers in Hugging Face's format: a random BERT and a random MPNet of 4 layers."""
 
 from __future__ import annotations
 
@@ -12,48 +10,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "and",
-    "in",
-    "cell",
-    "gene",
-    "protein",
-    "market",
-    "price",
-    "stock",
-    "trade",
-    "good",
-    "bad",
-    "film",
-    "plot",
-    "actor",
-    "great",
-    "poor",
-    "loss",
-    "profit",
-    "bank",
-    "acid",
-    "drug",
-    "dose",
-    "cancer",
-    "mouse",
-    "rises",
-    "falls",
-    "shows",
-    "binds",
-    "sells",
-    "likes",
-    "hates",
-    "was",
-    "is",
-    "very",
-    "not",
-    "new",
-    "old",
-]
+TEXT = """
+the a of and in cell gene protein market price stock trade good bad film plot actor great poor
+loss profit bank acid drug dose cancer mouse rises falls shows binds sells likes hates was is very
+not new old
+"""
+WORDS = TEXT.split()
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = ["##s", "##ed", "##ing", "un", "##known"]
 DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
@@ -85,8 +47,8 @@ def write_tiny_source(folder: Path, seed: int = 0) -> Path:
 
 
 def write_tiny_mpnet(folder: Path, seed: int = 0) -> Path:
-    """The same as an MPNet: <s> is 0 and padding 1, positions begin at 2, attention is relative, no token
-    types."""
+    """As `write_tiny_source`, but an MPNet: <s> is 0, padding is 1, positions begin at 2, attention is
+    relative, and there are no token types."""
     folder.mkdir(parents=True, exist_ok=True)
     specials = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]"]
     words = list(dict.fromkeys([*WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
@@ -116,6 +78,7 @@ def write_tiny_mpnet(folder: Path, seed: int = 0) -> Path:
 
 
 def random_texts(count: int, seed: int = 0, low: int = 2, high: int = 20) -> list[str]:
+    """`count` texts of `low` to `high` words."""
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(count)]
 
@@ -151,7 +114,7 @@ def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def _as_mpnet(w: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """BERT's weights under MPNet's names, with what it has besides."""
+    """BERT's weights under MPNet's names, with the parts that only MPNet has."""
     renamed = {
         "attention.self.query": "attention.attn.q",
         "attention.self.key": "attention.attn.k",

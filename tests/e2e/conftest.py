@@ -1,5 +1,5 @@
-"""One small home for all end-to-end tests: a root, a fully covered branch, a half covered one, tenants of
-each task."""
+"""One data folder for all end-to-end tests: a root, a fully and a half covered
+branch, models of several tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT_TEXT, ROOT_OPTIONS = "\n".join(random_texts(300, seed=1)).encode(), {"steps
 
 @dataclass
 class Home:
-    """A data folder, its manager, and the texts that the branch `tiny/full` covers fully."""
+    """A data folder, its manager, and texts that the branch `tiny/full` covers fully."""
 
     manager: Manager
     settings: Settings

@@ -23,7 +23,7 @@ FOR_EVER = 1e9
 
 
 class Kept:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its results and errors."""
 
     def __init__(self) -> None:
         self.wanted = True
@@ -54,7 +54,7 @@ async def bundle_of(home: Home, model: ModelId, *, exact: bool = False) -> Bundl
 
 
 async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = False) -> list[Item]:
-    """Queue items as the engine makes them."""
+    """Queue items as the engine creates them."""
     bundle = await bundle_of(home, model, exact=exact)
     encoded = bundle.root.tokenizer.encode(texts, 64)
     return [
@@ -64,7 +64,7 @@ async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = 
 
 
 def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
-    """The next batch, as a stream takes it."""
+    """The next batch, cut as a stream cuts it."""
     return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
 
 
@@ -76,7 +76,7 @@ def take_interleaved(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) 
 
 @asynccontextmanager
 async def admitting(loader: ModelLoader, *, later: asyncio.Event | None = None) -> AsyncIterator[Admission]:
-    """Admission, running, once `later` is set where it is given."""
+    """A running admission; with `later`, it runs from the moment that `later` is set."""
     admission, loops = Admission(loader), Supervisor()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What is cold delays those who wait for it, and nobody else; it is loaded once for all of them."""
+"""A cold part delays only the requests that need it, and is loaded once for all of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hmi.engine import InferRequest
 from hmi.engine.bundles import Bundles
 from hmi.errors import Damaged, Unavailable
 from tests.e2e.conftest import Home
+from tests.waiting import until
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -48,18 +49,12 @@ def gate(owner: object, name: str, wanted: Callable[..., bool], patch: pytest.Mo
         held.opened.set()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("part", ["domain", "module", "lower"])
 async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version = home.manager.registry.model(OTHER).live
     engine = home.engine()
     await engine.start()
-    await engine.infer([InferRequest(MOOD, home.covered[0])])  # warm, and with it the root
+    await engine.infer([InferRequest(MOOD, home.covered[0])])  # loads the model and with it the root
     exact = part == "lower"
     owner, name, wanted = {
         "domain": (home.manager.plots, "reader", lambda v, *_: v == version.plot_version),

@@ -1,4 +1,4 @@
-"""Damaged files give an error that says what to do, never another answer, and no path of the server."""
+"""Damaged files give an error that names the cure and no path of the server, and never another answer."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_jobs_read_no_damaged_root(home: Home) -> None:
     assert str(home.settings.data) not in json.dumps(done.error)
 
 
-def test_a_hash_is_paid_once_for_an_unchanged_file(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_hashed_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     digest = hashlib.file_digest
 
@@ -152,7 +152,7 @@ async def all_at_once(home: Home, models: list[ModelId]) -> list[object]:
 def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two tenants' models with the same artefact: neither is to read the other's name, nor a hash."""
+    """Two tenants' models share an artefact: neither tenant reads the other's name or a hash."""
     registry, twin = home.manager.registry, ModelId("globex", "twin")
     live = registry.model(MOOD).live
     registry.publish_model(twin, live.model_copy(update={"version": 0, "job": "twin"}))

@@ -24,6 +24,7 @@ from hmi.stores.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home
 from tests.hmi.test_execution import Drop
+from tests.waiting import until
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
 
@@ -66,12 +67,6 @@ def watch_sinks(patch: pytest.MonkeyPatch) -> Counter[int]:
 
         patch.setattr(Waiting, name, counted)
     return told
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 PLACES: dict[str, tuple[Any, str]] = {

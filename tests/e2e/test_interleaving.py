@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from hmi.execution import Left
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
 from tests.e2e.hall import items, take, take_interleaved
+from tests.waiting import until
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
@@ -62,12 +63,6 @@ class Held:
         task = await self.call(*requests)
         await until(self.reached.is_set)
         return task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

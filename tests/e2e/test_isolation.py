@@ -1,4 +1,4 @@
-"""One tenant never breaks, starves or outlasts another in the engine."""
+"""In the engine, no tenant breaks, starves or outlives another's requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_damaged_module_fails_its_own_tenant_only(home: Home) -> None:
 
 
 def spoilt(home: Home, bundle: Bundle, what: str) -> Bundle:
-    """The bundle of globex.mood with something wrong in it."""
+    """The bundle of globex.mood with one part made wrong."""
     if what == "rows":
         return replace(bundle, reader=cast(Reader, SimpleNamespace(lookup=None)))
     state = {**home.state("globex.mood")}
@@ -113,7 +113,7 @@ async def test_a_deadline_ends_the_wait(home: Home) -> None:
 
 
 def queue_of(capacity: int) -> BatchQueue:
-    """A queue whose batches are bounded by their tokens alone."""
+    """A queue whose batches are bounded by tokens alone."""
     return BatchQueue(capacity, Pace())
 
 
@@ -177,7 +177,7 @@ async def test_batches_are_short_while_somebody_may_come_back(
 
 
 async def test_a_batch_is_a_short_turn(home: Home) -> None:
-    """Its time is what earlier batches of its kind took, whatever they are."""
+    """Its time is estimated from earlier batches of the same kind."""
     flood = await items(home, MOOD, home.covered * 10)
     for a_token in (0.001, 0.1):
         pace = Pace()
@@ -261,8 +261,8 @@ async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
 
 
 async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is tokenised only to hear that the queue is full, and who has a small one or is another does not
-    wait."""
+    """No call is tokenised only to be refused by a full queue, and neither small
+    calls nor other tenants wait."""
     monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
     engine = home.engine(queue_tokens=4 * 1500)
     read: list[str] = []

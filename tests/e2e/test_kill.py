@@ -1,4 +1,4 @@
-"""Killing the server (-9) while it builds a domain, fine-tunes a model and answers a load of requests.
+"""SIGKILL of the server while it builds a domain, fine-tunes a model and answers a load of requests.
 
 After each restart every published model must answer as before, nothing half-made may be visible, and every
 job must go on or have failed with a reason. Two rounds in `make test`, twenty in `make stress`.
@@ -32,12 +32,12 @@ PROBES = random_texts(12, seed=99)
 READY_S = 90.0
 JOBS_S = 240.0
 GONE_S = 60.0
-"""A job dies at once when its server does; a busy disk may keep its process a while longer."""
+"""A job dies at once with its server; a busy disk may keep its process for a while longer."""
 
 
 @dataclass
 class Lab:
-    """A data folder with a server on it, and what each published model answered first."""
+    """A data folder, a server on it, and the first answers of each published model."""
 
     data: Path
     work: Path
@@ -97,7 +97,7 @@ class Lab:
         return [d["domain"] for d in self.client.request("GET", "/manage/domains")["domains"]]
 
     def check_published(self) -> None:
-        """Every model answers as it first did; a new one's answers become its record."""
+        """Each model answers as it first did; a new model's answers are recorded."""
         found = self.models()
         assert set(self.answers) <= set(found), "a published model is gone"
         for model in found:
@@ -144,8 +144,8 @@ def build(lab: Lab, domain: str) -> str:
 
 @contextmanager
 def load(lab: Lab) -> Iterator[None]:
-    """Three threads that ask the first model until the block ends; a wrong answer is noted, a lost server is
-    not."""
+    """While the block runs, three threads ask the first model: wrong answers are
+    noted, a lost server is not."""
     over = threading.Event()
 
     def go() -> None:
@@ -189,7 +189,7 @@ def one_round(lab: Lab, number: int, rng: random.Random) -> None:
 
 
 def none_is_left(data: Path) -> bool:
-    """Whether every job's process ends in time; waits for that alone."""
+    """Wait for all processes of jobs to end; whether they end in time."""
     until = time.monotonic() + GONE_S
     while job_processes(data):
         if time.monotonic() > until:

@@ -1,5 +1,5 @@
-"""Every kind of task through jobs and engine: it learns, long texts are read in windows, alone equals
-batched."""
+"""Every kind of task through jobs and engine: it learns, reads long texts in windows,
+and alone equals batched."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ VECTORS, LONG_TAGS, LONG_MOOD = (ModelId("kinds", n) for n in ("vectors", "long-
 
 @pytest.fixture(scope="module")
 def kinds(home: Home) -> Iterator[dict[str, JobRecord]]:
-    """The jobs that made a model of each kind, by model."""
+    """The jobs that created a model of each kind, by model."""
     manager = home.manager
     manager.create_tenant("kinds")
     wanted = {
@@ -81,7 +81,7 @@ async def ask(engine: Engine, inputs: list[tuple[ModelId, Text]]) -> list[InferR
 
 
 def figures(result: InferResult) -> list[float]:
-    """Every number of an answer."""
+    """All numbers of an answer."""
     found = [*(result.scores or {}).values(), *(result.tag_scores or []), *(result.embedding or [])]
     return found if result.value is None else [*found, result.value]
 
@@ -170,7 +170,7 @@ async def test_a_tag_far_beyond_the_first_window_is_found(home: Home, kinds: dic
 
 
 async def test_an_embedding_is_the_mean_of_the_last_layer(home: Home, kinds: dict[str, JobRecord]) -> None:
-    """Computed again from the root's parts: local lower layers, upper layers, mean, length 1."""
+    """Computed from the root's parts: local lower layers, upper layers, mean over tokens, length 1."""
     text = home.covered[0]
     engine = home.engine()
     await engine.start()
@@ -213,7 +213,7 @@ async def test_inputs_of_another_form_are_refused(
 
 
 def refused(tmp_path: Path, task: Task, data: bytes, dev: bytes, **options: object) -> str:
-    """What a job says of these rows, without the process."""
+    """The message by which a job refuses these rows, without a process."""
     (tmp_path / "data").write_bytes(data)
     (tmp_path / "dev").write_bytes(dev)
     with pytest.raises(HmiError) as caught:

@@ -1,5 +1,5 @@
-"""Lexical features end to end: what the tokenizer throws away is learnt, answered, kept on update, and left
-out on request."""
+"""Lexical features end to end: spelling that the tokenizer drops is learnt, kept on
+update, and left out on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {**QUICK, "epochs": 5, "batch": 4}
 
 
 def cased_rows(seed: int, count: int = 400) -> bytes:
-    """Words are entities where they are written in capitals, which an uncased tokenizer does not see."""
+    """Words are entities where they are in capitals, which an uncased tokenizer does not see."""
     rng = random.Random(seed)
     rows: list[dict[str, object]] = []
     for text in random_texts(count, seed):
@@ -49,7 +49,7 @@ def f1(job: JobRecord) -> float:
     return float(job.result["metrics"]["entity_f1"])
 
 
-async def test_case_is_learnt_with_them_and_answered_alike_alone_and_batched(home: Home) -> None:
+async def test_lexical_features_learn_case_and_alone_equals_batched(home: Home) -> None:
     assert f1(made(home)) > 0.9
     rows = [json.loads(line)["tokens"] for line in cased_rows(2, 20).decode().splitlines()]
     engine = home.engine()
@@ -69,7 +69,7 @@ async def test_case_is_learnt_with_them_and_answered_alike_alone_and_batched(hom
     assert right / total > 0.9
 
 
-def test_without_them_case_cannot_be_learnt(home: Home) -> None:
+def test_without_lexical_features_case_cannot_be_learnt(home: Home) -> None:
     assert f1(made(home, lexical=False)) < 0.6
 
 

@@ -1,5 +1,4 @@
-"""What must hold of the whole path (section 1 of the brief), on a real store, real jobs and the real
-engine."""
+"""What must hold on the whole path of a request, with a real store, real jobs and the real engine."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ async def ask(home: Home, requests: list[InferRequest]) -> list[InferResult]:
 
 
 def figures(result: InferResult) -> list[float]:
-    """The numbers of an answer, to compare answers by."""
+    """The numbers of an answer, for comparison."""
     if result.tag_scores is not None:
         return result.tag_scores
     assert result.scores is not None
@@ -64,7 +63,7 @@ async def test_alone_equals_batched(home: Home) -> None:
 
 
 async def test_fully_covered_text_needs_no_lower_layers(home: Home, tmp_path: Path) -> None:
-    """Scramble every lower weight of the root: nothing may change, so nothing is secretly computed."""
+    """With all lower weights of the root scrambled no answer changes, so no lower layer is computed."""
     requests = [r for r in mixed_requests(home) if r.model in (MOOD, TAGS)]
     before = await ask(home, requests)
     for result in before:
@@ -80,7 +79,8 @@ async def test_fully_covered_text_needs_no_lower_layers(home: Home, tmp_path: Pa
         after = await ask(home, requests)
     finally:
         shutil.copyfile(kept, path)
-    # Batches are cut by time: the same call may run in others, whose sums differ in their last bits.
+    # Batches are cut by time: texts of the same call may run in other batches, whose sums differ in the
+    # last bits.
     for a, b in zip(after, before, strict=True):
         assert figures(a) == pytest.approx(figures(b), abs=1e-5)
 
@@ -92,7 +92,7 @@ async def test_retrieved_equals_computed_to_the_storage_types_precision(home: Ho
     for a, b in zip(stored, exact, strict=True):
         assert b.provenance is not None
         assert list(b.provenance.plot) == ["computed"]
-        # int8 rows: one part in 127 of a vector's largest value, through two upper layers and a softmax.
+        # int8 rows: an error of 1/127 of a vector's largest value, through two upper layers and a softmax
         assert figures(a) == pytest.approx(figures(b), abs=0.03)
     spread = max(figures(r)[0] for r in exact) - min(figures(r)[0] for r in exact)
     assert spread > 0.1, "the answers do not differ enough for the comparison to mean anything"
@@ -233,7 +233,8 @@ def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home, tmp
 
 
 def _travels(manager: Manager, version: VersionInfo, tmp_path: Path) -> None:
-    """An export holds the branch's lower layers; one of an earlier release does not, and says so."""
+    """An export holds the branch's lower layers. One of an earlier release does
+    not, and the import says so."""
     lower = version.meta["lower"]
     file = manager.lowers.path(lower)
     content = file.read_bytes()

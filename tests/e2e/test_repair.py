@@ -1,5 +1,4 @@
-"""A damaged root is made sound by importing its source again: answers are what they were, and nothing else
-will do."""
+"""A damaged root is repaired by importing its source again, and only by that: the answers are as before."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.tiny import write_tiny_source
 
 @pytest.fixture
 def folder(home: Home, tmp_path: Path) -> Iterator[Path]:
-    """The root's folder, put back in the end where a test failed."""
+    """The root's folder, restored if a test has left it damaged."""
     path = root_folder(home)
     kept = shutil.copytree(path, tmp_path / "kept")
     yield path
@@ -47,7 +46,7 @@ def damage(folder: Path) -> None:
 
 
 def only_version(home: Home, folder: Path) -> bool:
-    """Whether nothing of the repair is left, and the root's own PLOT is still there."""
+    """Whether the root has one version only, and its own PLOT is still there."""
     return [path.name for path in folder.parent.iterdir()] == [
         folder.name
     ] and "tiny" in home.manager.plots.refs()
@@ -105,7 +104,7 @@ def test_a_root_whose_folder_is_gone_is_made_again(home: Home, tiny_source: Path
 def test_what_the_source_holds_needs_no_learning(
     home: Home, tiny_source: Path, folder: Path, about: str
 ) -> None:
-    """Without the text, which a root whose weights do not ship is learnt from."""
+    """The text, from which a root without shipped weights is learnt, is not needed."""
     before = score(home)
     tokenizer, info = folder / "tokenizer.json", folder / "root.json"
     tokenizer.unlink()
@@ -122,7 +121,8 @@ def test_what_the_source_holds_needs_no_learning(
 def test_a_repair_that_was_interrupted_goes_on(
     home: Home, tiny_source: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two files that it replaces; what the import makes are the files as they were."""
+    """Interrupted between the two files that it replaces; afterwards the files are as
+    the import had written them."""
     before = score(home)
     intact = shutil.copytree(folder, tmp_path / "intact")
     damage(folder)
@@ -158,7 +158,9 @@ def test_a_repair_that_was_interrupted_goes_on(
     assert only_version(home, folder)
 
 
-def test_nothing_else_takes_its_place(home: Home, tiny_source: Path, tmp_path: Path, folder: Path) -> None:
+def test_no_other_import_takes_a_damaged_roots_place(
+    home: Home, tiny_source: Path, tmp_path: Path, folder: Path
+) -> None:
     with pytest.raises(Conflict, match="its files are sound: choose another name"):
         again(home, tiny_source)
     damage(folder)

@@ -1,4 +1,4 @@
-"""A new model that starts from a sibling of its tenant knows at once what that one knows."""
+"""A model that starts from another model of its tenant knows from the beginning what that one has learnt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hmi.errors import InvalidInput, NotFound
 from tests.e2e.conftest import QUICK, Home, mood_rows, pair_rows
 
 STILL: dict[str, Any] = {"epochs": 1, "lr": 1e-7}
-"""Hardly trained: what such a model knows it had from the start."""
+"""Hardly any training: what such a model knows, it knew from the start."""
 
 
 def create(home: Home, name: str, options: dict[str, Any], **more: Any) -> JobRecord:
@@ -30,7 +30,7 @@ def accuracy(job: JobRecord) -> float:
     return float(job.result["metrics"]["accuracy"])
 
 
-def test_it_starts_with_module_and_head_of_its_sibling(home: Home) -> None:
+def test_a_model_starts_with_module_and_head_of_its_sibling(home: Home) -> None:
     taught = {**QUICK, "epochs": 12}
     home.run(create(home, "acme.teacher", taught, data=mood_rows(20, 200)))
     from_nothing = accuracy(home.run(create(home, "acme.fresh", {**STILL, "module": QUICK["module"]})))
@@ -40,7 +40,7 @@ def test_it_starts_with_module_and_head_of_its_sibling(home: Home) -> None:
     assert version.module == home.manager.registry.model(home.model("acme.teacher")).live.module
 
 
-def test_of_another_task_it_takes_the_module(home: Home) -> None:
+def test_a_model_of_another_task_starts_with_the_siblings_module(home: Home) -> None:
     home.run(
         create(
             home,

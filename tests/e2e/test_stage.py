@@ -23,7 +23,7 @@ QUARTER = Setting("quarter")
 
 
 class Shorter:
-    """Reads the first three quarters of each text after the first layer."""
+    """A stage that keeps the first three quarters of each text's rows after the first layer."""
 
     name = "shorter"
 
@@ -42,7 +42,7 @@ class Shorter:
 
 
 class Always(RoundRobin):
-    """Today's order, with a stage's given setting in every batch."""
+    """The order of RoundRobin, with the same setting of one stage in every batch."""
 
     def __init__(self, stage: Shorter, place: int) -> None:
         self.stages = (stage,)
@@ -111,5 +111,5 @@ async def test_a_batch_grows_by_what_its_stages_save(home: Home) -> None:
     assert all(later > 1.5 * earlier for earlier, later in pairwise(lengths))
 
 
-def test_what_a_setting_leaves_of_the_work() -> None:
+def test_the_work_of_an_effect_is_the_mean_over_layers() -> None:
     assert Effect(rows=(1.0, 0.5, 0.5, 0.0)).work == pytest.approx(0.5)

@@ -1,8 +1,7 @@
-"""SIGTERM under load: every request that was sent in full is answered, and slow clients cannot hold the
-server up.
+"""SIGTERM under load: every complete request is answered, and slow clients do not delay the stop.
 
-One round with few clients and little patience in `make test`; twenty with 24 clients and real times in `make
-stress`.
+One round with few clients and little patience in `make test`, twenty with 24 clients and real times
+in `make stress`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def request(method: str, path: str, body: object = None) -> bytes:
 
 @dataclass
 class Round:
-    """What became of the requests of one stop."""
+    """The fate of all requests during one stop."""
 
     port: int
     statuses: Counter[int] = field(default_factory=Counter)
@@ -65,8 +64,8 @@ class Round:
         return await asyncio.open_connection(sock=sock)
 
     async def busy(self, number: int) -> None:
-        """Send one request after the other, on one connection while the server keeps it, until nobody
-        listens."""
+        """Send one request after another, on one connection while the server keeps it open,
+        until the server is gone."""
         count = 0
         while not self.over:
             try:
@@ -99,8 +98,8 @@ class Round:
         return request("POST", "/infer/acme.m", TEXTS)
 
     async def answer(self, reader: asyncio.StreamReader, pause_s: float = 0.0) -> bool:
-        """Read one whole answer; whether the connection stays. Raises EOFError, OSError where it does not
-        come."""
+        """Read one whole answer; whether the connection stays open. Raises EOFError or OSError
+        if the answer breaks off."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii").lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:] if line)
         left = int(headers["content-length"])
@@ -114,7 +113,7 @@ class Round:
         return headers.get("connection") != "close"
 
     async def unfinished_body(self) -> None:
-        """Is answered, too, since its head has come."""
+        """A request without its whole body; it is answered, since its head has arrived."""
         assert b" 503 " in await self.hang(request("POST", "/infer/acme.m", TEXTS)[:-10])
 
     async def half_header(self) -> None:
@@ -130,7 +129,7 @@ class Round:
         return said
 
     async def slow_reader(self) -> None:
-        """Its answer is hundreds of kilobytes, and its window small."""
+        """A client with a small receive window, whose answer is hundreds of kilobytes."""
         reader, writer = await self.connect(4096)
         texts = ["the market falls"] * 1000
         writer.write(

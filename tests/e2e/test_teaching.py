@@ -1,4 +1,4 @@
-"""A teacher labels a tenant's unlabelled texts, and the model learns from both."""
+"""A teacher labels a tenant's unlabelled texts, and the model learns from these and the rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_row
 
 
 def texts_of(rows: bytes) -> bytes:
-    """The rows without their answers."""
+    """The rows without their labels."""
     found = [json.loads(line) for line in rows.splitlines()]
     return jsonl([{k: v for k, v in row.items() if k not in ("label", "tags")} for row in found])
 
 
 def source_of(home: Home) -> Path:
-    """The folder that the home's root was imported from."""
+    """The folder from which the root was imported."""
     return Path(root_of(home).info.source["folder"])
 
 
@@ -44,7 +44,7 @@ def root_of(home: Home) -> Root:
 
 @contextmanager
 def renamed(folder: Path) -> Iterator[None]:
-    """As if it were gone."""
+    """Rename a path for a while, as if it were gone."""
     lost = folder.with_name("lost")
     folder.rename(lost)
     try:
@@ -176,7 +176,7 @@ def test_what_the_teacher_said_is_asked_once(home: Home) -> None:
     folder = home.settings.data / "jobs" / job.job
     said = [{"text": f"text {i}", "said": {"pos": 0.75, "neg": 0.25} if i % 2 else "pos"} for i in range(120)]
     (folder / "teacher.json").write_text(json.dumps({"score": 0.9, "answers": said}))
-    with renamed(source_of(home)):  # which only the asking needs
+    with renamed(source_of(home)):  # needed only for requests
         done = home.run(job)
     assert done.result is not None
     assert done.result["metrics"]["teacher"] == {"score": 0.9, "texts": 120}

@@ -1,9 +1,10 @@
-"""A real server on a data folder of its own, in this process, for the tests of the edge."""
+"""A real server on its own data folder, in this process, for the tests of the HTTP API."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from hmi.core import ENDED
 from tests.tiny import random_texts
 
 LABELS = ("finance", "biology")
+MODEL = {"model": "acme.m", "domain": "tiny", "task": "classification"}
 
 
 @dataclass
@@ -35,7 +37,7 @@ class World:
     async def call(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, **given: Any
     ) -> tuple[int, Any, ClientResponse]:
-        """(status, JSON body, response)."""
+        """Send a request; return (status, JSON body, response)."""
         headers = dict(given.pop("headers", {}))
         key = key or self.key
         if key:
@@ -48,7 +50,7 @@ class World:
     async def upload(
         self, path: str, spec: Any, files: dict[str, bytes], **given: Any
     ) -> tuple[int, Any, Any]:
-        """As `call`, for a multipart body."""
+        """As `call`, with a multipart body."""
         form = FormData()
         form.add_field("spec", json.dumps(spec), content_type="application/json")
         for name, data in files.items():
@@ -56,12 +58,28 @@ class World:
         return await self.call("POST", path, data=form, **given)
 
     async def finish(self, job: str) -> dict[str, Any]:
-        """Wait for a job's end."""
+        """Wait until a job has ended, and return its record."""
         while True:
             _, view, _ = await self.call("GET", f"/manage/jobs/{job}")
             if view["state"] in ENDED:
                 return dict(view)
             await asyncio.sleep(0.05)
+
+
+async def tenant(world: World, name: str = "acme", **given: Any) -> str:
+    """Create a tenant over HTTP and return its key."""
+    status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name}, **given)
+    assert status == 201
+    return str(made["key"])
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server at `url` answers that it is ready."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @asynccontextmanager
@@ -73,7 +91,7 @@ async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
 
 
 def hmi(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """Run a command in process; its standard output, or its standard error where it must fail."""
+    """Run a command in this process: its standard output, or, where it must fail, its standard error."""
     with pytest.raises(SystemExit) as caught:
         main([str(a) for a in arguments])
     out, err = capsys.readouterr()
@@ -83,8 +101,8 @@ def hmi(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
 
 
 def made_folder(base: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A data folder with the root `tiny`, the tenant acme and its model acme.m, made once by the command
-    line."""
+    """Create a data folder by the command line, once: the root `tiny`, the tenant
+    acme and its model acme.m."""
     folder = base / "made"
     if folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""What the tests of a build's size share: a tiny root, and builds in this process."""
+"""A data folder with a tiny root, and jobs that run in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def text(seed: int, count: int = 60) -> bytes:
 
 
 def tiny_manager(source: Path, data: Path) -> Iterator[Manager]:
-    """One with the root "tiny", which has a PLOT of its own; closed after use."""
+    """A manager whose root `tiny` has a PLOT of its own; closed after use."""
     opened = Manager(Settings(data=data, job_workers=0))
     few = {"steps": 2, "upper_steps": 1}
     job = opened.import_root("tiny", str(source), texts={"text-0": text(1, 280)}, alpha=60, options=few)
@@ -37,8 +37,8 @@ def attempt(
     body: Callable[[JobContext], dict[str, Any]] = build_plot.run,
     calls: int = 10**6,
 ) -> dict[str, Any] | None:
-    """One process' work, stopped at the given call of `progress`; None where it did not come to its end."""
-    torch.manual_seed(0)  # the head that pretraining throws away is drawn from it
+    """Run a job until its `progress` was called `calls` times: its result, or None where it was stopped."""
+    torch.manual_seed(0)  # pretraining draws the head that it throws away
     ctx, left = JobContext(job, manager.settings, manager.registry), calls
     told = ctx.progress
 
@@ -58,6 +58,17 @@ def attempt(
         ctx.close()
     manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
     return result
+
+
+def run(manager: Manager, job: JobRecord) -> dict[str, Any]:
+    """Run a root's import or a build to its end, and return its result."""
+    ctx = JobContext(job, manager.settings, manager.registry)
+    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
+    try:
+        return (import_root.run if job.kind == "import_root" else build_plot.run)(ctx)
+    finally:
+        ctx.close()
+        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
 
 
 def create(manager: Manager, name: str, corpus: bytes, **spec: Any) -> tuple[dict[str, Any], VersionInfo]:

@@ -1,4 +1,4 @@
-"""Hostile clients against a server's socket: each flood is a few lines of raw HTTP, run until it is stopped.
+"""Hostile clients of a server: each flood is a few lines of raw HTTP, sent until it is stopped.
 
 `python -m tests.hmi.flood_lab NAME PORT SECONDS [KEY]` runs one of FLOODS from a process of its own.
 """
@@ -18,7 +18,7 @@ Flood = Callable[[int, str | None], Awaitable[None]]
 
 
 def head(path: str, key: str | None, *lines: str, method: str = "POST") -> bytes:
-    """The head of a request, whole; `lines` are its further headers."""
+    """The complete head of a request; `lines` are further headers."""
     given = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *lines]
     if key:
         given.append(f"Authorization: Bearer {key}")
@@ -26,13 +26,13 @@ def head(path: str, key: str | None, *lines: str, method: str = "POST") -> bytes
 
 
 def post(path: str, key: str | None, body: bytes, *lines: str, declared: int | None = None) -> bytes:
-    """A whole JSON request, or with `declared` larger than the body an unfinished one."""
+    """A JSON request; unfinished if `declared`, its Content-Length, exceeds the body."""
     size = f"Content-Length: {len(body) if declared is None else declared}"
     return head(path, key, "Content-Type: application/json", size, *lines) + body
 
 
 def bomb(encoding: str, expanded: int) -> bytes:
-    """A body of `expanded` bytes of nothing, compressed: gzip or deflate to a thousandth, zstd further."""
+    """`expanded` zero bytes, compressed: to a thousandth by gzip or deflate, further by zstd."""
     zeros = bytes(MIB)
     if encoding == "zstd":
         packer = zstandard.ZstdCompressor().compressobj()
@@ -42,13 +42,12 @@ def bomb(encoding: str, expanded: int) -> bytes:
 
 
 def objects(size: int, item: bytes = b"{}") -> bytes:
-    """`size` bytes of an infer body whose inputs are many small objects."""
+    """An infer body of about `size` bytes whose inputs are many small objects."""
     return b'{"inputs":[' + (item + b",") * (size // (len(item) + 1)) + item + b"]}"
 
 
 async def send(port: int, data: bytes, hold_s: float = 0.0) -> bytes:
-    """Send on a connection of its own; the first bytes of the answer, b"" where there is none within a
-    minute."""
+    """Send on a new connection; the first bytes of the answer, or b"" after a minute without any."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         with contextlib.suppress(ConnectionError):
@@ -73,7 +72,7 @@ async def again_and_again(port: int, data: bytes, clients: int) -> None:
 
 
 async def held(port: int, data: bytes, clients: int, drip: bytes = b"", every_s: float = 1.0) -> None:
-    """Connections that send `data`, then `drip` bytes from time to time, and never finish."""
+    """Connections that send `data`, then `drip` from time to time, and never finish."""
 
     async def client() -> None:
         while True:

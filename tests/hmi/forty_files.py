@@ -1,5 +1,7 @@
-"""Files as people have them, and what each gets; `python -m tests.hmi.forty_files` prints the table for the
-docs."""
+"""Files as people have them, and what `hmi check` says of each.
+
+`python -m tests.hmi.forty_files` prints the page docs/benchmarks/2026-11-forty-files.md.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,35 @@ WORDS = (("EU", "B-ORG"), ("rejects", "O"), ("German", "B-MISC"), ("call", "O"))
 
 @dataclass(frozen=True)
 class File:
-    """One file: its name, what somebody did to get it, its bytes, and what it is given for (None: as it
-    tells)."""
-
     name: str
     made: str
+    """How the file came about."""
     data: bytes
-    use: Task | None
     expected: str
-    """A part of the result; "accepted" if a job accepts the file."""
+    """A part of what `hmi check` says; "accepted" where the file is accepted."""
+    use: Task | None
+    """The task that the rows are given for; None where the file itself must show it."""
     corpus: bool = False
 
 
-def table(delimiter: str = ",", header: str = "text,label", rows: list[tuple[str, ...]] | None = None) -> str:
+def rows(
+    name: str, made: str, data: str | bytes, expected: str = "accepted", use: Task | None = "classification"
+) -> File:
+    """A file of rows; text is written as UTF-8."""
+    return File(name, made, data.encode() if isinstance(data, str) else data, expected, use)
+
+
+def corpus(name: str, made: str, data: str | bytes, expected: str) -> File:
+    """A file of documents; text is written as UTF-8."""
+    return File(name, made, data.encode() if isinstance(data, str) else data, expected, None, corpus=True)
+
+
+def table(
+    delimiter: str = ",", header: str = "text,label", cells: list[tuple[str, ...]] | None = None
+) -> str:
+    """CSV as Excel writes it: lines end in CR LF, and only cells that hold the delimiter are quoted."""
     lines = [header.replace(",", delimiter)]
-    for row in rows if rows is not None else ROWS:
+    for row in cells if cells is not None else ROWS:
         lines.append(delimiter.join(f'"{cell}"' if delimiter in cell else cell for cell in row))
     return "\r\n".join(lines) + "\r\n"
 
@@ -45,8 +61,8 @@ def jsonl(rows: list[dict[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def objects(text: str = "text", label: str = "label") -> list[dict[str, object]]:
-    return [{text: t, label: l} for t, l in ROWS]  # noqa: E741
+def objects() -> list[dict[str, object]]:
+    return [{"text": text, "label": label} for text, label in ROWS]
 
 
 def xlsx() -> bytes:
@@ -58,17 +74,18 @@ def xlsx() -> bytes:
 
 
 def conll(between: str = " ", columns: int = 2) -> str:
+    """Five times the sentence WORDS; with four columns, as CoNLL 2003 has them."""
     middle = ["NN", "I-NP"][: columns - 2]
     sentence = "".join(between.join([word, *middle, tag]) + "\n" for word, tag in WORDS)
     return "-DOCSTART- -X- O O\n\n" * (columns == 4) + f"{sentence}\n" * 5
 
 
 def pairs(first: str = "text", second: str = "text_pair") -> str:
-    return jsonl([{first: t, second: t[::-1], "label": l} for t, l in ROWS])  # noqa: E741
+    return jsonl([{first: text, second: text[::-1], "label": label} for text, label in ROWS])
 
 
-def with_row(row: str) -> bytes:
-    return (jsonl(objects()) + row + "\n").encode()
+def with_row(row: str) -> str:
+    return jsonl(objects()) + row + "\n"
 
 
 def files() -> Iterator[File]:
@@ -82,333 +99,151 @@ def files() -> Iterator[File]:
 
 
 def _encodings() -> Iterator[File]:
-    c: Task = "classification"
-    yield File("utf8.csv", "CSV in UTF-8", table().encode(), c, "accepted")
-    yield File("excel-utf8.csv", "Excel: CSV UTF-8", table().encode("utf-8-sig"), c, "accepted")
-    yield File(
-        "excel-utf8-de.csv", "the same in German", table(";").encode("utf-8-sig"), c, "CSV with semicolons"
-    )
-    yield File(
-        "excel-ansi.csv",
-        "Excel: CSV (Windows-1252)",
-        table(";").encode("cp1252"),
-        c,
-        "0xE4, which looks like",
-    )
-    yield File(
-        "excel-unicode.txt", "Excel: Unicode text", table("\t").encode("utf-16"), c, "CSV with tabs, UTF-16"
-    )
-    yield File(
-        "utf16-bare.csv", "UTF-16 without a mark", table().encode("utf-16-le"), c, "UTF-16 without a mark"
-    )
-    yield File("mac.csv", "Excel: CSV (Macintosh)", table().replace("\r\n", "\r").encode(), c, "accepted")
-    yield File("packed.csv.gz", "CSV, gzip", gzip.compress(table().encode()), c, "accepted")
-    yield File(
-        "cut.csv.gz",
-        "the same, half uploaded",
-        gzip.compress(table().encode() * 99)[:-9],
-        c,
-        "cannot be decompressed",
-    )
-    yield File(
-        "marked.jsonl",
-        "JSON lines with a byte-order mark",
-        jsonl(objects()).encode("utf-8-sig"),
-        c,
-        "accepted",
-    )
+    semicolons = table(";")
+    yield rows("utf8.csv", "CSV in UTF-8", table())
+    yield rows("excel-utf8.csv", "Excel: CSV UTF-8", table().encode("utf-8-sig"))
+    marked = semicolons.encode("utf-8-sig")
+    yield rows("excel-utf8-de.csv", "the same in German", marked, "CSV with semicolons")
+    ansi = semicolons.encode("cp1252")
+    yield rows("excel-ansi.csv", "Excel: CSV (Windows-1252)", ansi, "0xE4, which looks like")
+    unicode = table("\t").encode("utf-16")
+    yield rows("excel-unicode.txt", "Excel: Unicode text", unicode, "CSV with tabs, UTF-16")
+    bare = table().encode("utf-16-le")
+    yield rows("utf16-bare.csv", "UTF-16 without a mark", bare, "UTF-16 without a mark")
+    yield rows("mac.csv", "Excel: CSV (Macintosh)", table().replace("\r\n", "\r"))
+    yield rows("packed.csv.gz", "CSV, gzip", gzip.compress(table().encode()))
+    cut = gzip.compress(table().encode() * 99)[:-9]
+    yield rows("cut.csv.gz", "the same, half uploaded", cut, "cannot be decompressed")
+    yield rows("marked.jsonl", "JSON lines with a byte-order mark", jsonl(objects()).encode("utf-8-sig"))
 
 
 def _tables() -> Iterator[File]:
-    c: Task = "classification"
-    yield File("tabs.tsv", "tabs", table("\t").encode(), c, "CSV with tabs")
-    yield File("sep.csv", "Excel's line sep=;", f"sep=;\r\n{table(';')}".encode(), c, "CSV with semicolons")
-    yield File(
-        "names.csv",
-        "columns review, sentiment",
-        table(header="review,sentiment").encode(),
-        c,
-        "`review` is the text; `sentiment` is the label",
-    )
-    yield File(
-        "capitals.csv", "columns Text, LABEL", table(header="Text,LABEL").encode(), c, "`Text` is the text"
-    )
+    yield rows("tabs.tsv", "tabs", table("\t"), "CSV with tabs")
+    yield rows("sep.csv", "Excel's line sep=;", f"sep=;\r\n{table(';')}", "CSV with semicolons")
+    read_as = "`review` is the text; `sentiment` is the label"
+    yield rows("names.csv", "columns review, sentiment", table(header="review,sentiment"), read_as)
+    yield rows("capitals.csv", "columns Text, LABEL", table(header="Text,LABEL"), "`Text` is the text")
     more = [(str(i), text, label) for i, (text, label) in enumerate(ROWS)]
-    yield File(
-        "pandas.csv", "pandas, with its index", table(header=",text,label", rows=more).encode(), c, "accepted"
-    )
-    yield File(
-        "id.csv", "a column id", table(header="id,text,label", rows=more).encode(), c, "not used: `id`"
-    )
-    yield File(
-        "strange.csv",
-        "columns foo, bar",
-        table(header="foo,bar").encode(),
-        c,
-        "Rename the one that is the text",
-    )
-    yield File(
-        "strange-too.csv",
-        "the same, with no task given",
-        table(header="foo,bar").encode(),
-        None,
-        "Rename the one",
-    )
+    yield rows("pandas.csv", "pandas, with its index", table(header=",text,label", cells=more))
+    yield rows("id.csv", "a column id", table(header="id,text,label", cells=more), "not used: `id`")
+    strange = table(header="foo,bar")
+    yield rows("strange.csv", "columns foo, bar", strange, "Rename the one that is the text")
+    yield rows("strange-too.csv", "the same, with no task given", strange, "Rename the one", None)
     both = [(text, text, label) for text, label in ROWS]
-    yield File(
-        "two-texts.csv",
-        "columns review, comment, label",
-        table(header="review,comment,label", rows=both).encode(),
-        c,
-        "could be the `text`",
-    )
-    yield File("headless.csv", "no header", table(header=",".join(ROWS[1])).encode(), c, "`text` is missing")
-    yield File(
-        "twice.csv",
-        "two columns label",
-        table(header="text,label,label", rows=both).encode(),
-        c,
-        "2 columns are named `label`",
-    )
-    yield File(
-        "unquoted.csv",
-        "commas in texts, not quoted",
-        table().replace('"', "").encode(),
-        c,
-        "line 4: has 3 cells, the header 2",
-    )
-    yield File(
-        "open-quote.csv",
-        "a double quote that stays open",
-        table().replace("Gern", '"Gern').encode(),
-        c,
-        "line 5 of the file opens a double quote that is never closed",
-    )
-    wide = table(rows=[*ROWS, ("x" * 200_000, "bad")])
-    yield File("wide.csv", "a cell of 200,000 characters", wide.encode(), c, "accepted")
-    yield File(
-        "blank-rows.csv", "blank rows, as Excel leaves them", (table() + ",\r\n" * 9).encode(), c, "accepted"
-    )
-    yield File("header.csv", "a header alone", b"text,label\n", c, "no rows: give at least 4")
-    yield File(
-        "lists.csv",
-        "tags in a cell",
-        b'tokens,tags\n"[""a""]","[""O""]"\n' * 5,
-        "tagging",
-        "a CSV cell cannot hold a list",
-    )
+    texts = table(header="review,comment,label", cells=both)
+    yield rows("two-texts.csv", "columns review, comment, label", texts, "could be the `text`")
+    yield rows("headless.csv", "no header", table(header=",".join(ROWS[1])), "`text` is missing")
+    twice = table(header="text,label,label", cells=both)
+    yield rows("twice.csv", "two columns label", twice, "2 columns are named `label`")
+    unquoted = table().replace('"', "")
+    yield rows("unquoted.csv", "commas in texts, not quoted", unquoted, "line 4: has 3 cells, the header 2")
+    never = "line 5 of the file opens a double quote that is never closed"
+    yield rows("open-quote.csv", "a double quote that stays open", table().replace("Gern", '"Gern'), never)
+    yield rows("wide.csv", "a cell of 200,000 characters", table(cells=[*ROWS, ("x" * 200_000, "bad")]))
+    yield rows("blank-rows.csv", "blank rows, as Excel leaves them", table() + ",\r\n" * 9)
+    yield rows("header.csv", "a header alone", "text,label\n", "no rows: give at least 4")
+    lists = 'tokens,tags\n"[""a""]","[""O""]"\n' * 5
+    yield rows("lists.csv", "tags in a cell", lists, "a CSV cell cannot hold a list", "tagging")
 
 
 def _quotes() -> Iterator[File]:
-    c: Task = "classification"
     lone = table("\t").replace("Gern", '"Gern')
-    yield File(
-        "glue.tsv", "tabs, a lone double quote in a text", lone.encode(), c, "double quotes taken literally"
-    )
+    yield rows("glue.tsv", "tabs, a lone double quote in a text", lone, "double quotes taken literally")
+    read_as = "6 rows of the task classification, 2 labels; CSV with tabs, "
     swallowed = lone.replace("Très bien", 'Très bien"')
-    yield File(
-        "glue-two.tsv",
-        "the same, with another one lines below",
-        swallowed.encode(),
-        c,
-        "6 rows of the task classification, 2 labels; CSV with tabs, double quotes taken literally",
-    )
+    literally = f"{read_as}double quotes taken literally"
+    yield rows("glue-two.tsv", "the same, with another one lines below", swallowed, literally)
     excel = table("\t").replace("Gern wieder", '"Gern\n""wieder"""')
-    yield File(
-        "excel-quotes.tsv",
-        "Excel: quotes, and a text of two lines",
-        excel.encode(),
-        c,
-        "6 rows of the task classification, 2 labels; CSV with tabs, UTF-8",
-    )
+    yield rows("excel-quotes.tsv", "Excel: quotes, and a text of two lines", excel, f"{read_as}UTF-8")
     mixed = lone.replace("Zu spät", '"Zu ""spät"""')
-    yield File(
-        "quotes-mixed.tsv",
-        "a lone quote, and cells quoted as CSV does",
-        mixed.encode(),
-        c,
-        "Quotes cannot be taken literally here, since line 6 quotes a cell as CSV does",
-    )
+    line_6 = "Quotes cannot be taken literally here, since line 6 quotes a cell as CSV does"
+    yield rows("quotes-mixed.tsv", "a lone quote, and cells quoted as CSV does", mixed, line_6)
     wide = lone.replace("Zu spät", "Zu\tspät")
-    yield File(
-        "quotes-tabs.tsv",
-        "a lone quote, and a tab in a text",
-        wide.encode(),
-        c,
-        "since line 6 has 3 cells when split at each tab",
-    )
+    line_6 = "since line 6 has 3 cells when split at each tab"
+    yield rows("quotes-tabs.tsv", "a lone quote, and a tab in a text", wide, line_6)
     both = [(str(i), t, t[::-1], f"{i}.5") for i, t in enumerate(TEXTS)]
     stsb = table("\t", "index,sentence1,sentence2,score", both).replace("Gern", '"Gern')
-    yield File(
-        "stsb.tsv",
-        "STS-B, with no task given",
-        stsb.encode(),
-        None,
-        "rows of the task regression; CSV with tabs, double quotes taken literally",
-    )
-    yield File(
-        "stsb-pairs.tsv", "the same, as pairs with labels", stsb.encode(), "pair", "Give --task regression"
-    )
+    read_as = "rows of the task regression; CSV with tabs, double quotes taken literally"
+    yield rows("stsb.tsv", "STS-B, with no task given", stsb, read_as, None)
+    yield rows("stsb-pairs.tsv", "the same, as pairs with labels", stsb, "Give --task regression", "pair")
     three = table("\t", "sentence,sentence1,sentence2,score", both)
-    yield File(
-        "three-texts.tsv",
-        "columns sentence, sentence1, sentence2, score",
-        three.encode(),
-        "regression",
-        "2 columns could be the `text` (`sentence1`, `sentence`)",
-    )
+    two = "2 columns could be the `text` (`sentence1`, `sentence`)"
+    yield rows("three-texts.tsv", "columns sentence, sentence1, sentence2, score", three, two, "regression")
 
 
 def _json() -> Iterator[File]:
-    c: Task = "classification"
-    yield File("list.json", "a JSON list", json.dumps(objects()).encode(), c, "a JSON list")
-    yield File(
-        "pretty.json", "a pretty JSON list", json.dumps(objects(), indent=2).encode(), c, "a JSON list"
-    )
+    yield rows("list.json", "a JSON list", json.dumps(objects()), "a JSON list")
+    yield rows("pretty.json", "a pretty JSON list", json.dumps(objects(), indent=2), "a JSON list")
     pretty = "\n".join(json.dumps(row, indent=2) for row in objects())
-    yield File(
-        "pretty.jsonl",
-        "pretty objects, one after the other",
-        pretty.encode(),
-        c,
-        "JSON objects of several lines",
-    )
-    columns = {"text": [t for t, _ in ROWS], "label": [label for _, label in ROWS]}
-    yield File("columns.json", "pandas: to_json", json.dumps(columns).encode(), c, "give one object a row")
-    yield File(
-        "cut.json", "a JSON list, cut off", json.dumps(objects()).encode()[:-9], c, "save the file again"
-    )
-    yield File(
-        "broken.jsonl",
-        "one line that is no JSON",
-        with_row('{"text": "a", "label": '),
-        c,
-        "line 7: is not JSON",
-    )
-    yield File("pairs.jsonl", "pairs, without --task pair", pairs().encode(), c, "give --task pair")
-    yield File(
-        "nli.jsonl",
-        "premise and hypothesis",
-        pairs("premise", "hypothesis").encode(),
-        "pair",
-        "`hypothesis` is the text_pair",
-    )
-    yield File(
-        "pairs-as-told.jsonl", "the same, with no task given", pairs().encode(), None, "rows of the task pair"
-    )
+    lines = "JSON objects of several lines"
+    yield rows("pretty.jsonl", "pretty objects, one after the other", pretty, lines)
+    columns = {"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
+    yield rows("columns.json", "pandas: to_json", json.dumps(columns), "give one object a row")
+    yield rows("cut.json", "a JSON list, cut off", json.dumps(objects())[:-9], "save the file again")
+    broken = with_row('{"text": "a", "label": ')
+    yield rows("broken.jsonl", "one line that is no JSON", broken, "line 7: is not JSON")
+    yield rows("pairs.jsonl", "pairs, without --task pair", pairs(), "give --task pair")
+    nli = pairs("premise", "hypothesis")
+    yield rows("nli.jsonl", "premise and hypothesis", nli, "`hypothesis` is the text_pair", "pair")
+    yield rows("pairs-as-told.jsonl", "the same, with no task given", pairs(), "rows of the task pair", None)
     tags = jsonl([{"tokens": [w for w, _ in WORDS], "tags": [t for _, t in WORDS]}] * 6)
-    yield File("tags.jsonl", "tokens and tags, without --task", tags.encode(), c, "Give --task tagging")
+    yield rows("tags.jsonl", "tokens and tags, without --task", tags, "Give --task tagging")
 
 
 def _labels() -> Iterator[File]:
-    c: Task = "classification"
-    yield File("empty.csv", "nothing", b"", c, "is empty")
-    yield File("blank.csv", "blank lines", b"\n \n\n", c, "only blank lines")
-    yield File(
-        "one-label.csv", "one label", table(rows=[(t, "bad") for t in TEXTS]).encode(), c, "same label 'bad'"
-    )
-    yield File(
-        "no-label.csv",
-        "a label of spaces",
-        (table() + "Na ja,  \r\n").encode(),
-        c,
-        "line 8: `label` is missing",
-    )
-    numbers = [{"text": t, "label": v} for t, v in zip(TEXTS, (1, "1", 1.0, 0, "0", 0.0), strict=True)]
-    yield File("numbers.jsonl", '1, "1" and 1.0', jsonl(numbers).encode(), c, "2 labels")
-    yield File(
-        "nan.jsonl", "a label NaN", with_row('{"text": "a", "label": NaN}'), c, "line 7: `label` is NaN"
-    )
-    yield File(
-        "nan.csv",
-        "a label nan",
-        (table() + "Na ja,nan\r\nNa so,nan\r\n").encode(),
-        c,
-        "`nan` was read as a label",
-    )
-    yield File(
-        "alike.csv",
-        "labels bad and Bad",
-        (table() + "Na ja,Bad\r\nNa so,Bad\r\n").encode(),
-        c,
-        "count as different",
-    )
-    yield File(
-        "truth.jsonl",
-        "labels true and false",
-        jsonl([{"text": t, "label": i > 2} for i, t in enumerate(TEXTS)]).encode(),
-        c,
-        "accepted",
-    )
-    values = table(header="text;value", rows=[(f"{t}", f"{i},5") for i, t in enumerate(TEXTS)], delimiter=";")
-    yield File(
-        "commas.csv", "decimal commas", values.encode(), "regression", "write the decimal point as a point"
-    )
-    ids = table(rows=[(text, str(i)) for i, text in enumerate(TEXTS)])
-    yield File("ids.csv", "a label for each row", ids.encode(), c, "at least two rows of a label")
+    yield rows("empty.csv", "nothing", "", "is empty")
+    yield rows("blank.csv", "blank lines", "\n \n\n", "only blank lines")
+    same = table(cells=[(text, "bad") for text in TEXTS])
+    yield rows("one-label.csv", "one label", same, "same label 'bad'")
+    spaces = table() + "Na ja,  \r\n"
+    yield rows("no-label.csv", "a label of spaces", spaces, "line 8: `label` is missing")
+    values = (1, "1", 1.0, 0, "0", 0.0)
+    numbers = jsonl([{"text": text, "label": v} for text, v in zip(TEXTS, values, strict=True)])
+    yield rows("numbers.jsonl", '1, "1" and 1.0', numbers, "2 labels")
+    nan = with_row('{"text": "a", "label": NaN}')
+    yield rows("nan.jsonl", "a label NaN", nan, "line 7: `label` is NaN")
+    nan = table() + "Na ja,nan\r\nNa so,nan\r\n"
+    yield rows("nan.csv", "a label nan", nan, "`nan` was read as a label")
+    alike = table() + "Na ja,Bad\r\nNa so,Bad\r\n"
+    yield rows("alike.csv", "labels bad and Bad", alike, "count as different")
+    truth = jsonl([{"text": text, "label": i > 2} for i, text in enumerate(TEXTS)])
+    yield rows("truth.jsonl", "labels true and false", truth)
+    decimals = table(";", "text,value", [(text, f"{i},5") for i, text in enumerate(TEXTS)])
+    point = "write the decimal point as a point"
+    yield rows("commas.csv", "decimal commas", decimals, point, "regression")
+    ids = table(cells=[(text, str(i)) for i, text in enumerate(TEXTS)])
+    yield rows("ids.csv", "a label for each row", ids, "at least two rows of a label")
 
 
 def _others() -> Iterator[File]:
-    yield File("conll.txt", "CoNLL, two columns", conll().encode(), "tagging", "CoNLL")
-    yield File("conll.tsv", "CoNLL, tabs", conll("\t").encode(), None, "rows of the task tagging")
-    yield File("conll2003.txt", "CoNLL 2003, four columns", conll(columns=4).encode(), "tagging", "CoNLL")
-    words = "".join(f"{w} {t}\n" for w, t in (("It", "PRP"), ("rains", "VBZ"), ("now", "RB"))) + "\n"
-    yield File("words.txt", "CoNLL, parts of speech", (words * 5).encode(), "tagging", "CoNLL")
-    yield File("book.xlsx", "Excel: a workbook", xlsx(), "classification", "save the sheet as “CSV UTF-8”")
-    yield File(
-        "book.xls",
-        "Excel: an old workbook",
-        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99),
-        "classification",
-        "an old Office file",
-    )
-    yield File("rows.parquet", "Parquet", b"PAR1" + bytes(99) + b"PAR1", "classification", "a Parquet file")
-    yield File(
-        "zero.csv",
-        "a zero byte",
-        table().replace("Gern", "Ge\0rn").encode(),
-        "classification",
-        "line 5 of the file holds a zero byte",
-    )
-    yield File(
-        "prose.txt", "plain text as rows", "\n".join(TEXTS).encode(), "classification", "`text` is missing"
-    )
+    yield rows("conll.txt", "CoNLL, two columns", conll(), "CoNLL", "tagging")
+    yield rows("conll.tsv", "CoNLL, tabs", conll("\t"), "rows of the task tagging", None)
+    yield rows("conll2003.txt", "CoNLL 2003, four columns", conll(columns=4), "CoNLL", "tagging")
+    words = "It PRP\nrains VBZ\nnow RB\n\n" * 5
+    yield rows("words.txt", "CoNLL, parts of speech", words, "CoNLL", "tagging")
+    yield rows("book.xlsx", "Excel: a workbook", xlsx(), "save the sheet as “CSV UTF-8”")
+    old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99)
+    yield rows("book.xls", "Excel: an old workbook", old, "an old Office file")
+    yield rows("rows.parquet", "Parquet", b"PAR1" + bytes(99) + b"PAR1", "a Parquet file")
+    zero = table().replace("Gern", "Ge\0rn")
+    yield rows("zero.csv", "a zero byte", zero, "line 5 of the file holds a zero byte")
+    yield rows("prose.txt", "plain text as rows", "\n".join(TEXTS), "`text` is missing")
 
 
 def _corpora() -> Iterator[File]:
-    yield File(
-        "corpus.txt", "text", "\n".join(TEXTS).encode(), None, "text, one document a line", corpus=True
-    )
-    yield File(
-        "corpus.jsonl",
-        "JSON with a text",
-        jsonl(objects()).encode(),
-        None,
-        "documents are its `text`",
-        corpus=True,
-    )
-    other = jsonl([{"body": text} for text in TEXTS])
-    yield File("bodies.jsonl", "JSON without a text", other.encode(), None, "has no `text`", corpus=True)
-    yield File(
-        "corpus.csv",
-        "CSV",
-        table().encode(),
-        None,
-        "looks like CSV with the columns `text`, `label`",
-        corpus=True,
-    )
-    yield File("corpus.conll", "CoNLL", conll().encode(), None, "give sentences", corpus=True)
-    yield File("corpus.parquet", "Parquet", b"PAR1" + bytes(99), None, "a Parquet file", corpus=True)
-    yield File(
-        "word.docx", "Word", xlsx().replace(b"xl/", b"word/"), None, "save it as plain text", corpus=True
-    )
-    yield File(
-        "one-line.txt", "all in one line", " ".join(TEXTS).encode(), None, "one line only", corpus=True
-    )
+    yield corpus("corpus.txt", "text", "\n".join(TEXTS), "text, one document a line")
+    yield corpus("corpus.jsonl", "JSON with a text", jsonl(objects()), "documents are its `text`")
+    bodies = jsonl([{"body": text} for text in TEXTS])
+    yield corpus("bodies.jsonl", "JSON without a text", bodies, "has no `text`")
+    yield corpus("corpus.csv", "CSV", table(), "looks like CSV with the columns `text`, `label`")
+    yield corpus("corpus.conll", "CoNLL", conll(), "give sentences")
+    yield corpus("corpus.parquet", "Parquet", b"PAR1" + bytes(99), "a Parquet file")
+    yield corpus("word.docx", "Word", xlsx().replace(b"xl/", b"word/"), "save it as plain text")
+    yield corpus("one-line.txt", "all in one line", " ".join(TEXTS), "one line only")
 
 
-def told(file: File) -> str:
-    """What a user gets to read of it."""
+def verdict(file: File) -> str:
+    """The verdict as a user reads it."""
     found = inspect_file(file.data, file.use, corpus=file.corpus)
     if found.error is not None:
         return f"refused: {found.error}"
@@ -423,8 +258,8 @@ def told(file: File) -> str:
 
 
 def page() -> str:
-    """The table as a page of the docs."""
-    lines = [f"| `{f.name}` | {f.made} | {_as(f)} | {told(f).replace('|', '&#124;')} |" for f in files()]
+    """The page of the docs."""
+    lines = [f"| `{f.name}` | {f.made} | {_as(f)} | {verdict(f).replace('|', '&#124;')} |" for f in files()]
     return "\n".join([HEAD, *lines, ""])
 
 

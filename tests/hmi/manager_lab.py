@@ -1,4 +1,4 @@
-"""Roots, PLOTs and models published as jobs do it, without the training."""
+"""Roots, PLOTs and models, published as jobs publish them but without training."""
 
 from __future__ import annotations
 
@@ -26,22 +26,16 @@ def publish_plot(manager: Manager, ref: str, build: str = "b1", **meta: Any) -> 
         return w.publish(meta={"root_version": "r1", "alpha": 30.0, "report": {}, "job": build, **meta})
 
 
+def root_record(name: str, version: str = "r1", **changes: Any) -> RootRecord:
+    fields: dict[str, Any] = {"source": {"kind": "folder"}, "dim": 4, "layers": 4, "split": 2, "fidelity": {}}
+    fields |= {"bytes": 1, "job": "j0", "created": now()}
+    return RootRecord(name=name, version=version, **{**fields, **changes})
+
+
 def add_root(manager: Manager, name: str = "tiny") -> None:
     publish_plot(manager, name)
     (manager.settings.data / "roots" / name / "r1").mkdir(parents=True)
-    record = RootRecord(
-        name=name,
-        version="r1",
-        created=now(),
-        source={"kind": "folder"},
-        dim=4,
-        layers=4,
-        split=2,
-        fidelity={},
-        bytes=1,
-        job="j0",
-    )
-    manager.registry.put_root(record)
+    manager.registry.put_root(root_record(name))
 
 
 def add_model(manager: Manager, name: str, plot: VersionInfo, job: str = "j1", number: float = 1.0) -> str:

@@ -39,11 +39,11 @@ from tests.hmi.recorded_data import fill, rows_of
 Json = Any
 HERE = Path(__file__).resolve().parents[2]
 WHOLE = ("scores", "stored")
-"""Below these, numbers are counted under this name, not under their own."""
+"""Numbers below these fields are counted under the field's name, not under their own."""
 
 
 def packed(path: Path, mode: str) -> IO[str]:
-    """The text file at `path`, through gzip where its name ends in .gz."""
+    """Open the text file at `path`, through gzip if its name ends in .gz."""
     return (
         gzip.open(path, mode, encoding="utf-8") if path.suffix == ".gz" else path.open(mode, encoding="utf-8")
     )  # type: ignore[return-value]
@@ -51,7 +51,7 @@ def packed(path: Path, mode: str) -> IO[str]:
 
 @contextmanager
 def served(tree: Path, data: Path, workers: int) -> Iterator[int]:
-    """The port of a server of `tree` on `data`, which is ready; stopped afterwards."""
+    """Run a server of `tree` on `data` and yield its port once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -80,8 +80,8 @@ def _ready(port: int) -> bool:
 def call(
     port: int, method: str, path: str, body: str | None = None, *, again: bool = True
 ) -> tuple[int, Json]:
-    """(status, answer); with `again` a server that is too busy is asked for some minutes until it has
-    time."""
+    """Send a request: (status, answer). With `again`, a server that is busy is
+    asked again for some minutes."""
     for attempt in range(1000 if again else 1):
         time.sleep(0.2 if attempt else 0)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
@@ -97,7 +97,7 @@ def call(
 
 
 def make(data: Path, sets: Path, tree: Path) -> None:
-    """Fill the data folder, in which DATA/recorded.json says what to ask."""
+    """Fill the data folder; DATA/recorded.json then says what to ask."""
     with served(tree, data, 2) as port:
 
         def ask(method: str, path: str, body: Json = None) -> Json:
@@ -111,7 +111,7 @@ def make(data: Path, sets: Path, tree: Path) -> None:
 
 
 def record(data: Path, out: Path, tree: Path, count: int, seed: int, clients: int) -> None:
-    """Send the calls and write them with their answers, in their order."""
+    """Send the calls and write them with their answers, in order."""
     known = json.loads((data / "recorded.json").read_text(encoding="utf-8"))
     calls, texts = Counter[str](), Counter[str]()
     begun = time.monotonic()
@@ -131,7 +131,7 @@ def record(data: Path, out: Path, tree: Path, count: int, seed: int, clients: in
 
 
 def bare(answer: Json) -> Json:
-    """An answer without what differs from run to run."""
+    """An answer without the parts that differ from run to run."""
     if isinstance(answer, list):
         return [bare(each) for each in answer]
     if isinstance(answer, dict):
@@ -141,7 +141,7 @@ def bare(answer: Json) -> Json:
 
 @dataclass
 class Differences:
-    """What two recordings differ in: wrong is what may not, the rest counts numbers."""
+    """The differences of two recordings: `wrong` holds those that must not be; numbers are only counted."""
 
     tolerance: float
     wrong: list[str] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Differences:
     greatest: dict[str, float] = field(default_factory=dict)
 
     def look(self, a: Json, b: Json, place: str, name: str = "") -> None:
-        """Compare two answers; `name` is the innermost field's."""
+        """Compare two answers; `name` is the name of the innermost field."""
         if isinstance(a, float) and isinstance(b, float):
             self.numbers[name] += 1
             self.unequal[name] += a != b
@@ -168,7 +168,7 @@ class Differences:
 
 
 def compare(a: Path, b: Path, tolerance: float = 1e-5, shown: int = 10) -> int:
-    """Print what differs; 1 where something does that may not, else 0."""
+    """Print the differences; 1 if any must not be, else 0."""
     found, total, bits, asked = Differences(tolerance), 0, 0, ("what", "method", "path", "body")
     with packed(a, "rt") as first, packed(b, "rt") as second:
         for total, (left, right) in enumerate(zip_longest(first, second), 1):

@@ -56,7 +56,7 @@ STORED = ("roots", "domains", "domains/minilm.papers", "tenants", "models?limit=
 
 
 def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str, str | None]]:
-    """(what it is, method, path, body) of `count` calls, the same for the same `known`, count and seed."""
+    """`count` calls as (kind, method, path, body); equal for equal `known`, count and seed."""
     draw = random.Random(seed)
     stored = [f"/manage/{path}" for path in STORED] + [
         f"/manage/models/{m['model']}" for m in known["models"]
@@ -82,14 +82,14 @@ def requests(known: Json, count: int, seed: int) -> Iterator[tuple[str, str, str
 
 
 def _broken(draw: random.Random, known: Json, models: list[Json], most: int) -> tuple[str, str]:
-    """A path and a body of which one thing is wrong, among sound requests where it is a mixed call."""
+    """A path and a body with one mistake; in a mixed call, it stands among sound requests."""
     bad, other = (
         draw.choice(BROKEN),
         draw.choice([m for m in known["models"] if m["form"] != models[0]["form"]]),
     )
     first, way = models[0]["model"], draw.randrange(6)
     sound = [{"model": m["model"], **_body(draw, known, m, 2)} for m in models]
-    if way == 0:  # of another task's form, often behind sound ones
+    if way == 0:  # an input of another task's form, often after sound ones
         body = _body(draw, known, models[0], most)
         rows = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
         rows.insert(draw.randint(0, len(rows)), _one(draw, known, other["form"]))
@@ -113,7 +113,7 @@ def _broken(draw: random.Random, known: Json, models: list[Json], most: int) -> 
 
 
 def _body(draw: random.Random, known: Json, model: Json, most: int) -> Json:
-    """A sound body with `most` inputs."""
+    """A sound body with at most `most` inputs."""
     parameters: Json = {"return": draw.sample(("scores", "provenance"), draw.randint(0, 2))}
     if draw.random() < 0.15:
         parameters["exact"] = True

@@ -1,8 +1,8 @@
-"""The data folder that `tests.hmi.recorded` asks: a root with a branch, and three tenants with models of
-every task.
+"""The data folder for `tests.hmi.recorded`: a root with a branch, and three tenants with models of all
+tasks.
 
-The first tenant's modules are LoRA, the others' of the other kinds; the second reads long texts in windows,
-the third cuts early and stands on the root.
+The first tenant's modules are LoRA, the others' are of the other kinds. The second reads long texts
+in windows; the third cuts them early and builds on the root's own PLOT.
 """
 
 from __future__ import annotations
@@ -18,27 +18,18 @@ from typing import Any
 
 Json = Any
 Ask = Callable[[str, str, Json], Json]
-"""(method, path, body) → the answer; an error ends the program."""
+"""Takes (method, path, body) and returns the answer; an error ends the program."""
 Rows = dict[str, list[Json]]
 SETS = {"text": "nicta_piboso", "pair": "sick", "tokens": "bc5cdr", "value": "sst5"}
-"""The set of each form of rows."""
+"""The data set for each form of rows."""
 TRAINED, ASKED, CORPUS = 100, 400, 300_000
-"""Rows to train on, further ones to ask about, and characters of a corpus, which holds neither."""
+"""Counts: rows to train on, further rows to ask about, and characters of a corpus, which holds neither."""
 LEARNT = {"epochs": 2, "batch": 4, "lr": 3e-3}
-"""Enough for answers that are not all the same."""
+"""Enough training for answers that are not all the same."""
 TASKS = ("classification", "pair", "multilabel", "regression", "regression-pair", "tagging", "embedding")
 FORMS = {"pair": "pair", "regression-pair": "pair", "tagging": "tokens"}
-KINDS = (
-    "parallel",
-    "sequential",
-    "houlsby",
-    "ln",
-    "lora+ln",
-    "parallel+ln",
-    "sequential+ln",
-    "houlsby+ln",
-    "lora+parallel",
-)
+KINDS = "parallel sequential houlsby ln lora+ln parallel+ln sequential+ln houlsby+ln lora+parallel"
+"""Kinds of modules of all tenants but the first."""
 TENANTS: tuple[tuple[str, str, Json], ...] = (
     ("acme", "minilm/papers", {}),
     ("bolt", "minilm/papers", {"max_length": 48, "long_texts": "windows", "lexical": True}),
@@ -47,7 +38,7 @@ TENANTS: tuple[tuple[str, str, Json], ...] = (
 
 
 def rows_of(sets: Path) -> Rows:
-    """The rows of the sets in the folder `sets`, by form, in an order that is always the same."""
+    """The rows of the data sets, by form, always in the same order."""
     rows = {}
     for form, name in SETS.items():
         with gzip.open(sets / name / "train.jsonl.gz", "rt", encoding="utf-8") as file:
@@ -57,7 +48,8 @@ def rows_of(sets: Path) -> Rows:
 
 
 def fill(ask: Ask, uploads: Path, rows: Rows) -> Json:
-    """Make everything through the server that `ask` asks; returns its models, and texts to ask them about."""
+    """Create everything through the server that `ask` calls; return its models,
+    and texts to ask them about."""
     uploads.mkdir(exist_ok=True)
     for name, form in (("general", "value"), ("papers", "text")):
         text = "\n".join(row["text"] for row in rows[form][TRAINED + ASKED :])
@@ -83,7 +75,7 @@ def fill(ask: Ask, uploads: Path, rows: Rows) -> Json:
 
 
 def _row(task: str, rows: Rows, i: int) -> Json:
-    """Row `i` for `task`; labels and values that the sets lack are made of those that they have."""
+    """Row `i` for `task`; labels and values that the data sets lack are derived from those they have."""
     row = rows["value" if task == "regression" else FORMS.get(task, "text")][i]
     if task == "multilabel":
         kinds = [] if row["label"] == "other" else [row["label"]]

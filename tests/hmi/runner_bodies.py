@@ -1,4 +1,4 @@
-"""Small real bodies for tests of the runner; what they do is in the job's spec."""
+"""Small job bodies for the tests of the runner; the job's spec says what they do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def do_count(ctx: JobContext) -> dict[str, Any]:
 
 
 def do_step_and_die(ctx: JobContext) -> dict[str, Any]:
-    """Each attempt comes one step further, keeps it, and dies; spec["stuck"]: from that step on none does."""
+    """Each attempt gets one step further, writes a checkpoint, and dies. From step spec["stuck"]
+    on, no attempt gets further."""
     checkpoint = ctx.folder / "checkpoint.json"
     step = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
     if step == ctx.job.spec["steps"]:

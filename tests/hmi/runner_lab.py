@@ -1,4 +1,4 @@
-"""A data folder to run real jobs in."""
+"""A data folder in which real jobs run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.tenants import new_key
 from hmi.stores.layout import open_layout
 from hmi.stores.registry import Registry
+from tests.waiting import wait_until
 
 BODIES = "tests.hmi.runner_bodies:BODIES"
 
 
 class Lab:
-    """A data folder with one tenant, and runners on it."""
+    """A data folder with one tenant, and runners of its jobs."""
 
     def __init__(self, data: Path) -> None:
         self.settings = Settings(data=data)
@@ -51,7 +52,7 @@ class Lab:
         return self.until(job, lambda r: r.state in ENDED)
 
     def counting(self, job: str) -> int:
-        """Wait until the body has counted a few, and return the pid of its process."""
+        """Wait for the job's first checkpoint, and return the id of its process."""
         self.until(job, lambda r: self.folder(job, "checkpoint.json").exists())
         return self.attempts(job)[-1][0]
 
@@ -64,13 +65,16 @@ class Lab:
 
 
 def gone(pid: int, limit_s: float = 5) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+    """Whether a process ends within `limit_s`; one that nobody has waited for yet (a zombie) has ended."""
+
+    def ended() -> bool:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except FileNotFoundError:
             return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+
+    try:
+        wait_until(ended, limit_s)
+    except TimeoutError:
+        return False
+    return True

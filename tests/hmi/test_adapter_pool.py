@@ -1,4 +1,4 @@
-"""The pool: what is leased stays, each name is loaded once, the budget holds."""
+"""The adapter pool: leased modules stay, each name is loaded once, and the budget holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hmi.stores.adapter_pool import AdapterPool
 
 
 class Loader:
-    """Loads names as objects of 10 bytes and counts the loads."""
+    """Loads names as objects of 10 bytes, and counts the loads."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self.loads: list[str] = []
@@ -32,7 +32,7 @@ class Loader:
 
 @contextmanager
 def leased(pool: AdapterPool[list[str]], names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """All of `names` or the first error."""
+    """Lease all of `names`, or raise the first error."""
     values, errors = pool.load(names)
     try:
         for error in errors.values():
@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_takes_nothing_from_the_others() -> None:
     assert pool.resident() == ["a"]
 
 
-def test_who_does_not_wait_takes_all_or_nothing() -> None:
+def test_taking_without_waiting_gives_all_or_nothing() -> None:
     pool = AdapterPool(20, Loader())
     assert pool.take(["a"]) is None
     assert not pool.has("a")

@@ -1,4 +1,4 @@
-"""Artefacts at rest: named by content, checked when read, collected only when nobody needs them."""
+"""Artefacts on disk: named by content, checked when read, collected only when nothing needs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> AdapterStore:
     return AdapterStore(tmp_path / "adapters")
 
 
-def test_what_is_put_is_got(store: AdapterStore) -> None:
+def test_a_stored_artefact_is_read_back(store: AdapterStore) -> None:
     name, size = store.put(TENSORS, {"task": "pair", "by": "j1"})
     got = store.get(name)
     assert got.keys() == TENSORS.keys()
@@ -105,7 +105,7 @@ def test_gc_keeps_what_is_needed_and_what_is_young(store: AdapterStore, tmp_path
     assert store.gc({kept}, 0.0)[0] == [young]
 
 
-def test_storing_again_makes_young_again(store: AdapterStore, tmp_path: Path) -> None:
+def test_storing_an_artefact_again_makes_it_young(store: AdapterStore, tmp_path: Path) -> None:
     name, _ = store.put(TENSORS)
     os.utime(tmp_path / "adapters" / f"{name}.safetensors", (time.time() - 9999,) * 2)
     store.put(TENSORS)

@@ -1,5 +1,4 @@
-"""Bodies that would take the server's memory or time: refused early, in the native shape, at the sender's
-cost."""
+"""Bodies that would take the server's memory or time are refused early, at the expense of their sender."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from hmi.api import census as census_module
 from hmi.api.census import Census, census
 from hmi.api.shares import Shares
 from hmi.errors import QuotaExceeded, TooLarge, Unavailable
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import MODEL, World, running, tenant
 from tests.hmi.flood_lab import MIB, bomb, head, objects, post
-from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 SOUND = json.dumps({"inputs": ["a text"] * 50}).encode()
@@ -32,7 +31,7 @@ PACKED = {"gzip": gzip.compress(SOUND), "deflate": zlib.compress(SOUND), "zstd":
 
 
 async def infer(world: World, data: bytes, **headers: str) -> tuple[int, str, str]:
-    """(status, kind, message)"""
+    """Send an infer body; return (status, kind, message)."""
     status, body, _ = await world.call("POST", "/infer/acme.m", data=data, headers={**JSON, **headers})
     return status, body["error"]["kind"], body["error"]["message"]
 
@@ -46,7 +45,7 @@ async def opened(world: World, data: bytes) -> tuple[asyncio.StreamReader, async
 
 
 async def raw(world: World, data: bytes) -> tuple[int, Any]:
-    """(status, JSON body) of what is sent as it is, on a connection of its own."""
+    """Send raw bytes on a new connection; return (status, JSON body)."""
     reader, writer = await opened(world, data)
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
@@ -80,7 +79,8 @@ async def test_compressed_bodies(tmp_path: Path) -> None:
 
 
 async def test_a_refused_body_is_not_kept(tmp_path: Path) -> None:
-    # An error's traceback must not be part of a cycle: megabytes would wait for the garbage collector.
+    # An error's traceback must not be part of a reference cycle, or megabytes would wait for the garbage
+    # collector.
     async with running(tmp_path) as world:
         packed = bomb("gzip", 16 * MIB)
         gc.collect()
@@ -175,7 +175,7 @@ async def test_a_body_that_is_no_json_says_which_of_the_reasons_it_is(tmp_path: 
 
 
 def size_of(value: Any) -> tuple[int, int]:
-    """(values, members), counted the long way."""
+    """(values, members), counted by walking the parsed JSON."""
     if isinstance(value, dict):
         inner = [size_of(v) for v in value.values()]
         return 1 + sum(v for v, _ in inner), len(value) + sum(m for _, m in inner)
@@ -224,7 +224,7 @@ def test_shares_leave_room_for_others() -> None:
         assert shares.used == 1125
     assert shares.used == 0
     with pytest.raises(Unavailable):
-        greedy.cover(1)  # by a thread that has not heard that the client has gone: nobody would give it back
+        greedy.cover(1)  # a thread that does not yet know that the client has gone
     assert shares.used == 0
     assert shares.loan("second", 600).amount == 600
 
@@ -236,8 +236,8 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
         unfinished = [
             await opened(world, post("/infer/acme.m", keys[0], b"{", declared=MIB)) for _ in range(2)
         ]
-        while world.services.bodies.shares.used < 4 * MIB:
-            await asyncio.sleep(0.01)
+        shares = world.services.bodies.shares
+        await until(lambda: shares.used >= 4 * MIB)
         status, body, answer = await world.call(
             "POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]
         )
@@ -249,8 +249,7 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
         assert (await world.call("POST", "/infer/zeta.m", data=large, headers=JSON, key=keys[1]))[0] == 413
         for _, writer in unfinished:
             writer.transport.abort()
-        while world.services.bodies.shares.used:
-            await asyncio.sleep(0.01)
+        await until(lambda: not shares.used)
         assert (await world.call("POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]))[0] == 413
         assert world.services.places.used == 0
 
@@ -277,7 +276,7 @@ async def test_a_body_may_be_slow_but_must_come(tmp_path: Path) -> None:
         assert world.services.bodies.shares.used == 0
 
 
-async def test_who_calls_is_asked_before_the_body_is_sent(tmp_path: Path) -> None:
+async def test_the_key_is_checked_before_the_body_is_sent(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         acme, zeta = await tenant(world), await tenant(world, "zeta")
         expect = "Expect: 100-continue"
@@ -293,7 +292,7 @@ async def test_who_calls_is_asked_before_the_body_is_sent(tmp_path: Path) -> Non
         writer.close()
 
 
-# As `serve` ignores it; it quotes bytes that cannot be printed.
+# As `serve` sets it; the logger quotes bytes that cannot be printed.
 @pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionHeader")
 async def test_malformed_multipart(tmp_path: Path) -> None:
     async with running(tmp_path) as world:

@@ -1,5 +1,4 @@
-"""What anybody may ask for, and lists of all that there is, cost little however much there is and however
-many ask."""
+"""Calls that need no key, and lists of everything, stay cheap however many things and callers there are."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from hmi.core import JobRecord, ModelId, ModelRecord, TenantRecord, now
 from hmi.stores import job_table, model_table
 from hmi.stores.registry_database import RegistryTxn
 from hmi.stores.table import TENANT, Table
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import World, running, tenant
 from tests.hmi.runner_bodies import version_by
-from tests.hmi.test_api_edge import tenant
 
 
 async def test_the_contract_is_rendered_once_and_sent_once(
@@ -49,7 +47,7 @@ async def test_a_hundred_scrapes_are_one_rendering(tmp_path: Path, monkeypatch: 
             async with world.client.get("/metrics", headers=headers) as answer:
                 return await answer.text()
 
-        # Some clients go away before they are answered: what they began is not begun anew.
+        # Some clients leave before they are answered; what the server began for them is not begun again.
         for _ in range(10):
             gone = asyncio.create_task(scrape(None))
             await asyncio.sleep(0.001)
@@ -60,7 +58,7 @@ async def test_a_hundred_scrapes_are_one_rendering(tmp_path: Path, monkeypatch: 
 
 
 def fill(world: World, count: int) -> None:
-    """So many tenants with a model and an ended job each."""
+    """Create `count` tenants, each with a model and an ended job."""
     registry = world.services.manager.registry
     table = registry._table
 
@@ -101,7 +99,7 @@ async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest
             ("/manage/tenants/acme/usage", acme, 5),
             ("/manage/tenants/acme/keys", acme, 10),
             ("/manage/domains", acme, 405),
-            ("/manage/domains", acme, 5),  # nothing has changed since
+            ("/manage/domains", acme, 5),  # nothing has changed in between
             ("/metrics", None, 5),
             ("/healthz", None, 0),
             ("/readyz", None, 0),
@@ -124,7 +122,7 @@ async def test_lists_read_a_page_and_not_all(tmp_path: Path, monkeypatch: pytest
 
 
 async def everything(world: World, path: str, name: str) -> int:
-    """How many a list has, page by page; none comes twice."""
+    """The length of a list, read page by page; no entry comes twice."""
     seen: list[str] = []
     after = ""
     while True:

@@ -1,5 +1,5 @@
-"""Connections: their number and their patience are bounded, and the server answers while others hold all of
-them."""
+"""The number of connections and their idle time are bounded, and health calls are
+answered beside any flood."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from hmi.api.shares import Shares
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
 from tests.hmi.flood_lab import head, post
+from tests.waiting import until
 
 HEALTH = head("/healthz", None, method="GET")
 
 
 @contextlib.asynccontextmanager
 async def serving(data: Path, **settings: Any) -> AsyncIterator[tuple[Services, Door, int]]:
-    """A server with its door, as `serve` has it, and its port."""
+    """A server that limits connections as `serve` does: its services, its door, its port."""
     services = build_services(Settings(data=data, **settings))
     runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
     await runner.setup()
@@ -59,7 +60,7 @@ async def connect(port: int, data: bytes = b"", host: str = "127.0.0.1") -> tupl
 
 
 async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple[int, Any, bytes]:
-    """(status, JSON body, head of the answer)"""
+    """Send a request on a new connection; return (status, JSON body, head of the answer)."""
     reader, writer = await connect(port, data, host)
     try:
         answer = await reader.readuntil(b"\r\n\r\n")
@@ -74,7 +75,7 @@ async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple
 
 
 async def gone(reader: Any) -> None:
-    """Wait until the server has closed it."""
+    """Wait until the server has closed the connection."""
     with contextlib.suppress(ConnectionError):
         assert await reader.read() == b""
 
@@ -87,9 +88,8 @@ async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> N
                     post(path, None, b"{}") if method == "POST" else head(path, None, method=method)
                 )
         assert (await ask(port))[0] == 200, "and whoever came before has been let in"
-        async with asyncio.timeout(20):  # a stop would wait for what is left, until its end
-            while door._count() or services.in_flight.count:
-                await asyncio.sleep(0.01)
+        # What is left would hold up a stop until the stop's limit.
+        await until(lambda: not door._count() and not services.in_flight.count, 20)
 
 
 async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
 
 
 class Held:
-    """Stands for the engine: requests that it gets wait until they may go on."""
+    """In place of the engine: requests wait until `go_on` is set."""
 
     def __init__(self, services: Services) -> None:
         self.working, self.go_on = 0, asyncio.Event()
@@ -117,8 +117,7 @@ class Held:
         raise DeadlineExceeded("answered in the end")
 
     async def has(self, count: int) -> None:
-        while self.working < count:
-            await asyncio.sleep(0.01)
+        await until(lambda: self.working >= count)
 
 
 async def test_answered_connections_give_way_and_those_at_work_do_not(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ async def test_answered_connections_give_way_and_those_at_work_do_not(tmp_path: 
         assert (await idle.readline()).split()[1] == b"200"
         others = [await connect(port) for _ in range(6)]
         with contextlib.suppress(ConnectionError):
-            await idle.read()  # to the end: the others needed its place
+            await idle.read()  # read to the end: the server closes it, since others need its place
         assert (await ask(port))[0] == 200
         engine.go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*at_work)] == [504] * 2
@@ -154,12 +153,11 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
         assert (status, body["error"]["kind"], b"Retry-After" in answer) == (503, "unavailable", True)
         reader, writer = await connect(port, HEALTH)
         assert (await reader.readline()).split()[1] == b"200"
-        await reader.read()  # to the end: a guest's connection is closed
+        await reader.read()  # read to the end: the server closes a guest's connection
         writer.close()
         engine.go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*at_work)] == [504] * 2
-        while door._count():
-            await asyncio.sleep(0.01)
+        await until(lambda: not door._count())
         assert not door._by_address
         assert (await ask(port, head("/manage/tenants", None, method="GET")))[0] == 200
 
@@ -172,7 +170,7 @@ async def test_guests_that_say_nothing_do_not_close_the_door(tmp_path: Path) -> 
             asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)
         ]
         await engine.has(2)
-        # All at once, while the event loop does nothing else: none of those let in has said anything yet.
+        # All at once, without a turn of the event loop: no connection has sent anything yet.
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         async with asyncio.timeout(60):
             assert (await ask(port))[0] == 200, "though nobody leaves by itself"
@@ -266,7 +264,7 @@ asyncio.run(main())
 
 
 async def test_descriptors_freed_elsewhere_open_the_door_again(tmp_path: Path) -> None:
-    """No connection leaves, and none can: what held the descriptors was something else."""
+    """The descriptors were held by something other than connections, and no connection closes meanwhile."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FULL, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -309,7 +307,7 @@ async def test_what_is_no_request_has_the_native_shape(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-async def test_who_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
     async with serving(tmp_path, idle_s=1) as (_, door, port):
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -319,10 +317,8 @@ async def test_who_does_not_read_is_not_waited_for(tmp_path: Path) -> None:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(1):
                     await loop.sock_sendall(deaf, head("/openapi.json", None, method="GET") * 20)
-            async with asyncio.timeout(60):
-                while door._count():
-                    await asyncio.sleep(0.05)
-            assert door._count() == 0, "its connection is closed, though it still reads nothing"
+            # The connection is closed, though the client still reads nothing.
+            await until(lambda: not door._count())
 
 
 def test_the_limit_follows_the_files() -> None:
@@ -348,9 +344,8 @@ async def test_a_real_server_out_of_descriptors(tmp_path: Path) -> None:
         )
     try:
         note = tmp_path / "data" / "server.json"
-        while not note.exists():
-            assert server.poll() is None, log.read_text()
-            await asyncio.sleep(0.05)
+        await until(lambda: note.exists() or server.poll() is not None)
+        assert server.poll() is None, log.read_text()
         port = int(json.loads(note.read_text())["url"].rpartition(":")[2])
         while True:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The edge without a model: keys, errors, uploads, idempotency, draining."""
+"""The HTTP API without a model: keys, errors, uploads, idempotency, draining."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ import pytest
 
 from hmi.api.app import drain
 from hmi.errors import Damaged, DeadlineExceeded
-from tests.hmi.api_world import World, running
-
-MODEL = {"model": "acme.m", "domain": "tiny", "task": "classification"}
-
-
-async def tenant(world: World, name: str = "acme", **given: Any) -> str:
-    status, made, _ = await world.call("POST", "/manage/tenants", {"tenant": name}, **given)
-    assert status == 201
-    return str(made["key"])
+from tests.hmi.api_world import MODEL, World, running, tenant
 
 
 async def test_errors_have_the_native_shape(tmp_path: Path) -> None:
@@ -41,6 +33,8 @@ async def many_errors(world: World) -> None:
 
     text = {"Content-Type": "text/plain"}
     js = {"Content-Type": "application/json"}
+    blank = inputs([{"tokens": ["a", " "]}])
+    root = {"root": "r", "source": "/none"}
     cases: list[tuple[str, str, dict[str, Any], int, str, str | None]] = [
         ("GET", "/nowhere", {}, 404, "not_found", None),
         ("DELETE", "/infer", {}, 405, "method_not_allowed", None),
@@ -48,14 +42,7 @@ async def many_errors(world: World) -> None:
         ("POST", "/infer/acme.m", {"data": b"{}", "headers": text}, 415, "unsupported_media_type", None),
         ("POST", "/infer/acme.m", inputs(["a", {"text": ""}]), 422, "invalid_input", "inputs[1].text"),
         ("POST", "/infer/acme.m", inputs(["a", " "]), 422, "invalid_input", "inputs[1]"),
-        (
-            "POST",
-            "/infer/acme.m",
-            inputs([{"tokens": ["a", " "]}]),
-            422,
-            "invalid_input",
-            "inputs[0].tokens[1]",
-        ),
+        ("POST", "/infer/acme.m", blank, 422, "invalid_input", "inputs[0].tokens[1]"),
         ("POST", "/infer/acme.m", inputs(["a"] * 5), 413, "too_large", "inputs"),
         ("POST", "/infer/acme.m", inputs(["a", "é" * 51]), 413, "too_large", "inputs[1]"),
         ("POST", "/infer/acme.m", inputs([{"tokens": ["a" * 60] * 2}]), 413, "too_large", "inputs[0].tokens"),
@@ -73,14 +60,7 @@ async def many_errors(world: World) -> None:
         ("DELETE", "/manage/tenants/nobody", {}, 404, "not_found", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "acme"}}, 409, "conflict", "tenant"),
         ("POST", "/manage/tenants", {"json": {"tenant": "-"}}, 422, "invalid_input", "tenant"),
-        (
-            "POST",
-            "/manage/roots",
-            {"json": {"root": "r", "source": "/none"}},
-            422,
-            "unsupported_model",
-            "source",
-        ),
+        ("POST", "/manage/roots", {"json": root}, 422, "unsupported_model", "source"),
         ("POST", "/manage/models", {"json": MODEL}, 422, "invalid_input", "data"),
     ]
     for method, path, given, status, kind, field in cases:
@@ -94,8 +74,7 @@ async def many_errors(world: World) -> None:
 
 
 async def test_no_message_tells_where_the_data_lie(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A catalogue that cannot be read, as the store's own words have it: they name its folder, for the
-    log."""
+    """The store's own message about an unreadable catalogue names the store's folder; that is for the log."""
     async with running(tmp_path / "d") as world:
 
         def broken(*_: Any, **__: Any) -> None:
@@ -128,7 +107,7 @@ async def test_keys_and_scopes(tmp_path: Path) -> None:
         call = world.call
         assert (await call("GET", "/manage/tenants"))[
             0
-        ] == 200  # no administrator's key yet: loopback is open
+        ] == 200  # without an administrator's key, calls from this machine are open
         status, body, answer = await call("GET", "/manage/tenants", key="hmi_wrong")
         assert (status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert (await call("GET", "/manage/tenants", headers={"Authorization": "Basic x"}))[0] == 401
@@ -235,7 +214,7 @@ async def test_idempotency(tmp_path: Path) -> None:
         again = {"Idempotency-Key": "k2"}
         assert (await world.call("POST", "/manage/tenants", {"tenant": "acme"}, headers=again))[0] == 409
         assert (await world.call("DELETE", "/manage/tenants/acme"))[0] == 200
-        # A failed request is not kept: it may succeed now.
+        # An error's answer is not stored: the same request may succeed later.
         assert (await world.call("POST", "/manage/tenants", {"tenant": "acme"}, headers=again))[0] == 201
         bad = {"Idempotency-Key": "x" * 256}
         assert (await world.call("POST", "/manage/tenants", {"tenant": "b"}, headers=bad))[0] == 422
@@ -247,14 +226,10 @@ async def test_readiness_says_what_is_down(tmp_path: Path) -> None:
         assert (await world.call("GET", "/readyz"))[0] == 200
         engine: Any = world.services.engine
         engine.ready = lambda: False
-        for trouble, why in (
-            (None, ""),
-            (
-                f"stream 1 failed: OSError: {tmp_path / 'plots'}",
-                ", but a part of the engine failed and is being restarted (stream 1 failed: OSError: "
-                "<data>/plots)",
-            ),
-        ):
+        failed = f"stream 1 failed: OSError: {tmp_path / 'plots'}"
+        told = "stream 1 failed: OSError: <data>/plots"
+        down = f", but a part of the engine failed and is being restarted ({told})"
+        for trouble, why in ((None, ""), (failed, down)):
             engine.trouble = lambda trouble=trouble: trouble
             status, body, answer = await world.call("GET", "/readyz")
             assert (status, answer.headers["Retry-After"]) == (503, "2")

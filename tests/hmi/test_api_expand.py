@@ -1,4 +1,4 @@
-"""Compressed uploads: what comes out, and that the limit holds for what comes out."""
+"""Compressed uploads are expanded, and the limit holds for the expanded size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The whole life over HTTP, with real jobs on a tiny model: root, domain, tenant, model, infer, version,
-delete."""
+"""A model's whole life over HTTP, with real jobs on a tiny root: root, domain, tenant,
+model, infer, version, delete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_life(
 
 
 async def domain_life(world: World) -> None:
-    """With the events of the build."""
+    """A domain's life, with the events of its build."""
     spec = {"domain": "tiny/finance", "alpha": 80}
     status, body, _ = await world.upload("/manage/domains", spec, {"corpus": gzip.compress(corpus(seed=4))})
     assert status == 202
@@ -121,7 +121,7 @@ async def requests_of(world: World, key: str) -> int:
 
 
 async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
-    """Counts add up over a call's inputs; what is one model's is stated once."""
+    """Over a call's inputs, counts are added up; what belongs to the one model is stated once."""
     each = []
     for text in ("the market falls", "a gene binds"):
         sent = {"inputs": text, "parameters": {"return": ["provenance"]}}
@@ -145,10 +145,7 @@ async def wrong_inputs(world: World, key: str, other: str) -> None:
     status, body, _ = await call("POST", "/infer", mixed, key=key)
     assert (status, body["error"]["details"]["field"]) == (422, "[1].inputs[0]")
     assert body["error"]["message"].endswith("in [1].inputs[0]")
-    for name in (
-        "acme.none",
-        "zeta.topic",
-    ):  # one that does not exist, and one that another tenant might have
+    for name in ("acme.none", "zeta.topic"):  # one that does not exist, and one that may be another tenant's
         mixed = [{"model": "acme.topic", "inputs": "a"}, *[{"model": name, "inputs": "a"}] * 2]
         status, body, _ = await call("POST", "/infer", mixed, key=key)
         assert (status, body["error"]["details"]) == (404, {"field": "[1].model"})

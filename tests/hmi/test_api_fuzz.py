@@ -1,5 +1,5 @@
-"""Requests drawn from the OpenAPI document, right and spoilt: every answer is documented and none is a
-5xx."""
+"""Requests drawn from the OpenAPI document, sound and spoilt: each answer is
+documented, and none is a 5xx."""
 
 from __future__ import annotations
 
@@ -16,30 +16,10 @@ from hmi.api.routes import ROUTES
 from tests.hmi.api_world import World, running
 
 DOCUMENT = document(ROUTES)
-ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1e308,
-    2**80,
-    "",
-    " ",
-    "a",
-    "a.b",
-    "a/b",
-    "../x",
-    "\0",
-    "é🙂",
-    "a" * 300,
-    [],
-    {},
-    [None],
-    {"a": 1},
-    ["a"],
-    {"path": "../x"},
-    {"text": "x"},
-]
+NUMBERS: list[Any] = [None, True, -1, 0, 1e308, 2**80]
+TEXTS = ["", " ", "a", "a.b", "a/b", "../x", "\0", "é🙂", "a" * 300]
+NESTED: list[Any] = [[], {}, [None], {"a": 1}, ["a"], {"path": "../x"}, {"text": "x"}]
+ODD = [*NUMBERS, *TEXTS, *NESTED]
 ROUNDS = 15
 
 
@@ -50,7 +30,7 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(schema: dict[str, Any], rng: random.Random, spoil: float) -> Any:
-    """A value of the schema, or with probability `spoil` at each place an odd one."""
+    """A value of the schema; at each place, with probability `spoil`, an odd value instead."""
     schema = resolve(schema)
     if rng.random() < spoil:
         return rng.choice(ODD)
@@ -105,10 +85,10 @@ async def check(world: World, method: str, path: str, rng: random.Random) -> int
     async with world.client.request(method.upper(), url, allow_redirects=False, **given) as response:
         text = await response.text()
         where = f"{method} {url} {given} → {response.status} {text[:300]}"
-        # A drawn deadline of a millisecond may pass: that is an answer, any other 5xx is a fault.
+        # A drawn deadline of a millisecond may pass, which is an answer; any other 5xx is a fault.
         assert response.status < 500 or response.status == 504, where
         if response.status == 404 and "see /openapi.json" in text:
-            return 404  # the odd value made it another path
+            return 404  # the odd value turned it into another path
         assert str(response.status) in operation["responses"], where
         content = operation["responses"][str(response.status)]["content"]
         assert response.content_type in content, where

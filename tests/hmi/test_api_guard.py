@@ -1,5 +1,4 @@
-"""The edge against tenants that look at others, proxies in front, and inputs that would hold up the event
-loop."""
+"""The HTTP API against curious tenants, behind proxies, and with inputs that would block the event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,13 @@ import pytest
 from hmi.api import body as body_module
 from hmi.api import dispatch, quotas
 from hmi.metrics import Metrics
-from tests.hmi.api_world import World, rows, running
+from tests.hmi.api_world import MODEL, World, is_ready, rows, running, tenant
 from tests.hmi.manager_lab import add_root
-from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import wait_until
 
 
 async def named(world: World, key: str | None, path: str) -> tuple[int, str]:
-    """(status, message with the path cut out) of a model whose data is the file `path`."""
+    """Create a model whose data is the file `path`; return (status, message without the path)."""
     owner = {**MODEL, "data": {"path": path}}
     status, body, _ = await world.call("POST", "/manage/models", owner, key=key)
     return status, body["error"]["message"].replace(repr(path), "PATH")
@@ -99,7 +96,7 @@ async def test_metrics_answer_beside_a_damaged_count_of_jobs(tmp_path: Path) -> 
         with (world.services.settings.data / "registry" / "data.mdb").open("r+b") as file:
             raw = file.read()
             for found in re.finditer(key, raw):
-                file.seek(found.end())  # the first byte of its checksum
+                file.seek(found.end())  # the first byte of the checksum
                 file.write(bytes([raw[found.end()] ^ 1]))
         async with world.client.get("/metrics") as response:
             text = await response.text()
@@ -162,27 +159,20 @@ async def test_a_tenant_cannot_fill_the_queue(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_stays_for_ever_is_not_collected_again_and_again(tmp_path: Path) -> None:
-    """A full collection over all imported libraries stops every thread: a served process leaves them out."""
+    """A full garbage collection over all imported modules stops every thread, so `serve` freezes them."""
     code = (
         "import gc, pathlib; from hmi.api import server; from hmi.config import Settings\n"
         f"server.serve(Settings(data=pathlib.Path({str(tmp_path)!r}), port=0))\n"
         "print(gc.get_freeze_count())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not (tmp_path / "server.json").exists() or not _serves(tmp_path):
+    note = tmp_path / "server.json"
+
+    def ready() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
+        return note.exists() and is_ready(json.loads(note.read_text())["url"])
+
+    wait_until(ready)
     process.send_signal(signal.SIGTERM)
     frozen = process.communicate(timeout=60)[0]
     assert int(frozen) > 50_000
-
-
-def _serves(data: Path) -> bool:
-    url = json.loads((data / "server.json").read_text())["url"]
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, current, and true of what is answered."""
+"""The OpenAPI document is complete, current, and true of the server's answers."""
 
 from __future__ import annotations
 

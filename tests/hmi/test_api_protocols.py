@@ -1,5 +1,4 @@
-"""A second protocol, written here, served by the real server: its calls, its answers and its errors are its
-own."""
+"""A second protocol, defined in this file and served by a real server: its own calls, answers and errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What one tenant may hold and begin, streams that end with their key, and what it is told of other
-tenants."""
+"""Quotas of tenants, event streams that end with their key, and what a tenant learns of other tenants."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ from hmi.api.views import job_view
 from hmi.core import JobRecord, ModelId, Progress, now
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.stores import job_table
-from tests.hmi.api_world import World, rows, running
+from tests.hmi.api_world import MODEL, World, rows, running, tenant
 from tests.hmi.manager_lab import add_root
 from tests.hmi.runner_bodies import version_by
-from tests.hmi.test_api_edge import MODEL, tenant
 
 
 async def test_a_tenant_holds_so_many_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +85,7 @@ async def test_a_cancelled_job_is_no_way_around_the_limit(
         )
         assert (await begin(zeta, "zeta"))[0] == 202
         assert (await begin(None))[0] == 202
-        # A day later they do not count any more.
+        # A day later they no longer count.
         monkeypatch.setattr(job_table, "DAY_S", 0.0)
         assert (await world.call("DELETE", f"/manage/jobs/{(await listed(world, acme))[0]}", key=acme))[
             0
@@ -134,7 +132,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def events_of(world: World, job: str, key: str, after_first: Any) -> list[tuple[str, Any]]:
-    """All events of a stream; `after_first` is called once the first has come."""
+    """All events of a stream; `after_first` is called after the first one."""
     headers = {"Authorization": f"Bearer {key}"}
     async with world.client.get(f"/manage/jobs/{job}/events", headers=headers) as answer:
         assert answer.status == 200
@@ -200,7 +198,7 @@ async def test_an_error_in_a_stream_is_an_event_of_it(
             assert [event for event, _ in found] == ["progress", "error"]
             assert found[-1][1]["error"]["kind"] == "internal"
             assert "secret" not in json.dumps(found)
-            # The connection is sound: the next request on it is answered.
+            # The connection still works: the next request on it is answered.
             assert (await world.call("GET", "/manage/jobs", key=acme))[0] == 200
 
 
@@ -222,7 +220,7 @@ async def test_a_tenant_follows_so_many_jobs_at_once(tmp_path: Path, monkeypatch
                     await asyncio.sleep(0.01)
 
 
-async def test_what_is_anothers_and_what_is_not_are_told_alike(tmp_path: Path) -> None:
+async def test_another_tenants_names_and_missing_ones_get_equal_answers(tmp_path: Path) -> None:
     async with running(tmp_path, job_workers=0) as world:
         add_root(world.services.manager)
         acme, _ = await tenant(world), await tenant(world, "zeta")
@@ -286,12 +284,12 @@ MODEL_CALLS = [
 async def told(
     world: World, method: str, path: str, body: Any, name: str, key: str
 ) -> tuple[int, str, list[str]]:
-    """(status, text, headers) with the id cut out."""
+    """(status, text, headers) of an answer, without the request's id."""
     sent = None if body is None else json.loads(json.dumps(body).replace("ID", name))
     status, answer, response = await world.call(
         method, path.replace("ID", name), sent, key=key, headers={"X-Request-Id": "one"}
     )
     same = sorted(h for h in response.headers if h != "Date" and h != "Content-Length")
-    # Of a model's name the tenant may stand alone in the message.
+    # A message may name the tenant of a model without the model.
     text = json.dumps(answer).replace(name, "ID").replace(repr(name.partition(".")[0]), "'TENANT'")
     return status, text, same

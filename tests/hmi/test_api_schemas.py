@@ -1,4 +1,4 @@
-"""The schemas' strictness, the paths that errors name, and metrics."""
+"""Bodies and queries: what is refused, the field that the error names, and its words; metrics' labels."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_kind_has_a_status() -> None:
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        # A client's own error class has no kind of its own.
+        # Error classes of a client have no kind of their own.
         if kind.__module__ in ("hmi.errors", "hmi.api.errors"):
             kinds.add(kind.kind)
     assert kinds == set(STATUS)
@@ -88,85 +88,52 @@ def test_tenant_labels_are_bounded() -> None:
 
 
 FOREIGN = re.compile(
-    r"[Ii]nput should|[Vv]alid "
-    r"(string|integer|array|dict|number|list|boolean|object)|pattern|\^\[|\barray\b|\bdict\b"
-    r"|\bNone\b|\bTrue\b|\bFalse\b|\binteger\b|\bboolean\b|\bfloat\b|pydantic|Unable "
-    r"to|discriminator|unable to parse"
-    r"|EOF|[Vv]alue error|\bstr\b|\bint\b"
+    r"[Ii]nput should|[Vv]alue error|[Vv]alid (string|integer|array|dict|number|list|boolean|object)"
+    r"|\b(array|dict|None|True|False|integer|boolean|float|str|int)\b"
+    r"|pattern|\^\[|pydantic|Unable to|discriminator|unable to parse|EOF"
 )
-"""What only Python, pydantic or its JSON parser would say."""
+"""Words that only Python, pydantic or its JSON parser would use."""
+INFER = [
+    ({"inputs": {"text": "a"}}, 'must be a text or a list of inputs.*{"text": …}.*{"tokens"'),
+    ({"inputs": 5}, "must be a text or a list of inputs"),
+    ({"inputs": [5]}, r"^inputs\[0\]: is no input: an input is a text, "),
+    ({"inputs": [["a"]]}, r"^inputs\[0\]: is no input"),
+    ({"input": "a"}, "^input: is not a field here: did you mean 'inputs'. .and 1 more field.$"),
+    ({"inputs": [{"txt": "a"}]}, r"^inputs\[0\].txt: .*did you mean 'text'"),
+    ({"inputs": [{"tokens": ["a"], "pos": 1}]}, "the fields here are tokens$"),
+    ({"inputs": "a", "parameters": {"returns": []}}, "did you mean 'return'"),
+    ({"inputs": "a", "parameters": {"return": ["score"]}}, "did you mean 'scores'. It must be "),
+    ({"inputs": "a", "parameters": {"deadline_ms": 1e9}}, "and must be at most 3600000$"),
+    ({"inputs": "a", "parameters": {"exact": 1}}, "is the number 1, and must be true or false"),
+    ([], "^body: is a list, and must be an object with inputs, parameters$"),
+]
 CREATE = {"model": "acme.m", "domain": "tiny", "task": "pair"}
+CREATE_CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"model": "Acme.m"}, "'Acme.m' is not a model's name: .*1 to 63 lower-case letters"),
+    ({"domain": "a//b"}, "'a//b' is not a domain's name: .*root/branch.*lower-case letters"),
+    ({"task": "clasification"}, "did you mean 'classification'"),
+    ({"options": {"epoch": 3}}, "options.epoch: .*did you mean 'epochs'"),
+    ({"options": {"module": {"rnak": 3}}}, "options.module.rnak: .*did you mean 'rank'"),
+    ({"options": {"module": "lora"}}, "must be an object with kind, rank, sites, size"),
+    ({"options": {"epochs": 2.5}}, "is the number 2.5, and must be a whole number"),
+    ({"data": "rows.csv"}, "is the text 'rows.csv', and must be an object with path$"),
+    ({"data": None, "dev": {"path": ""}}, "^dev.path: is empty"),
+]
+TENANT: list[tuple[dict[str, Any], str]] = [
+    ({"tenant": "Acme Ltd"}, "'Acme Ltd' is not a name: use 1 to 63 lower-case letters .a-z."),
+    ({"tenant": "a" * 10_000_000}, "^.{,200}$"),
+    ({"a" * 10_000_000: 1}, "^.{,200}$"),
+    ({str(i): 1 for i in range(50_000)}, "^body: 50001 values in it are wrong"),
+]
 
 
 @pytest.mark.parametrize(
     ("model", "body", "said"),
     [
-        (InferBody, {"inputs": {"text": "a"}}, 'must be a text or a list of inputs.*{"text": …}.*{"tokens"'),
-        (InferBody, {"inputs": 5}, "must be a text or a list of inputs"),
-        (InferBody, {"inputs": [5]}, r"^inputs\[0\]: is no input: an input is a text, "),
-        (InferBody, {"inputs": [["a"]]}, r"^inputs\[0\]: is no input"),
-        (
-            InferBody,
-            {"input": "a"},
-            "^input: is not a field here: did you mean 'inputs'. .and 1 more field.$",
-        ),
-        (InferBody, {"inputs": [{"txt": "a"}]}, r"^inputs\[0\].txt: .*did you mean 'text'"),
-        (InferBody, {"inputs": [{"tokens": ["a"], "pos": 1}]}, "the fields here are tokens$"),
-        (InferBody, {"inputs": "a", "parameters": {"returns": []}}, "did you mean 'return'"),
-        (
-            InferBody,
-            {"inputs": "a", "parameters": {"return": ["score"]}},
-            "did you mean 'scores'. It must be ",
-        ),
-        (InferBody, {"inputs": "a", "parameters": {"deadline_ms": 1e9}}, "and must be at most 3600000$"),
-        (
-            InferBody,
-            {"inputs": "a", "parameters": {"exact": 1}},
-            "is the number 1, and must be true or false",
-        ),
-        (InferBody, [], "^body: is a list, and must be an object with inputs, parameters$"),
+        *((InferBody, body, said) for body, said in INFER),
         (MixedBody, [{"inputs": "a", "modle": "a.b"}], r"^\[0\].modle: .*did you mean 'model'"),
-        (
-            CreateModel,
-            {**CREATE, "model": "Acme.m"},
-            "'Acme.m' is not a model's name: .*1 to 63 lower-case letters",
-        ),
-        (
-            CreateModel,
-            {**CREATE, "domain": "a//b"},
-            "'a//b' is not a domain's name: .*root/branch.*lower-case letters",
-        ),
-        (CreateModel, {**CREATE, "task": "clasification"}, "did you mean 'classification'"),
-        (CreateModel, {**CREATE, "options": {"epoch": 3}}, "options.epoch: .*did you mean 'epochs'"),
-        (
-            CreateModel,
-            {**CREATE, "options": {"module": {"rnak": 3}}},
-            "options.module.rnak: .*did you mean 'rank'",
-        ),
-        (
-            CreateModel,
-            {**CREATE, "options": {"module": "lora"}},
-            "must be an object with kind, rank, sites, size",
-        ),
-        (
-            CreateModel,
-            {**CREATE, "options": {"epochs": 2.5}},
-            "is the number 2.5, and must be a whole number",
-        ),
-        (
-            CreateModel,
-            {**CREATE, "data": "rows.csv"},
-            "is the text 'rows.csv', and must be an object with path$",
-        ),
-        (CreateModel, {**CREATE, "data": None, "dev": {"path": ""}}, "^dev.path: is empty"),
-        (
-            CreateTenant,
-            {"tenant": "Acme Ltd"},
-            "'Acme Ltd' is not a name: use 1 to 63 lower-case letters .a-z.",
-        ),
-        (CreateTenant, {"tenant": "a" * 10_000_000}, "^.{,200}$"),
-        (CreateTenant, {"a" * 10_000_000: 1}, "^.{,200}$"),
-        (CreateTenant, {str(i): 1 for i in range(50_000)}, "^body: 50001 values in it are wrong"),
+        *((CreateModel, CREATE | changes, said) for changes, said in CREATE_CHANGES),
+        *((CreateTenant, body, said) for body, said in TENANT),
     ],
 )
 def test_says_what_is_wrong_in_words(model: Any, body: Any, said: str) -> None:
@@ -236,6 +203,10 @@ def test_half_a_surrogate_pair_is_called_so(body: bytes, field: str) -> None:
     assert parse(InferBody, rb'{"inputs": "\ud83d\ude00"}').inputs == "😀"
 
 
+TWO_RETURNS = b'{"inputs": "a", "parameters": {"return": [], "exact": true, "return": []}}'
+TWO_RANKS = b'{"model": "a.b", "domain": "a", "task": "pair", "options": {"module": {"rank": 2, "rank": 3}}}'
+
+
 @pytest.mark.parametrize(
     ("model", "body", "field"),
     [
@@ -243,17 +214,9 @@ def test_half_a_surrogate_pair_is_called_so(body: bytes, field: str) -> None:
         (InferBody, rb'{"inputs": "a", "in\u0070uts": "a"}', "inputs"),
         (InferBody, b'{"inputs": ["a", {"text": "a", "text": "a"}]}', "inputs[1].text"),
         (InferBody, b'{"inputs": [{"tokens": ["a"], "tokens": ["a"]}]}', "inputs[0].tokens"),
-        (
-            InferBody,
-            b'{"inputs": "a", "parameters": {"return": [], "exact": true, "return": []}}',
-            "parameters.return",
-        ),
+        (InferBody, TWO_RETURNS, "parameters.return"),
         (MixedBody, b'[{"inputs": "a", "model": "a.b", "model": "a.c"}]', "[0].model"),
-        (
-            CreateModel,
-            b'{"model": "a.b", "domain": "a", "task": "pair", "options": {"module": {"rank": 2, "rank": 3}}}',
-            "options.module.rank",
-        ),
+        (CreateModel, TWO_RANKS, "options.module.rank"),
     ],
 )
 @pytest.mark.parametrize("small", [True, False])

@@ -1,4 +1,4 @@
-"""Files that come with a request: where they may lie, and that nobody's keep others' from coming."""
+"""Uploaded files: where they may lie, and that one tenant's do not hold up another's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hmi.api import uploads as uploads_module
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.errors import InvalidInput, NotFound
-from tests.hmi.api_world import World, running
+from tests.hmi.api_world import MODEL, World, running, tenant
 from tests.hmi.flood_lab import MIB, head
 from tests.hmi.test_api_bodies import opened
-from tests.hmi.test_api_edge import MODEL, tenant
+from tests.waiting import until
 
 TEXT = b"a line of text\n" * 5000
 KIB = 1 << 10
@@ -35,7 +35,7 @@ def some(data: Path, **settings: int) -> Uploads:
 
 
 async def begun(world: World, key: str) -> asyncio.StreamWriter:
-    """An upload whose file has come so far by 40 KiB, and which goes on for ever."""
+    """Begin an upload whose file never ends, and send its first 40 KiB."""
     kind = "Content-Type: multipart/form-data; boundary=b"
     _, writer = await opened(world, head("/manage/models", key, kind, f"Content-Length: {MIB}") + MULTIPART)
     return writer
@@ -83,8 +83,7 @@ async def test_large_files_give_way_while_they_expand(
     (tmp_path / "uploads" / "large").write_bytes(gzip.compress(bytes(32 * MIB)))
     holders = ("acme", "globex", "initech")
     large = [asyncio.create_task(uploads.copy_named(None, "large", "data", uploads.form(h))) for h in holders]
-    while len([*(tmp_path / "incoming").glob("*/data")]) < 3:
-        await asyncio.sleep(0)
+    await until(lambda: len([*(tmp_path / "incoming").glob("*/data")]) == 3)
     for _ in range(5):
         await uploads.in_thread("quiet", os.getpid)
     assert not any(task.done() for task in large), "pieces of work came after the whole of three others'"
@@ -102,7 +101,7 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
         uploads = world.services.uploads
         while uploads._space.used < 80 * KIB:
             for writer in slow:
-                writer.write(b"x")  # what came before it is written then
+                writer.write(b"x")  # this makes the server write what it has received
             await asyncio.sleep(0.01)
         file = {"data": b"x" * 40 * KIB}
         status, body, answer = await world.upload("/manage/models", MODEL, file, key=acme)
@@ -115,8 +114,7 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
         assert (status, body["error"]["details"]) == (404, {"field": "domain"}), "another tenant's is taken"
         for writer in slow:
             writer.transport.abort()
-        while uploads._places.used or uploads._space.used:
-            await asyncio.sleep(0.01)
+        await until(lambda: not uploads._places.used and not uploads._space.used)
         assert (await world.upload("/manage/models", MODEL, file, key=acme))[0] == 404
         assert list((tmp_path / "incoming").iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Changed copies of rows."""
+"""Augmentation: variants of rows with some words replaced."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_row_with_a_word_has_one_changed_at_least() -> None:
     assert 30 < made.count("uno") < 70, "half are similar, half drawn: the same one"
 
 
-def test_so_many_words_become_others_of_the_rows() -> None:
+def test_a_fixed_fraction_of_words_is_replaced_by_others_of_the_rows() -> None:
     rows = [Row(" ".join(f"w{i}" for i in range(100)), "x"), Row("other", "x")]
     made = [str(row.text).split() for row in variants(rows, 50, {}, 0, MANY)]
     long = [words for words in made if len(words) > 1]

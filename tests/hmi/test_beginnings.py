@@ -1,5 +1,4 @@
-"""What a tokenizer reads of a long text is bounded by what is kept, and the tokens are those of the whole
-text."""
+"""Of a long text the tokenizer reads little more than is kept, and the tokens are those of the whole text."""
 
 from __future__ import annotations
 
@@ -15,73 +14,19 @@ from hmi.model.beginnings import Text, beginnings_of
 from hmi.model.tokenizer import Tokenizer
 from tests.tiny import WORDS, write_tiny_mpnet
 
-BITS = [
-    " ",
-    " ",
-    " ",
-    "\n",
-    "\t\r",
-    "  " * 40,
-    "\u00a0",
-    "\u3000",
-    "\u2028",
-    "\u200b",
-    "\x00",
-    "\x01" * 30,
-    "\ufeff",
-    "a" * 99,
-    "a" * 100,
-    "a" * 101,
-    "a" * 400,
-    "s" * 100,
-    "s" * 150,
-    "\u00e9" * 150,
-    "\u0436" * 130,
-    "\uac00" * 120,
-    "\u304c" * 101,
-    "\u0130" * 120,
-    "\u4e2d\u6587\u5b57",
-    "\u4e2d" * 50,
-    "\U00020000",
-    "\uf900",
-    "\u30fb",
-    "\ufffd",
-    "\u0e01\u0e34" * 60,
-    "e\u0301",
-    "\u0301" * 60,
-    "\u0323\u0301",
-    "\u302e\u0301\u0323",
-    "\u034f",
-    "\u2260",
-    "\u037e",
-    "\u1100\u1161\u11a8",
-    "\u212b",
-    "\u00df",
-    "\ufb01",
-    "\u03a3\u03c2",
-    "\U0001f600",
-    "\U0001f468\u200d\U0001f469",
-    "[MASK]",
-    "[MA",
-    "SK]",
-    "[",
-    "]",
-    "[CLS]",
-    "[SEP][SEP]",
-    "<mask>",
-    "<mas",
-    "<s>",
-    "</s",
-    "[UNK]",
-    "##s",
-    "...",
-    "," * 20,
-    "\u2014",
-    "un",
-    "known",
-    "ing",
-    "ed",
-]
+SPACES = [*"   ", "\n", "\t\r", "  " * 40, "\u00a0", "\u3000", "\u2028"]
+INVISIBLE = ["\u200b", "\x00", "\x01" * 30, "\ufeff"]
+LATIN = ["a" * 99, "a" * 100, "a" * 101, "a" * 400, "s" * 100, "s" * 150]
+LONG_WORDS = ["\u00e9" * 150, "\u0436" * 130, "\uac00" * 120, "\u304c" * 101, "\u0130" * 120]
+IDEOGRAPHS = ["\u4e2d\u6587\u5b57", "\u4e2d" * 50, "\U00020000", "\uf900", "\u30fb", "\ufffd"]
+ACCENTS = ["\u0e01\u0e34" * 60, "e\u0301", "\u0301" * 60, "\u0323\u0301", "\u302e\u0301\u0323", "\u034f"]
+NORMALIZED = ["\u2260", "\u037e", "\u1100\u1161\u11a8", "\u212b", "\u00df", "\ufb01", "\u03a3\u03c2"]
+EMOJI = ["\U0001f600", "\U0001f468\u200d\U0001f469"]
+SPECIAL = ["[MASK]", "[MA", "SK]", "[", "]", "[CLS]", "[SEP][SEP]", "<mask>", "<mas", "<s>", "</s", "[UNK]"]
+SUBWORDS = ["##s", "...", "," * 20, "\u2014", "un", "known", "ing", "ed"]
+BITS = [*SPACES, *INVISIBLE, *LATIN, *LONG_WORDS, *IDEOGRAPHS, *ACCENTS, *NORMALIZED]
+BITS += [*EMOJI, *SPECIAL, *SUBWORDS]
+"""What texts are composed of."""
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])
@@ -121,7 +66,7 @@ def test_a_beginning_gives_the_tokens_of_the_whole(tokenizer: Tokenizer, seed: i
 
 
 def test_every_place_to_cut_is_right(tokenizer: Tokenizer) -> None:
-    """Whatever stands where a beginning ends: inside a word, a special token, a mark, a run of spaces."""
+    """A beginning may end anywhere: inside a word, a special token, a combining mark, a run of spaces."""
     known = beginnings_of(tokenizer._fast)
     assert known is not None
     at = 8 * (6 + known.margin)
@@ -130,13 +75,13 @@ def test_every_place_to_cut_is_right(tokenizer: Tokenizer) -> None:
             for start in (
                 "the " * at,
                 "the " + "\x01" * at,
-            ):  # few tokens: what stands at the end may be kept
+            ):  # few tokens: also the end of the text may be kept
                 check(tokenizer, start[: at - shift] + bit + bit + " good", 6)
                 check(tokenizer, start[: at - shift] + bit + "the cell " * 300, 6)
 
 
 class Counting:
-    """A tokenizer that counts what it is given."""
+    """A tokenizer that counts the characters it reads."""
 
     def __init__(self, fast: Any) -> None:
         self.fast, self.characters = fast, 0
@@ -170,7 +115,7 @@ def test_the_work_is_that_of_what_is_kept(
     assert 0 < counting.characters < 10_000, "the whole text was read to keep 64 tokens of it"
 
 
-def test_of_a_tokenizer_of_another_kind_the_whole_text_is_read() -> None:
+def test_a_tokenizer_of_another_kind_reads_the_whole_text() -> None:
     fast = FastTokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     assert beginnings_of(fast) is None

@@ -1,5 +1,4 @@
-"""`hmi bench floods` on a real server: what is sent is what is named, it arrives, and what suffers is
-seen."""
+"""`hmi bench floods` on a real server: each flood arrives as named, and its harm is measured."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def test_a_flood_reaches_the_server_while_the_quiet_tenant_is_watched(tmp_path: 
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         connection.request("GET", "/metrics")
         scraped = connection.getresponse().read().decode()
-    # Nobody made the quiet tenant's model: its requests fail, and are seen to.
+    # The quiet tenant's model does not exist: its requests fail, which the report must show.
     assert seen.failed > 0
     assert seen.answers == 0
     assert 0 < seen.p50 <= seen.p99

@@ -1,4 +1,4 @@
-"""`hmi bench plot`: documents are parted and estimated as they are built, and the real jobs run."""
+"""`hmi bench plot`: documents are split and estimated as in a build, and the real jobs run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_covering_counts_the_most_frequent_first() -> None:
         assert covering(keys, alpha) == enough
 
 
-def test_the_last_estimate_within_the_time_is_taken() -> None:
+def test_the_last_estimate_within_the_time_is_used() -> None:
     found = [Estimate(10 * i, 0, 0, float(i)) for i in range(1, 6)]
     assert fitting(iter(found), 3.5) == found[2]
     assert fitting(iter(found), 99) == found[4]

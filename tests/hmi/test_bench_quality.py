@@ -1,4 +1,4 @@
-"""The ledger keeps what ended and drops what a crash cut off; the table is its runs."""
+"""The ledger keeps finished runs and drops what a crash cut off; the table shows the ledger's runs."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
 
     runs = [ran("dedicated", 0, 0.8), ran("dedicated", 1, 0.8), ran("hbert", 0, 0.7), ran("hbert", 1, 0.8)]
     runs.append(({"task": "t", "arm": "hbert", "seed": 2, "lr": 1e-3}, {"dev": 0.1}))  # not tested
-    runs.append(ran("hbert", 0, 0.1, lr=2e-3, dev=0.8))  # another rate was better on dev
-    runs.append(ran("hbert", 0, 0.1, rows=100))  # another column's
+    runs.append(ran("hbert", 0, 0.1, lr=2e-3, dev=0.8))  # another learning rate was better on dev
+    runs.append(ran("hbert", 0, 0.1, rows=100))  # belongs to another column
     columns: dict[str, dict[str, object]] = {"dedicated": {"arm": "dedicated"}, "hbert": {"arm": "hbert"}}
     found = table(runs, {"t": columns, "u": columns})
     score = found.scores["t"]["hbert"]
@@ -76,7 +76,7 @@ def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_d
     assert found.mean_ratio("hbert") == pytest.approx(0.9375)
     assert "75.0 ± 5.0 (0.938)" in markdown(found)
     assert table(runs, {"t": columns}, "dev").scores["t"]["hbert"].seeds == 3
-    assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # ground, legend, one bar
+    assert ratios_svg(found).count("<rect") == 1 + 1 + 1  # background, legend, one bar
 
 
 def test_the_best_column_has_what_was_best_on_dev_not_on_test() -> None:

@@ -1,4 +1,4 @@
-"""`hmi bench store`: what it is measured with is right, and every row of it can be measured."""
+"""`hmi bench store`: its measuring tools are right, and every row of its table can be measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entries that are left out because a look-up does as well without, and resuming a build that decides so."""
+"""Entries are left out where a look-up answers nearly the same without them; an
+interrupted build decides alike."""
 
 from __future__ import annotations
 
@@ -49,13 +50,13 @@ def test_only_entries_that_are_far_from_their_fallbacks_are_stored(manager: Mana
             wanted, stored = all_of_it.ngrams(order), reader.ngrams(order)
             kept = {tuple(ngram) for ngram in stored.tolist()}
             left = np.array([ngram for ngram in wanted.tolist() if tuple(ngram) not in kept], np.uint32)
-            # A look-up of the finished version gives nearly what was left out.
+            # A look-up in the finished version gives nearly the vectors that were left out.
             away, depths = differences(reader, order, left, plots._compute(lower)(left))
             assert (depths != 0).all()
             assert away.max() < least
         parent = few.parent
         assert parent is not None
-        if order == 2:  # nothing that is shorter is stored here: a bigram's fallbacks are the parent's
+        if order == 2:  # no shorter n-gram is stored here: a bigram's fallbacks are its parent's
             with manager.plots.reader(parent) as root:
                 assert differences(root, 2, stored, plots._compute(lower)(stored))[0].min() >= least
 
@@ -100,7 +101,7 @@ def test_an_interrupted_build_leaves_out_what_any_other_does(
     while (made := attempt(manager, job, calls=14 + 7 * attempts)) is None:
         attempts += 1
         for log in (manager.settings.data / "jobs" / job.job).glob("kept-*"):
-            if lost:  # a power failure may take the end of the decisions
+            if lost:  # a power cut may lose the last decisions
                 log.write_bytes(log.read_bytes()[: -20 * (attempts % 2) - 1])
     assert attempts > 3
     for key in ("stored_trigrams", "stored_bigrams", "dropped_trigrams", "dropped_bigrams", "alpha"):

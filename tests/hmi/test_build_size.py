@@ -1,4 +1,4 @@
-"""How much a build stores: budgets of bytes, and branches without entries of their own."""
+"""The size of a build: budgets of bytes, and branches without entries of their own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_budget_is_split_and_used_up(room: int, there: dict[int, int]) -> None
         assert disk_bytes(SCHEMA, 2, taken[2]) == pytest.approx(0.8 * room, rel=0.02)
 
 
-def test_of_a_wider_window_every_order_gets_some() -> None:
+def test_a_budget_for_wider_windows_gives_each_order_a_part() -> None:
     schema = Schema(n=5, dim=32, vocab=100)
     taken = split_budget(schema, 10**6, dict.fromkeys((2, 3, 4, 5), 10**6))
     assert min(taken.values()) > 0
@@ -60,14 +60,8 @@ def test_of_a_wider_window_every_order_gets_some() -> None:
 
 
 def test_the_most_frequent_are_counted() -> None:
-    assert [top_occurrences({5: 2, 1: 3, 2: 1}, most) for most in (0, 1, 2, 3, 5, 9)] == [
-        0,
-        5,
-        10,
-        12,
-        14,
-        15,
-    ]
+    sums = [top_occurrences({5: 2, 1: 3, 2: 1}, most) for most in (0, 1, 2, 3, 5, 9)]
+    assert sums == [0, 5, 10, 12, 14, 15]
 
 
 def test_a_budget_for_nothing_is_refused() -> None:
@@ -108,7 +102,7 @@ def test_a_build_keeps_to_its_budget_and_says_its_alpha(manager: Manager, pretra
 
 
 def hit_share(manager: Manager, version: VersionInfo, corpus: bytes) -> float:
-    """Percent of the corpus' trigrams that are stored as this version's lower layers compute them."""
+    """Percent of the corpus' trigrams for which the version stores what its lower layers compute."""
     tokenizer = load_root(folder(manager), with_lower=False).tokenizer
     path = manager.settings.data / "corpus.txt"
     path.write_bytes(corpus)

@@ -1,4 +1,4 @@
-"""The command line on a data folder, and a real server process driven by it."""
+"""The command line on a data folder, and a real server process that it calls."""
 
 from __future__ import annotations
 
@@ -11,51 +11,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.hmi.api_world import corpus, hmi, made_folder, rows
-
-REPO = Path(__file__).parents[2]
-PYTHON = [sys.executable, "-m", "hmi"]
-
-
-@contextmanager
-def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server process that is ready, on a free port."""
-    command = [*PYTHON, "serve", "--data", str(data), "--port", "0", *arguments]
-    server = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        url = ""
-        for line in server.stderr:
-            found = re.search(r"http://\S+?:\d+", line)
-            if found:
-                url = found[0]
-                break
-        assert url, "the server did not start"
-        yield url, server
-    finally:
-        if server.poll() is None:
-            server.kill()
-        server.wait()
-        server.stderr.close()
-
-
-def ready(url: str) -> None:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("not ready in time")
+from tests.hmi.server_lab import REPO, ready, serving
 
 
 def test_tenants_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +94,7 @@ def test_life_on_a_data_folder(
 
 
 def plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The batch script on the same folder; a second run finds everything done."""
+    """The script that builds PLOTs, run twice on one folder: the second run finds everything done."""
     (tmp_path / "plan.json").write_text(json.dumps([{"domain": "tiny/a", "corpus": "text"}]))
     command = [
         sys.executable,
@@ -171,22 +133,16 @@ def test_a_server_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def onboards(tmp_path: Path, url: str) -> None:
-    """The script's run: keys are kept privately, a failure has its reason, a repetition adds nothing."""
+    """The script that onboards tenants: keys are stored privately, a failure has its reason,
+    a second run adds nothing."""
     for name in ("acme", "zeta"):
         folder = tmp_path / "plan" / name
         folder.mkdir(parents=True)
         told = {"model": "m", "domain": "tiny/none", "task": "classification"}
         (folder / "model.json").write_text(json.dumps(told))
         (folder / "train.jsonl").write_bytes(rows(4))
-    command = [
-        sys.executable,
-        "scripts/onboard_tenants.py",
-        str(tmp_path / "plan"),
-        "--url",
-        url,
-        "--parallel",
-        "2",
-    ]
+    plan = str(tmp_path / "plan")
+    command = [sys.executable, "scripts/onboard_tenants.py", plan, "--url", url, "--parallel", "2"]
     env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'kernels'}"}
     for _ in range(2):
         done = subprocess.run(

@@ -1,32 +1,19 @@
-"""Files are checked before a job: by `hmi check`, by every command and by every call; the job checks the
-rest."""
+"""Files are checked before a job starts, by `hmi check`, each command and each
+call; the job checks the rest."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.hmi.api_world import corpus, hmi, made_folder, rows, running
+from tests.hmi.api_world import corpus, hmi, rows, running
 
 BAD = b'{"text": "no label"}\n{"text": "", "label": "finance"}\n'
 SHORT = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    shutil.copytree(made, tmp_path / "d")
-    return tmp_path / "d"
 
 
 def put(path: Path, data: bytes) -> Path:

@@ -1,4 +1,4 @@
-"""What the batch scripts and the option parser read."""
+"""What the batch scripts and the parser of options accept."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from hmi.model.root import Root, save_root
 from plot_store import Schema
 from tests.hmi.api_world import hmi, made_folder
 from tests.hmi.manager_lab import add_model, add_root, publish_plot
-from tests.hmi.test_cli import REPO, ready, serving
+from tests.hmi.server_lab import REPO, ready, serving
+from tests.waiting import wait_until
 
 UPDATES = 4
 
@@ -56,7 +56,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command that succeeds says on standard error."""
+    """The standard error of a command that succeeds."""
     with pytest.raises(SystemExit) as ended:
         main([str(a) for a in arguments])
     assert ended.value.code == 0
@@ -190,7 +190,7 @@ def test_top_without_a_server_says_so(data: Path, capsys: pytest.CaptureFixture[
 
 
 def test_top_refreshes_until_interrupted(data: Path) -> None:
-    # Whatever runs these tests may ignore SIGINT, and children inherit that.
+    # The test runner may ignore SIGINT, and child processes inherit that.
     code = (
         "import signal, sys, hmi.cli; signal.signal(2, signal.default_int_handler); "
         "hmi.cli.main(sys.argv[1:])"
@@ -209,7 +209,7 @@ def test_top_refreshes_until_interrupted(data: Path) -> None:
 
 
 def test_beside_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server's figures are found by themselves, and the server does the compaction."""
+    """`hmi store` finds a running server by itself, shows its figures, and lets it compact."""
     with serving(data) as (url, _):
         ready(url)
         found = shown(capsys, "store", "top", "--data", data)
@@ -281,11 +281,12 @@ def test_the_server_compacts_by_itself(
     monkeypatch.setenv("HMI_COMPACT_SEGMENTS", str(UPDATES))
     with serving(data) as (url, _):
         ready(url)
-        end = time.monotonic() + 60
-        while not (jobs := shown(capsys, "job", "list", "--url", url)) or jobs[0]["state"] != "succeeded":
-            assert time.monotonic() < end, jobs
-            time.sleep(0.2)
-        result = shown(capsys, "job", "show", jobs[0]["job"], "--url", url)["result"]
+
+        def jobs() -> list[dict[str, str]]:
+            return list(shown(capsys, "job", "list", "--url", url))
+
+        wait_until(lambda: [job["state"] for job in jobs()[:1]] == ["succeeded"])
+        result = shown(capsys, "job", "show", jobs()[0]["job"], "--url", url)["result"]
         assert result["compacted"]
         assert shown(capsys, "domain", "show", "tiny/news", "--url", url)["current"] == result["version"]
 

@@ -1,5 +1,5 @@
-"""`hmi store` wrongly used: each mistake is one line that names the cure, no traceback, and nothing is
-changed."""
+"""Misuse of `hmi store`: each mistake gets one line that names the cure, no
+traceback, and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_root, publish_plot
 
 GONE = "v" + "0" * 32
-COMMANDS = (
-    "info",
-    "verify",
-    "scrub",
-    "gc",
-    "top",
-    "compact --all",
-    "diff tiny tiny",
-    "export tiny X",
-    "import FILE",
-)
+COMMANDS = """
+info
+verify
+scrub
+gc
+top
+compact --all
+diff tiny tiny
+export tiny X
+import FILE
+""".strip().splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def opened(folder: Path) -> Iterator[Manager]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command says that must fail."""
+    """The one line of error of a command that must fail."""
     said = hmi(capsys, "store", *arguments, code=1)
     assert said.startswith("error: ")
     assert said.count("\n") == 1
@@ -66,7 +66,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     ],
 )
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1", "1e308", "x", ""])
-def test_a_number_that_is_none_is_wrong_usage(
+def test_an_invalid_number_is_wrong_usage(
     data: Path, capsys: pytest.CaptureFixture[str], option: str, number: str
 ) -> None:
     command = [part.format(number) for part in option.split(" ")]

@@ -1,32 +1,19 @@
-"""The kinds of task at the edge: made, asked and reported on by command and over HTTP."""
+"""Each kind of task by command and over HTTP: created, asked, reported on."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from hmi.cli.chart import reliability_svg
-from tests.hmi.api_world import hmi, made_folder, running
+from tests.hmi.api_world import hmi, running
 from tests.tiny import random_texts
 
 OPTIONS = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    shutil.copytree(made, tmp_path / "d")
-    return tmp_path / "d"
 
 
 def labelled_sets() -> str:
@@ -94,7 +81,7 @@ def test_a_report_shows_scores_and_draws(
     assert "no version 7" in hmi(capsys, "model", "report", "acme.m", "--version", 7, *data, code=1)
 
 
-def test_a_plots_dots_stand_where_the_bins_say() -> None:
+def test_the_dots_of_a_chart_stand_where_the_bins_say() -> None:
     bins = [{"rows": 10, "confidence": 0.5, "right": 1.0}]
     drawn = ElementTree.fromstring(reliability_svg("a <b>", {"ece": 0.5, "bins": bins}))
     (dot,) = [e for e in drawn.iter() if e.tag.endswith("circle")]

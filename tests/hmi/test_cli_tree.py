@@ -1,5 +1,4 @@
-"""Every command of the tree: what all of them take, what needs a data folder, and what loads the heavy
-libraries."""
+"""Every command: the options that all have, which need a data folder, and which load the heavy libraries."""
 
 from __future__ import annotations
 
@@ -83,13 +82,14 @@ COMMANDS = {
     "tenant delete": "acme --yes",
     "tenant list": "",
 }
-"""How each is called. FILE, ROWS and ADAPTER are there, OUT is not."""
-NO_JSON = {"serve": "it answers by HTTP"}
+"""The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
+NO_JSON = {"serve"}
+"""Commands without --json."""
 COMMON = ("--data", "--url", "--key")
 NO_SERVER = {"check"}
-"""Reads a file and nothing else; HMI_URL may be set beside it."""
+"""Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
-"""`job watch` wants a server."""
+"""Commands without --data. `job watch` needs a server."""
 BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
@@ -103,17 +103,10 @@ NO_URL = {
     "serve": "it is the server",
     "settings": "they are those of this machine",
 }
-ELSEWHERE = {
-    *(f"bench {name}" for name in BENCHES),
-    "check",
-    "openapi",
-    "settings",
-    "serve",
-    "root import",
-    "tenant create",
-    "job watch",
-}
-"""Work without a data folder, make one, or (job watch) want a server."""
+"""Commands that refuse --url, and why."""
+ELSEWHERE = {"check", "openapi", "settings", "serve", "root import", "tenant create", "job watch"}
+ELSEWHERE |= {f"bench {name}" for name in BENCHES}
+"""Commands that need no data folder, create one, or (job watch) call a server."""
 
 
 def leaves(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -128,7 +121,7 @@ def leaves(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Com
 
 
 class Asked(BaseHTTPRequestHandler):
-    """Answers every call alike, so that a message tells that the server was asked."""
+    """Answers each call with the same error, which shows that the server was asked."""
 
     def answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -154,7 +147,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def called(tmp_path: Path) -> dict[str, list[str]]:
-    """Each command's arguments, its files in a folder of their own."""
+    """The arguments of each command, with paths in this test's folder."""
     (tmp_path / "file").write_text("a text\nanother\n")
     (tmp_path / "rows").write_text("text,label\n" + "a text,a\nanother,b\n" * 20)
     adapter = tmp_path / "adapter"
@@ -207,7 +200,7 @@ def offered(command: click.Command, name: str) -> list[click.Option]:
 def test_help_offers_what_is_not_refused(
     called: dict[str, list[str]], url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each flag, each choice, --url and --data, with the command as it is called otherwise."""
+    """Each flag, each choice, --url and --data is accepted, added to the command's usual arguments."""
     refusal = re.compile("leave --[a-z-]+ out|add --url|No such option")
     for name, command in leaves(cli):
         given = {option.opts[0]: option for option in offered(command, name)}
@@ -256,24 +249,24 @@ def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.Capt
     assert "making" not in capsys.readouterr().err
 
 
-READ_ONLY = (
-    "--help",
-    "model create --help",
-    "tenant list",
-    "tenant create zeta",
-    "key list acme",
-    "job list",
-    "root list",
-    "root show tiny",
-    "domain list",
-    "domain show tiny",
-    "model list",
-    "store info",
-    "store gc --dry-run",
-    "store top",
-    "openapi",
-    "settings",
-)
+READ_ONLY = """
+--help
+model create --help
+tenant list
+tenant create zeta
+key list acme
+job list
+root list
+root show tiny
+domain list
+domain show tiny
+model list
+store info
+store gc --dry-run
+store top
+openapi
+settings
+"""
 
 
 def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -281,8 +274,9 @@ def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
     add_root(manager)
     manager.create_tenant("acme")
     manager.close()
-    commands = [[*given.split(), "--data", str(tmp_path / "d")] for given in READ_ONLY]
-    assert loaded(commands, 0) == [[given, []] for given in READ_ONLY]
+    lines = READ_ONLY.strip().splitlines()
+    commands = [[*line.split(), "--data", str(tmp_path / "d")] for line in lines]
+    assert loaded(commands, 0) == [[line, []] for line in lines]
 
 
 def test_a_call_of_a_server_loads_no_server(called: dict[str, list[str]], url: str) -> None:
@@ -293,8 +287,10 @@ def test_a_call_of_a_server_loads_no_server(called: dict[str, list[str]], url: s
 
 
 def loaded(commands: list[list[str]], code: int, *more: str) -> list[list[object]]:
-    """Run commands in one process of their own: after each, which heavy modules there are. All must end with
-    `code`."""
+    """Run commands in one new process: each with the heavy modules that are loaded after it.
+
+    Every command must exit with `code`.
+    """
     names = ["torch", "numba", "transformers", "safetensors.torch", "tokenizers", *more]
     program = f"""
 import json, sys, hmi.cli

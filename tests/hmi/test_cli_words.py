@@ -1,10 +1,9 @@
-"""What commands say at their end, and to wrong input: figures, the next command, the option that cures it."""
+"""The words of commands: figures and the next command at the end; the curing option for a mistake."""
 
 from __future__ import annotations
 
 import io
 import json
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -19,21 +18,9 @@ from hmi.config import Settings
 from hmi.core import TaskRules
 from hmi.manager import Manager
 from hmi.model.tasks import KINDS
-from tests.hmi.api_world import corpus, hmi, made_folder, rows
+from tests.hmi.api_world import corpus, hmi, rows
 
 OPTIONS = ("--option", "epochs=2", "--option", "module.rank=2", "--option", "max_length=32")
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    shutil.copytree(made, tmp_path / "d")
-    return tmp_path / "d"
 
 
 def test_a_folder_that_is_named_wins_over_the_environments_server(
@@ -104,18 +91,9 @@ def test_a_model_of_words_names_the_option_that_makes_them() -> None:
 def test_detached_on_a_folder_is_said_to_wait(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows").write_bytes(rows(60))
-    create = [
-        "model",
-        "create",
-        "acme.two",
-        tmp_path / "rows",
-        "--domain",
-        "tiny",
-        "--detach",
-        "--data",
-        folder,
-    ]
+    file = tmp_path / "rows"
+    file.write_bytes(rows(60))
+    create = ["model", "create", "acme.two", file, "--domain", "tiny", "--detach", "--data", folder]
     code, out, err = said(capsys, *create)
     assert code == 0
     assert "nothing runs it yet" in err
@@ -123,7 +101,7 @@ def test_detached_on_a_folder_is_said_to_wait(
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[object, str, str]:
-    """(exit code, standard output, standard error) of a command."""
+    """Run a command: (exit code, standard output, standard error)."""
     with pytest.raises(SystemExit) as ended:
         main([str(a) for a in arguments])
     return ended.value.code, *capsys.readouterr()
@@ -218,7 +196,7 @@ def test_a_report_fits_in_80_columns(count: int, capsys: pytest.CaptureFixture[s
 def test_a_job_without_its_process_is_not_listed_as_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As SIGKILL of a command leaves it: `running`, and nobody holds its lock."""
+    """A command killed by SIGKILL leaves its job `running`, with a lock that nobody holds."""
     data = ("--data", tmp_path / "d")
     hmi(capsys, "tenant", "create", "acme", *data)
 
@@ -242,7 +220,7 @@ def test_a_job_without_its_process_is_not_listed_as_running(
 
 
 def test_an_upload_that_is_refused_early_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server answers after the head and closes, with most of the body unread."""
+    """The server answers after the head and closes the connection, with most of the body unread."""
     (tmp_path / "text").write_bytes(b"word " * (8 << 20))
     heads: list[bytes] = []
 

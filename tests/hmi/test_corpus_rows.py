@@ -1,4 +1,4 @@
-"""Bad corpora and bad rows: each with an error that names the place and the cure."""
+"""Bad corpora and bad rows: each error names the place and the cure."""
 
 from __future__ import annotations
 

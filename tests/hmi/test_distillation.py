@@ -1,5 +1,5 @@
-"""Making the lower layers local: each step must bring the root nearer to its source, and ship without
-loss."""
+"""Distillation of local lower layers: each step brings the root nearer to its source,
+and export loses nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_ridge_distillation_and_cotraining_each_lower_the_error(
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_covers_drop_every_order_but_unigrams(n: int) -> None:
+def test_random_covers_drop_some_ngrams_of_every_order_but_unigrams(n: int) -> None:
     ids = torch.ones(3, 40, dtype=torch.int64)
     rng, g = random.Random(1), torch.Generator().manual_seed(1)
     covers = [random_cover(ids, n, rng, g) for _ in range(20)]
@@ -110,7 +110,7 @@ def test_fidelity_is_what_it_says_by_kind(tiny_source: Path, teacher: Encoder) -
     assert set(by_kind) == {"general", "film", "short"}
     assert whole["split_relative_error"] != by_kind["film"]["split_relative_error"]
     got, want, cosines, means = [], [], [], []
-    for text in texts[20:]:  # one by one: neither batches nor padding
+    for text in texts[20:]:  # one by one, without batches or padding
         batch = make_batch([text])
         last = run_upper(upper, compute_features(lower, bias, batch), batch.mask, teacher.shape.heads)[0]
         true = teacher(batch.ids, batch.mask, batch.types)[0]

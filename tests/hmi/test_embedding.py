@@ -1,4 +1,4 @@
-"""Embeddings of the default root against its source's own; skipped where the weights are not installed."""
+"""Embeddings of the default root against those of its source; skipped where the weights are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder against transformers' own BERT: the same weights must give the same hidden states."""
+"""The encoder against BERT of transformers: the same weights give the same hidden states."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hooks between layers: rows may be dropped or merged, and texts may leave, as a slow padded run of each text
-does."""
+"""Hooks between layers may drop or merge rows and let texts leave: the answers equal slow
+padded runs of each text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
-from tests.hmi.test_packed import trained
+from tests.modules import root_module
 
 LENGTHS = [1, 7, 3, 12, 5]
 Reads = Literal["cls", "rows"]
@@ -29,8 +29,8 @@ def key(reads: Reads) -> BatchKey:
 
 
 def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
-    """Of each text only the rows `kept`, ascending; what is dropped is represented by the kept row before
-    it."""
+    """Keep only the rows `kept` (ascending) of each text; a dropped row is represented
+    by the kept row before it."""
     starts = rows.offsets[:-1]
     index = [start + i for start, mine in zip(starts, kept, strict=True) for i in mine]
     new = offsets_of([len(mine) for mine in kept])
@@ -43,7 +43,7 @@ def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drops the last quarter of each text's rows before one layer."""
+    """A hook that drops the last quarter of each text's rows before one layer."""
 
     before: int
 
@@ -58,8 +58,8 @@ class Drop:
 def slow(
     root: Root, x: Tensor, module: TenantModule | None, cut: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """One text, padded form: (the last layer's rows, those that entered it). `cut(layer, rows)` is a hook's
-    work."""
+    """One text in padded form: (rows of the last layer, rows that entered it). `cut(layer,
+    rows)` does a hook's work."""
     rows = before = x
     for i, layer in enumerate(root.upper):
         before = cut(i, rows)
@@ -73,7 +73,7 @@ def slow(
 def batch(tiny_root: Root) -> tuple[list[Tensor], list[TenantModule | None]]:
     g = torch.Generator().manual_seed(1)
     texts = [torch.randn(n, tiny_root.dim, generator=g) for n in LENGTHS]
-    a, b = trained(tiny_root, "lora", 4, 1), trained(tiny_root, "sequential", 3, 2)
+    a, b = root_module(tiny_root, "lora", 4, 1), root_module(tiny_root, "sequential", 3, 2)
     return texts, [a, a, None, b, a]
 
 
@@ -105,7 +105,7 @@ def test_rows_that_a_hook_drops(
 
 @dataclass(frozen=True)
 class Merge:
-    """Rows 2i and 2i + 1 of each text, which are equal, become one that stands for two."""
+    """A hook that merges rows 2i and 2i + 1 of each text, which are equal, into one that stands for both."""
 
     at: frozenset[int] = frozenset({0})
 
@@ -118,7 +118,7 @@ class Merge:
 def test_equal_rows_merged_are_as_if_they_were_not(tiny_root: Root, reads: Reads) -> None:
     g = torch.Generator().manual_seed(2)
     x = torch.cat([torch.randn(n, tiny_root.dim, generator=g).repeat_interleave(2, 0) for n in (1, 4, 6)])
-    modules = [trained(tiny_root, "lora", 4, 1)] * 3
+    modules = [root_module(tiny_root, "lora", 4, 1)] * 3
     executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
     packed = Rows.packed(x, offsets_of([2, 8, 12]))
     (plain,) = executor.run(key(reads), packed, modules)
@@ -129,7 +129,7 @@ def test_equal_rows_merged_are_as_if_they_were_not(tiny_root: Root, reads: Reads
 
 @dataclass(frozen=True)
 class Leave:
-    """Some texts leave before a layer."""
+    """A hook by which some texts leave before a layer."""
 
     who: frozenset[int]
     at: frozenset[int]
@@ -166,7 +166,7 @@ def test_texts_that_leave_early_move_nobody_else(
     assert list(only.texts) == [0, 1, 2, 3, 4]
 
 
-def test_it_pauses_before_each_layer(tiny_root: Root) -> None:
+def test_the_executor_pauses_before_each_layer(tiny_root: Root) -> None:
     calls: list[int] = []
     executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
     packed = Rows.packed(torch.randn(3, tiny_root.dim), [0, 3])

@@ -8,42 +8,24 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hmi.config import Settings
-from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs import build_plot, import_root
 from hmi.jobs.ngrams import ragged
-from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.root import Root, load_root
 from hmi.stores.miss_files import MissFiles
 from plot_store import Hits
 from tests.hmi.api_world import World, hmi, made_folder, running
-from tests.hmi.test_cli import ready, serving
-from tests.tiny import random_texts
+from tests.hmi.build_lab import run, text
+from tests.hmi.server_lab import ready, serving
 
 NEWS = "tiny/news"
-OFTEN, RARELY = "q z v k x", "j w y f"  # single letters are tokens, and in no corpus
-
-
-def text(seed: int, count: int = 40) -> bytes:
-    return "\n".join(random_texts(count, seed)).encode()
-
-
-def run(manager: Manager, job: JobRecord) -> dict[str, Any]:
-    ctx = JobContext(job, manager.settings, manager.registry)
-    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
-    try:
-        return (import_root.run if job.kind == "import_root" else build_plot.run)(ctx)
-    finally:
-        ctx.close()
-        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
+OFTEN, RARELY = "q z v k x", "j w y f"  # single letters: tokens that occur in no corpus
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +38,7 @@ def made(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         manager,
         manager.import_root("tiny", str(tiny_source), texts={"text-0": text(1, 280)}, alpha=5, options=few),
     )
-    run(manager, manager.create_domain(NEWS, text(2), alpha=60))
+    run(manager, manager.create_domain(NEWS, text(2, 40), alpha=60))
     manager.close()
     return folder
 
@@ -76,7 +58,7 @@ def root_of(manager: Manager) -> Root:
 
 
 def look(manager: Manager, texts: list[str], version: str = NEWS) -> Hits:
-    """Look texts up as the engine does, misses watched."""
+    """Look texts up as the engine does, recording misses."""
     encoded = root_of(manager).tokenizer.encode([*texts], 64)
     tokens, offsets = ragged([e.ids for e in encoded])
     with manager.plots.reader(version) as reader:
@@ -127,7 +109,7 @@ def test_growing_uses_up_what_was_recorded(manager: Manager) -> None:
     with pytest.raises(Conflict, match=r"no n-gram was missed 5 times or more in tiny/news \(0 misses"):
         manager.grow_domain(NEWS)
     look(manager, [RARELY] * 5)
-    # A job that was killed after its publication publishes nothing more, and forgets nothing that came since.
+    # A job that was killed after its publication neither publishes again nor forgets misses recorded since.
     assert run(manager, job)["version"] == manager.plots.version(NEWS).id
     manager.misses.flush()
     assert manager.misses.files.all(NEWS) is not None
@@ -149,11 +131,11 @@ def test_growing_is_refused_with_a_reason(manager: Manager) -> None:
             call("tiny/none")
     job = manager.grow_domain(NEWS, min_count=1)
     with pytest.raises(Conflict, match="queued to make tiny/news"):
-        manager.update_domain(NEWS, text(9))
+        manager.update_domain(NEWS, text(9, 40))
     pinned = manager.plots.version(NEWS).id
     (manager.settings.data / "jobs" / job.job / "plan.json").write_text(json.dumps({"parent": pinned}))
     manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "failed"}))
-    run(manager, manager.update_domain(NEWS, text(9)))
+    run(manager, manager.update_domain(NEWS, text(9, 40)))
     with pytest.raises(Conflict, match="has moved from version"):
         run(manager, job)
     assert manager.misses.files.all(NEWS) is not None, "a growth that failed uses up nothing"
@@ -244,7 +226,7 @@ async def test_over_http_and_a_restart(data: Path) -> None:
 def test_a_server_that_is_stopped_keeps_what_it_recorded(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGTERM comes long before the next writing."""
+    """SIGTERM comes long before the misses would be written next."""
     files = MissFiles(data / "misses")
     with serving(data) as (url, server):
         ready(url)

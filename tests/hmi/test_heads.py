@@ -1,5 +1,4 @@
-"""Heads with queries of their own, beside a slow form, and heads that read less than the one that goes on
-from them."""
+"""Heads with queries against a slow form, and heads that read less than the one they start from."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_an_earlier_head_goes_on_where_it_was(tiny_root: Root) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_it_learns_with_queries(tiny_root: Root) -> None:
+def test_training_learns_queries(tiny_root: Root) -> None:
     trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, queries=QUERIES), examples(tiny_root, 0))
     fresh = trainer.state().head["query"]
     list(trainer.epochs(quiet))

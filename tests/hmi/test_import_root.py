@@ -1,49 +1,28 @@
-"""Root import end to end on tiny sources: MPNet, other lengths of n-grams, fidelity by kind of text."""
+"""Import of roots, end to end, on tiny sources: MPNet, other lengths of n-grams, fidelity by kind of text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hmi.config import Settings
-from hmi.core import JobRecord
 from hmi.errors import InvalidInput
-from hmi.jobs import build_plot, import_root
-from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.model.batching import pad_ids
 from hmi.model.root import load_root, read_root_info
 from tests.hmi.api_world import hmi
+from tests.hmi.build_lab import run
 from tests.tiny import random_texts, write_tiny_mpnet
 
 RIDGE_ONLY = {"steps": 0, "upper_steps": 0}
 PRETRAIN = {"pretrain_steps": 2, "min_difference": 0.0}
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
-    yield opened
-    opened.close()
-
-
 def text(seed: int, lines: int = 280) -> bytes:
     return "\n".join(random_texts(lines, seed, 5, 20)).encode()
-
-
-def run(manager: Manager, job: JobRecord) -> None:
-    ctx = JobContext(job, manager.settings, manager.registry)
-    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
-    try:
-        (import_root.run if job.kind == "import_root" else build_plot.run)(ctx)
-    finally:
-        ctx.close()
-        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
 
 
 @pytest.mark.parametrize(("kind", "n"), [("bert", 2), ("bert", 5), ("mpnet", 3)])
@@ -74,7 +53,7 @@ def test_a_plot_gives_what_the_lower_layers_compute(
     with torch.inference_mode():
         exact = root.lower(pad_ids([e.ids for e in encoded]))
     want = torch.cat([exact[i, : len(e)] for i, e in enumerate(encoded)])
-    # int8 rows, n of them added up
+    # int8 rows, of which n are added up
     assert ((torch.from_numpy(rows) - want).norm() / want.norm()).item() < 0.02
 
 

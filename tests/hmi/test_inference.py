@@ -1,4 +1,4 @@
-"""Asks to results without HTTP, with an engine that only keeps what it was sent."""
+"""From asks to results without HTTP, with an engine that only records what it is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOPIC, MOOD, FOREIGN = ModelId("acme", "topic"), ModelId("acme", "mood"), ModelI
 
 @dataclass
 class Echo:
-    """Answers each text with itself, taking as many milliseconds as it has characters."""
+    """Answers each text with itself; its times are as many milliseconds as the text has characters."""
 
     calls: list[list[InferRequest]] = field(default_factory=list)
     error: Exception | None = None
@@ -100,16 +100,10 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == InferRequest(TOPIC, "a", place="inputs[0]")
-    told = {
-        "exact": True,
-        "scores": True,
-        "provenance": True,
-        "deadline": 100.05,
-        "ask": 1,
-        "model_place": "[1].model",
-    }
-    assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)  # type: ignore[arg-type]
-    assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)  # type: ignore[arg-type]
+    told: dict[str, Any] = {"exact": True, "scores": True, "provenance": True, "deadline": 100.05}
+    told |= {"ask": 1, "model_place": "[1].model"}
+    assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
+    assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)
 
 
 async def test_timing_is_of_the_slowest_input_and_provenance_of_all() -> None:
@@ -140,7 +134,7 @@ async def test_a_model_out_of_reach_is_as_one_that_does_not_exist(
 
 
 class Unread:
-    """Inputs that nobody may read."""
+    """Inputs whose reading is an error."""
 
     def __len__(self) -> int:
         return 3
@@ -192,7 +186,7 @@ async def test_a_wrong_input_is_named_by_its_part_and_keeps_the_engine_from_all(
 
 
 class Watched:
-    """Inputs that know where they are read."""
+    """Inputs that record on which thread they are read."""
 
     thread: int | None = None
 
@@ -254,7 +248,7 @@ async def test_work_is_under_way_until_its_task_is_done() -> None:
     tasks = [asyncio.create_task(work()) for _ in range(3)]
     for task in tasks:
         under_way.until_done(task)
-    tasks[0].cancel()  # before its first step
+    tasks[0].cancel()  # cancelled before its first step
     waiting = asyncio.create_task(under_way.none())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

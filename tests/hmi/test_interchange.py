@@ -1,4 +1,4 @@
-"""What of the `adapters` library's format has a twin here, and what is refused, by its name."""
+"""Which configurations of the `adapters` library are accepted, and that the others are refused by name."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_a_file_that_begins_like_a_pickle_is_read() -> None:
-    """The first byte of a safetensors file is its header's length, which a name's length can make 0x80."""
+    """A safetensors file begins with the header's length, whose first byte can be 0x80 as in a pickle."""
     files = [save({"t" * n: torch.zeros(1)}) for n in range(1, 256)]
     alike = [f for f in files if f[:1] == b"\x80"]
     assert alike

@@ -1,4 +1,4 @@
-"""Modules and heads against the `adapters` library, the oracle: same weights, same hidden states."""
+"""Modules and heads against the `adapters` library: the same weights give the same hidden states."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], ModuleSpec]] = {
 
 @pytest.fixture
 def bert(tiny_source: Path) -> Any:
-    """`adapters`' BERT with the tiny source's weights."""
+    """BERT of `adapters` with the weights of the tiny source."""
     config = transformers.BertConfig(**json.loads((tiny_source / "config.json").read_text()))
     model = adapters.BertAdapterModel(config)
     found = model.bert.load_state_dict(load_file(tiny_source / "model.safetensors"), strict=False)
@@ -89,8 +89,8 @@ def theirs(bert: Any) -> Tensor:
 
 
 def ours(root: Root, teacher: Encoder, state: dict[str, Tensor] | None) -> Tensor:
-    """The true lower layers, then the upper ones with a module rebuilt from its tensors, packed as in
-    serving."""
+    """The source's lower layers, then the upper layers with a module rebuilt from its
+    tensors, packed as in serving."""
     with torch.inference_mode():
         x = teacher(IDS, torch.ones_like(IDS, dtype=torch.bool), upto=SPLIT)[0]
     module = None if state is None else module_from(state)

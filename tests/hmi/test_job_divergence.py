@@ -1,4 +1,4 @@
-"""A training that diverges is refused, and what is published is what was measured."""
+"""A training that diverges is refused, and the published module is the one that was scored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_loss_that_is_no_number_ends_the_training_at_once(tiny_root: Root) -> 
     assert caught.value.details["field"] == "options.lr"
 
 
-def test_an_absurd_rate_is_told_from_a_good_one(tiny_root: Root) -> None:
+def test_a_diverging_learning_rate_is_refused(tiny_root: Root) -> None:
     trainer = tenant_trainer(tiny_root, MODULE, replace(PLAN, lr=1e5, epochs=3), examples(tiny_root, 0))
 
     def train() -> None:

@@ -1,28 +1,18 @@
-"""What a job that did not succeed leaves: no segment of its build, no files of its root, and nothing of
-others gone."""
+"""A job that did not succeed leaves no segment of its build and no files of its root, and
+removes nothing of others."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hmi.config import Settings
-from hmi.core import RootRecord, now
 from hmi.manager import Manager
 from plot_store import Schema
-from tests.hmi.manager_lab import add_root, end
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
-    yield opened
-    opened.close()
+from tests.hmi.manager_lab import add_root, end, root_record
 
 
 def half_build(manager: Manager, ref: str, build: str) -> int:
@@ -81,20 +71,7 @@ def test_an_import_that_does_not_succeed_leaves_no_root(manager: Manager, tiny_s
 def test_a_published_root_stays_whatever_became_of_its_job(manager: Manager, tiny_source: Path) -> None:
     job = manager.import_root("other", str(tiny_source)).job
     folder = root_files(manager, "other", job)
-    manager.registry.put_root(
-        RootRecord(
-            name="other",
-            version=job,
-            created=now(),
-            source={"kind": "folder"},
-            dim=4,
-            layers=4,
-            split=2,
-            fidelity={},
-            bytes=1,
-            job=job,
-        )
-    )
+    manager.registry.put_root(root_record("other", job, job=job))
     manager.cancel_job(job)
     assert folder.exists()
 

@@ -1,66 +1,22 @@
-"""A build that was interrupted anywhere publishes what an uninterrupted one does."""
+"""A build that is interrupted anywhere and resumed publishes the same as an uninterrupted one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from hmi.config import Settings
-from hmi.core import JobRecord
-from hmi.jobs import build_plot, import_root, plots
-from hmi.jobs.runtime.context import JobContext, JobStopped
+from hmi.jobs import plots
 from hmi.manager import Manager
 from plot_store import Store
-from tests.tiny import random_texts
-
-
-def text(seed: int, count: int) -> bytes:
-    return "\n".join(random_texts(count, seed)).encode()
+from tests.hmi.build_lab import attempt, text, tiny_manager
 
 
 @pytest.fixture(scope="module")
 def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    opened = Manager(Settings(data=tmp_path_factory.mktemp("resume") / "data", job_workers=0))
-    few = {"steps": 2, "upper_steps": 1}
-    job = opened.import_root("tiny", str(tiny_source), texts={"text-0": text(1, 280)}, alpha=30, options=few)
-    import_root.run(context(opened, job))
-    end(opened, job)
-    yield opened
-    opened.close()
-
-
-def context(manager: Manager, job: JobRecord) -> JobContext:
-    return JobContext(job, manager.settings, manager.registry)
-
-
-def end(manager: Manager, job: JobRecord) -> None:
-    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
-
-
-def attempt(manager: Manager, job: JobRecord, calls: int) -> bool:
-    """One process' work: it is stopped at the given call of `progress`. Whether it came to its end."""
-    ctx, left = context(manager, job), calls
-    told = ctx.progress
-
-    def progress(*given: Any, **more: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise JobStopped
-        told(*given, **more)
-
-    ctx.progress = progress  # type: ignore[method-assign]
-    try:
-        build_plot.run(ctx)
-    except JobStopped:
-        return False
-    finally:
-        ctx.close()
-    return True
+    yield from tiny_manager(tiny_source, tmp_path_factory.mktemp("resume") / "data")
 
 
 def test_an_interrupted_build_ends_like_any_other(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +26,10 @@ def test_an_interrupted_build_ends_like_any_other(manager: Manager, monkeypatch:
     monkeypatch.setitem(kwdefaults, "segment_bytes", 1 << 14)  # about 80 rows
     corpus = text(7, 150)
     whole = manager.create_domain("tiny/whole", corpus, alpha=70)
-    assert attempt(manager, whole, 10_000)
-    end(manager, whole)
+    assert attempt(manager, whole)
     job, attempts = manager.create_domain("tiny/parts", corpus, alpha=70), 1
-    while not attempt(manager, job, 8 + 4 * attempts):
+    while attempt(manager, job, calls=8 + 4 * attempts) is None:
         attempts += 1
-    end(manager, job)
     assert attempts > 3
     wanted, made = manager.plots.version("tiny/whole"), manager.plots.version("tiny/parts")
     assert made.meta["report"] == wanted.meta["report"]

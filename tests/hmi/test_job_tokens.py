@@ -1,5 +1,4 @@
-"""Long texts cost no more than they give: cut before tokenising, with exactly the tokens of the whole
-text."""
+"""Long texts are cut before they are tokenised, and give exactly the first tokens of the whole text."""
 
 from __future__ import annotations
 

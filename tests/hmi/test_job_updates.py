@@ -1,5 +1,5 @@
-"""Updates of a PLOT keep what it covered, share only rows of the same lower layers, and stand on one
-version."""
+"""An update of a PLOT keeps what was covered, shares only rows of the same lower layers,
+and rests on one version."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import torch
 
 import plot_store
 from hmi.config import Settings
-from hmi.core import JobRecord
 from hmi.errors import Conflict
-from hmi.jobs import build_plot, import_root
 from hmi.jobs.plots import Wanted, not_stored, write_version
 from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
@@ -27,22 +25,7 @@ from hmi.model.source import load_encoder
 from hmi.stores.plot_meta import PlotMeta
 from plot_store import VersionInfo
 from tests.hmi.api_world import hmi
-from tests.tiny import random_texts
-
-
-def text(seed: int, count: int = 40) -> bytes:
-    return "\n".join(random_texts(count, seed)).encode()
-
-
-def run(manager: Manager, job: JobRecord) -> dict[str, Any]:
-    ctx = JobContext(job, manager.settings, manager.registry)
-    manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "running"}))
-    body = import_root.run if job.kind == "import_root" else build_plot.run
-    try:
-        return body(ctx)
-    finally:
-        ctx.close()
-        manager.registry.update_job(job.job, lambda r: r.model_copy(update={"state": "succeeded"}))
+from tests.hmi.build_lab import run, text
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +38,7 @@ def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             "tiny", str(tiny_source), texts={"text-0.txt": text(1, 280)}, alpha=5, options=few
         ),
     )
-    run(opened, opened.create_domain("tiny/news", text(2), alpha=60))
+    run(opened, opened.create_domain("tiny/news", text(2, 40), alpha=60))
     yield opened
     opened.close()
 
@@ -69,10 +52,10 @@ def own(manager: Manager, version: str, order: int) -> set[Ngram]:
 
 
 def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
-    run(manager, manager.create_domain("tiny/med", text(3), alpha=60))
+    run(manager, manager.create_domain("tiny/med", text(3, 40), alpha=60))
     old = manager.plots.version("tiny/med")
     few = {"pretrain_steps": 2, "min_difference": 0}
-    run(manager, manager.update_domain("tiny/med", text(4), alpha=20, pretrain=True, options=few))
+    run(manager, manager.update_domain("tiny/med", text(4, 40), alpha=20, pretrain=True, options=few))
     new = manager.plots.version("tiny/med")
     assert new.meta["lower"] is not None
     for order in (2, 3):
@@ -83,7 +66,7 @@ def test_pretraining_again_keeps_what_was_covered(manager: Manager) -> None:
         assert not np.array_equal(before.get(3, ngrams)[0], after.get(3, ngrams)[0]), (
             "computed by the new layers"
         )
-    # A branch of it computes with the new layers, so what the root has is not shared.
+    # A branch under it computes with the new layers, so it does not share the root's rows.
     run(manager, manager.create_domain("tiny/med/sub", text(1, 280), alpha=5))
     assert own(manager, "tiny/med/sub", 3) & own(manager, "tiny", 3)
 
@@ -103,7 +86,7 @@ def test_only_rows_of_the_same_lower_layers_are_shared(manager: Manager) -> None
 
 def test_a_root_may_be_updated_too(manager: Manager) -> None:
     old = manager.plots.version("tiny")
-    run(manager, manager.update_domain("tiny", text(6), alpha=50))
+    run(manager, manager.update_domain("tiny", text(6, 40), alpha=50))
     new = manager.plots.version("tiny")
     assert new.id != old.id
     assert own(manager, old.id, 3) < own(manager, new.id, 3)
@@ -146,7 +129,7 @@ def _write(
         manager.cancel_job(job.job)
 
 
-def test_an_archive_is_taken_only_where_its_root_is(
+def test_an_archive_is_accepted_only_where_its_root_is(
     manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive, data = tmp_path / "archive", manager.settings.data

@@ -1,5 +1,4 @@
-"""Buckets equal a slow plain form, a fresh table changes nothing, and a window alone gets what it gets in a
-batch."""
+"""Lexical features equal a slow plain form, a new table changes nothing, and alone equals batched."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ FULL = (1 << 64) - 1
 
 
 def whole(words: list[str]) -> Encoded:
-    """A window that holds each word as one token."""
+    """A window in which each word is one token."""
     count = len(words)
     return Encoded([101, *range(1000, 1000 + count), 102], [0] * (count + 2), [None, *range(count), None])
 
 
 def text_of(*texts: list[int]) -> Encoded:
-    """Tokens of one or two texts between their special ones."""
+    """The tokens of one or two texts, with [CLS] and [SEP] around them."""
     ids, types, words = [101], [0], [None]
     for kind, tokens in enumerate(texts):
         ids += [*tokens, 102]
@@ -102,7 +101,7 @@ def test_a_long_word_counts_by_its_beginning() -> None:
 
 def test_a_text_has_each_token_and_each_pair_once() -> None:
     once = bags_of("a", text_of([5, 6, 5, 6]), BUCKETS)
-    assert len(once.ids) == 2 + 2  # 5, 6; 5 6, 6 5
+    assert len(once.ids) == 2 + 2  # unigrams 5, 6; bigrams 5 6, 6 5
     assert once.rows.tolist() == [0]
     assert torch.equal(once.ids, bags_of("b", text_of([5, 6, 5, 6, 5]), BUCKETS).ids)
 
@@ -115,7 +114,7 @@ def test_of_two_texts_order_and_difference_count() -> None:
     same = bags_of(("a", "a"), text_of([5, 6], [5, 6]), BUCKETS)
     sets = [frozenset(bag.ids.tolist()) for bag in (one, other, same)]
     assert len(set(sets)) == 3
-    # 6 and 7 alone, 5 both, 5 6 and 5 7 alone, 7 in place of 6, four counts.
+    # 6 and 7 in one text, 5 in both, 5 6 and 5 7 in one, 7 in place of 6, and four counts.
     assert len(sets[0]) == 10
     assert len(sets[2]) == 2 + 4  # 5 and 6 in both, four counts
 
@@ -130,8 +129,8 @@ def test_alone_equals_batched(labels: int) -> None:
     together = table(logits, bags)
     for i, bag in enumerate(bags):
         alone = table(logits[i : i + 1, : len(texts[i]) + 2], [bag])
-        # With the map to many labels, a product's rounding may hang on its size; the engine adds one window
-        # at a time.
+        # With many labels, the rounding of a product may depend on its size; the engine adds one window at
+        # a time.
         torch.testing.assert_close(
             together[i, : len(texts[i]) + 2], alone[0], rtol=0, atol=0 if labels <= WIDTH else 1e-5
         )
@@ -167,7 +166,7 @@ def test_tensors_alone_rebuild_it() -> None:
         assert torch.equal(again.scores(bags), lexical.scores(bags))
 
 
-def test_tasks_have_them_by_default_or_as_asked() -> None:
+def test_tasks_have_lexical_features_by_default_or_as_asked() -> None:
     assert lexical_buckets("tagging", None) == BUCKETS
     assert lexical_buckets("tagging", False) == 0
     assert lexical_buckets("classification", None) == 0

@@ -1,5 +1,4 @@
-"""Modules held for batches: what nobody waits for is not held, and each model hears an error by its own
-names."""
+"""Pinned modules: what nobody waits for is not held, and each model's error names that model."""
 
 from __future__ import annotations
 
@@ -18,10 +17,11 @@ from hmi.engine.recent import Recent
 from hmi.errors import Damaged
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.adapter_store import DamagedArtefact
+from tests.waiting import until
 
 
 class AtHand:
-    """Bundles of which all is in memory but the lower layers."""
+    """Bundles with everything in memory but the lower layers."""
 
     def __init__(self, lower: Callable[[], Any]) -> None:
         self._lower = lower
@@ -54,7 +54,7 @@ def at_hand(name: str) -> Part[Any]:
 
 
 async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load() -> None:
-    """Three ways: the load ends, it raises, and the server stops before it begins."""
+    """In three ways: the load ends, it raises, and the server stops before it begins."""
     go_on, wrong = threading.Event(), []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: wrong.append(about))
 
@@ -67,8 +67,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
     pool: AdapterPool[Any] = AdapterPool(0, load)
     loader = ModelLoader(cast(Bundles, AtHand(list)), pool)
     holds = [asyncio.create_task(loader.hold([name])) for name in ("ends", "raises", "never begins")]
-    while pool.misses < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: pool.misses >= 2)
     for hold in holds:
         hold.cancel()
     await asyncio.gather(*holds, return_exceptions=True)
@@ -83,7 +82,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
 
 
 async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One load for all who wait; each hears of its own domain."""
+    """One load serves all who wait, and each one's error names its own domain."""
     go_on, loads = threading.Event(), []
 
     def damaged() -> Any:
@@ -110,7 +109,9 @@ async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: p
         assert "0123" not in str(error)
 
 
-def test_who_sent_something_is_forgotten_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_that_sent_something_are_forgotten_without_being_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr("hmi.engine.recent.time.monotonic", lambda: now)
     recent = Recent()

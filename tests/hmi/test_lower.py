@@ -1,4 +1,5 @@
-"""Section 1 of the brief: what a PLOT entry is, how entries add up to a text, and what depends on what."""
+"""Local lower layers: what a PLOT entry is, how entries add up to a text's states,
+and what depends on what."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def lower(tiny_root: Root) -> LocalLower:
 
 
 def slow_entry(lower: LocalLower, trigram: list[int]) -> Tensor:
-    """One window in fp64, head by head and row by row, with nothing batched: the oracle."""
+    """One window in fp64, head by head and row by row, without batches: the oracle."""
     e, heads = lower.embeddings, lower.shape.heads
     assert e.token_type is not None
     at = [i for i in range(lower.n) if trigram[i] > 0]
@@ -122,11 +123,11 @@ def of_n(request: pytest.FixtureRequest, teacher: Encoder) -> LocalLower:
 
 
 def as_stored(lower: LocalLower, texts: list[list[int]], at_hand: set[tuple[int, ...]]) -> Tensor:
-    """The texts' rows by the store's own slow reference, from a store that has the n-grams `at_hand`."""
+    """The texts' states by the store's slow reference, from a store of the n-grams `at_hand`."""
     entries = {}
     for ngram in at_hand:
         rows = lower.ngram_entries(torch.tensor([ngram]))[0]
-        if len(ngram) == lower.n:  # stored as it is, missing neighbours included
+        if len(ngram) == lower.n:  # stored as it is, also with missing neighbours
             rows = slow_entry(lower, list(ngram)).float()
         entries[ngram] = rows.numpy()
     return torch.from_numpy(reference.lookup([entries], texts, lower.shape.dim, lower.n)[0])
@@ -156,7 +157,7 @@ def test_back_off_fills_as_the_store_does(of_n: LocalLower, seed: int) -> None:
     ids = pad_ids(TEXTS)
     held = {order: torch.zeros(ids.shape, dtype=torch.bool) for order in range(2, n + 1)}
     at_hand = {(token,) for text in TEXTS for token in text}
-    chosen: dict[tuple[int, ...], bool] = {}  # the same n-gram is at hand everywhere or nowhere
+    chosen: dict[tuple[int, ...], bool] = {}  # an n-gram is at hand everywhere or nowhere
     for row, text in enumerate(TEXTS):
         for order in held:
             spans = [tuple(text[i : i + order]) for i in range(len(text) - order + 1)]
@@ -168,7 +169,7 @@ def test_back_off_fills_as_the_store_does(of_n: LocalLower, seed: int) -> None:
     torch.testing.assert_close(together, as_stored(of_n, TEXTS, at_hand), atol=2e-5, rtol=1e-4)
 
 
-def test_all_at_hand_is_the_exact_text(of_n: LocalLower) -> None:
+def test_with_all_ngrams_stored_the_states_are_exact(of_n: LocalLower) -> None:
     ids = pad_ids(TEXTS)
     every = Cover({order: torch.ones(ids.shape, dtype=torch.bool) for order in range(2, of_n.n + 1)})
     torch.testing.assert_close(of_n(ids, every), of_n(ids), atol=1e-6, rtol=0)

@@ -1,25 +1,16 @@
-"""The manager's rules: what may be done when, what is refused and why, and that nothing in use is removed."""
+"""The manager's rules: what is allowed when, what is refused and why, and that nothing in use is removed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import plot_store
-from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput, NotFound, UnsupportedModel
 from hmi.manager import Manager
 from tests.hmi.manager_lab import PAIRS, ROWS, add_model, add_root, end, publish_plot
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "UPPER", "", "a" * 64, ".tmp", "a\0b"])

@@ -1,10 +1,9 @@
-"""The manager: keys, deletion, collection, consistency, settings."""
+"""The manager: keys, deletion, garbage collection, consistency of its stores, settings."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from hmi.manager import Manager
 from hmi.stores.plots import as_hmi, plot_errors
 from tests.hmi.manager_lab import PAIRS, add_model, add_root
 from tests.hmi.runner_bodies import version_by
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
-    yield opened
-    opened.close()
 
 
 def test_keys_open_only_their_tenant_and_are_kept_as_hashes(manager: Manager) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of missed n-grams: where it lies, who writes it, and that it goes when it is told to."""
+"""Recorded misses: where they are stored, who writes them, and that they are deleted on request."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hmi.stores import miss_recorder
 from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from plot_store import Hits, MissSketch, Schema, VersionInfo
+from tests.waiting import wait_until
 
 NEWS, LAW = "tiny/news", "tiny/law"
 
@@ -118,7 +119,7 @@ def test_forgetting_starts_anew_and_only_once(files: MissFiles) -> None:
     recorder.stop()
 
 
-def test_one_process_records(files: MissFiles) -> None:
+def test_only_one_process_records_misses(files: MissFiles) -> None:
     files.switch_on(NEWS)
     first, second = MissRecorder(files), MissRecorder(files)
     assert first.start()
@@ -132,16 +133,12 @@ def test_one_process_records(files: MissFiles) -> None:
     second.stop()
 
 
-def test_it_is_written_every_few_seconds(files: MissFiles) -> None:
+def test_misses_are_written_every_few_seconds(files: MissFiles) -> None:
     files.switch_on(NEWS)
     recorder = MissRecorder(files, flush_s=0.01)
     recorder.start()
     look(recorder, version(NEWS), [5, 6])
-    for _ in range(500):
-        if kept(files, NEWS):
-            break
-        threading.Event().wait(0.01)
-    assert kept(files, NEWS), "the thread writes by itself"
+    wait_until(lambda: kept(files, NEWS))
     recorder.stop()
     assert "hmi-misses" not in {thread.name for thread in threading.enumerate()}
 
@@ -233,7 +230,7 @@ def test_a_lookup_does_not_wait_for_the_disk(files: MissFiles, monkeypatch: pyte
     flushing.start()
     assert begun.wait(10)
     for number in (1, 2):
-        look(recorder, version(NEWS, number), [5])  # would never return
+        look(recorder, version(NEWS, number), [5])  # returns while the file is being written
     go_on.set()
     flushing.join()
     recorder.stop()
@@ -273,7 +270,7 @@ def test_a_disk_that_refuses_at_the_start_leaves_no_lock(
     recorder.stop()
 
 
-def test_a_sketch_that_goes_while_all_are_read_is_none(
+def test_a_sketch_deleted_while_all_are_read_counts_as_none(
     files: MissFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert files.all(NEWS) is None

@@ -1,5 +1,4 @@
-"""Modules out of one model and into another: on the command line, over HTTP, with and without a head of their
-own."""
+"""Export of a model's module and import into another: by command and over HTTP, with and without a head."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def test_a_model_with_a_twin_for_its_head_comes_back_as_it_went(
 
 
 def moved(data: Path, one: str, two: str) -> dict[str, float]:
-    """How far the numbers of two models' modules and heads are from each other at most."""
+    """The largest difference between the numbers of two models' modules and heads."""
     before, after = state_of(data, one), state_of(data, two)
     assert before[0].module == after[0].module
     out = {"module": 0.0, "head": 0.0}
@@ -121,19 +120,10 @@ def moved(data: Path, one: str, two: str) -> dict[str, float]:
 def test_an_adapter_without_a_head_is_trained_on_rows(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a learning rate of nearly nothing, the module that is published is what was imported."""
+    """With a tiny learning rate, the published module is the imported one."""
     at = ("--data", data)
-    create = (
-        "model",
-        "create",
-        "acme.topic",
-        tmp_path / "rows",
-        "--domain",
-        "tiny",
-        "--option",
-        "module.sites=q,fo",
-    )
-    hmi(capsys, *create, "--option", "module.rank=3", *SHORT, *at)
+    module = ("--option", "module.sites=q,fo", "--option", "module.rank=3")
+    hmi(capsys, "model", "create", "acme.topic", tmp_path / "rows", "--domain", "tiny", *module, *SHORT, *at)
     hmi(capsys, "model", "export-module", "acme.topic", tmp_path / "out", *at)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"adapter_config.json", "adapter.safetensors"}
     take = ("model", "import-module", "acme.two", tmp_path / "out", "--domain", "tiny")

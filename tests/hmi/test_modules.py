@@ -1,4 +1,4 @@
-"""Kinds of tenant modules: what each computes, what a spec means, how much each holds."""
+"""Kinds of tenant modules: what each computes, what a spec means, and how many numbers each has."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ffn(layer: EncoderLayer, h: Tensor) -> Tensor:
 
 
 def run_one(root: Root, x: Tensor, module: TenantModule) -> Tensor:
-    """One layer deep, packed."""
+    """One layer with a module, in packed form."""
     upper = torch.nn.ModuleList([root.upper[0]])
     return run_rows(PackedExecutor(upper, root.info.shape), x[0], [0, x.shape[1]], [module])[None]
 
@@ -98,7 +98,7 @@ def test_ln_moves_gain_and_bias(tiny_root: Root, x: Tensor) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_kind_learns_at_every_site(tiny_root: Root, x: Tensor, kind: Kind) -> None:
-    """A fresh module gets a gradient at each site, through the padded form that trains."""
+    """A new module gets a gradient at each site in the padded form, which trains."""
     torch.manual_seed(0)
     module = new_module(ModuleSpec(kind=kind, rank=8), tiny_root.info.shape, len(tiny_root.upper))
     attend = attend_padded(torch.ones(1, x.shape[1], dtype=torch.bool), tiny_root.info.shape.heads)
@@ -106,7 +106,7 @@ def test_every_kind_learns_at_every_site(tiny_root: Root, x: Tensor, kind: Kind)
     for i, layer in enumerate(tiny_root.upper):
         rows = layer(rows, attend, module.delta(i))
     rows.square().mul(torch.arange(rows.shape[-1])).sum().backward()
-    first = {"up", "bias"}  # what starts at zero and is moved first
+    first = {"up", "bias"}  # the tensor that starts at zero gets a gradient first
     for name, p in module.named_parameters():
         if name.rpartition(".")[2] in first:
             assert p.grad is not None, name
@@ -146,7 +146,7 @@ def test_sizes_keep_to_their_budgets(kind: Kind) -> None:
             assert more > budget, (kind, name, more)
 
 
-def test_the_default_is_what_it_was() -> None:
+def test_the_default_module_is_lora_of_rank_8() -> None:
     assert (ModuleSpec().kind, ModuleSpec().rank, ModuleSpec().sites) == ("lora", 8, None)
     assert (
         ModuleSpec()
@@ -182,20 +182,10 @@ def test_impossible_specs_say_why(given: dict[str, Any], says: str) -> None:
 
 
 def test_a_version_stored_before_is_read() -> None:
-    old = {
-        "version": 1,
-        "artefact": "0" * 64,
-        "domain": "r/d",
-        "plot_version": "p",
-        "root": "r",
-        "root_version": "v",
-        "task": "classification",
-        "labels": ["a", "b"],
-        "module": {"kind": "parallel", "rank": 12},
-        "max_length": 64,
-        "metrics": {},
-        "bytes": 1,
-        "created": "",
-        "job": "j",
-    }
-    assert ModelVersion.model_validate_json(json.dumps(old)).module == ModuleSpec(kind="parallel", rank=12)
+    old = """{
+        "version": 1, "artefact": "%s", "domain": "r/d", "plot_version": "p",
+        "root": "r", "root_version": "v", "task": "classification", "labels": ["a", "b"],
+        "module": {"kind": "parallel", "rank": 12}, "max_length": 64, "metrics": {}, "bytes": 1,
+        "created": "", "job": "j"
+    }"""
+    assert ModelVersion.model_validate_json(old % ("0" * 64)).module == ModuleSpec(kind="parallel", rank=12)

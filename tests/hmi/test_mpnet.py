@@ -1,5 +1,4 @@
-"""MPNet as a root: the encoder against transformers' own, packed against padded, windows, ids, and an
-import."""
+"""MPNet as a root: the encoder against transformers, packed against padded, windows, ids, and an import."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.batching import pad_ids, pad_rows
 from hmi.model.encoder import Encoder, attend_padded
 from hmi.model.lower import POSITION_BASE, LocalLower
-from hmi.model.modules import TenantModule, new_module
 from hmi.model.relative import bucket_of, relative_bias
 from hmi.model.root import Root, RootInfo, load_root, save_root, split_encoder
 from hmi.model.source import find_source, load_encoder
@@ -32,6 +30,7 @@ from hmi.training.distillation import (
     sample_batches,
 )
 from hmi.training.fidelity import measure_fidelity
+from tests.modules import random_module
 from tests.tiny import random_texts, write_tiny_mpnet
 
 SPLIT = 2
@@ -64,7 +63,7 @@ def lower(mpnet: Encoder, tokenizer: Tokenizer) -> LocalLower:
 
 
 def theirs_of(ids: Tensor) -> Tensor:
-    """Our ids as the source has them: padding 1 and <s> 0, which HMI has the other way round."""
+    """Our ids as the source has them: padding 1 and <s> 0, which HMI swaps."""
     return torch.where(ids > 1, ids, 1 - ids)
 
 
@@ -171,19 +170,10 @@ def test_a_shorter_ngram_is_a_window_with_missing_neighbours(lower: LocalLower) 
     torch.testing.assert_close(got, torch.stack([left[0], left[1], right[1], right[2]]), atol=1e-5, rtol=0)
 
 
-def trained(shape_of: Encoder, depth: int, seed: int) -> TenantModule:
-    module = new_module(ModuleSpec(rank=3), shape_of.shape, depth)
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=g) * 0.2)
-    return module.requires_grad_(False)
-
-
 @pytest.mark.parametrize("cls_only", [True, False])
 def test_packed_equals_padded_alone(mpnet: Encoder, cls_only: bool) -> None:
     upper, heads = mpnet.layers[SPLIT:], mpnet.shape.heads
-    modules = [None, trained(mpnet, len(upper), 1), trained(mpnet, len(upper), 2)]
+    modules = [None, *(random_module(ModuleSpec(rank=3), mpnet.shape, len(upper), seed) for seed in (1, 2))]
     rng, g = random.Random(0), torch.Generator().manual_seed(0)
     lengths = [1, 30, 2, 12, 45, 7, 30]
     chosen = [rng.choice(modules) for _ in lengths]
@@ -204,7 +194,7 @@ def test_packed_equals_padded_alone(mpnet: Encoder, cls_only: bool) -> None:
 
 
 def test_first_rows_alone_equal_all_rows(mpnet: Encoder) -> None:
-    """What training of a classifier computes: one query a text in the last layer."""
+    """Training of a classifier computes only one query a text in the last layer."""
     x, mask = pad_rows([torch.randn(9, mpnet.shape.dim), torch.randn(4, mpnet.shape.dim)])
     attend, layer = attend_padded(mask, mpnet.shape.heads), mpnet.layers[-1]
     first = layer(x, attend, queries=lambda rows: rows[:, :1])

@@ -40,7 +40,7 @@ def decoded(endpoint: Endpoint, body: Any, model: str = "acme.topic") -> list[As
 
 
 def encoded(endpoint: Endpoint, results: list[AskResult]) -> Any:
-    """As it is sent, checked against the documented type."""
+    """An answer as it is sent, checked against the documented type."""
     answer = endpoint.encode(results)
     text = json.dumps(plain(answer), allow_nan=False)
     assert TypeAdapter(endpoint.answer).validate_json(text) == answer
@@ -48,7 +48,7 @@ def encoded(endpoint: Endpoint, results: list[AskResult]) -> Any:
 
 
 def body_of(ask: Ask) -> dict[str, Any]:
-    """The fullest native body that an ask can come from."""
+    """The most explicit native body of an ask."""
     wanted = [name for name in ("scores", "provenance") if getattr(ask, name)]
     parameters = {"deadline_ms": ask.deadline_ms, "exact": ask.exact, "return": wanted}
     return {"inputs": [item_of(each) for each in ask.inputs], "parameters": parameters}
@@ -62,7 +62,7 @@ def item_of(given: Input) -> Any:
     return given.text if given.parts == (given.place,) else {"text": given.text}
 
 
-def test_it_is_a_dialect() -> None:
+def test_the_native_protocol_is_a_dialect() -> None:
     dialect: Dialect = NATIVE
     assert [(each.path, each.inputs_field) for each in dialect.endpoints] == [
         ("/infer/{model}", "inputs"),
@@ -129,7 +129,7 @@ def test_asks_of_drawn_bodies_make_the_same_bodies_again() -> None:
 
 
 def filled(body: dict[str, Any]) -> dict[str, Any]:
-    """A body with every default written out, and a list for a single text."""
+    """A body with all defaults filled in, and a list in place of a single text."""
     given = body.get("parameters", {})
     wanted = [name for name in ("scores", "provenance") if name in given.get("return", [])]
     parameters = {

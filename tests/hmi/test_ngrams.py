@@ -1,4 +1,4 @@
-"""Counting a corpus in a job, resuming it, and what is chosen of it."""
+"""Counting a corpus in a job, resuming the count, and the n-grams chosen from it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_orders_are_those_of_the_version(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_count_is_not_that_of_the_corpus(tmp_path: Path) -> None:
-    """The choice is known before anything is read, and read in chunks."""
+    """The number of chosen n-grams is known before any is read, and they are read in chunks."""
     with NgramCounter(3, (2, 3), tmp_path) as counter:
         counter.add(*ragged([[1, 2, 3], [1, 2, 3], [4, 5]]))
         counted: CountedNgrams = counter.finish()

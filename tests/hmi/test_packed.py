@@ -1,4 +1,5 @@
-"""The packed upper layers against the padded ones: alone equals batched, whatever the tenants."""
+"""The packed upper layers against the padded ones: alone equals batched,
+whichever tenants share the batch."""
 
 from __future__ import annotations
 
@@ -22,16 +23,7 @@ from hmi.model.modules import TenantModule, module_from, new_module
 from hmi.model.prepacked import PackedLinear
 from hmi.model.root import Root
 from hmi.modulespec import Kind
-
-
-def trained(root: Root, kind: str, rank: int, seed: int) -> TenantModule:
-    """A module whose every tensor is random: what training could have made."""
-    module = new_module(ModuleSpec(kind=kind, rank=rank), root.info.shape, len(root.upper))  # type: ignore[arg-type]
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=g) * 0.2)
-    return module.requires_grad_(False)
+from tests.modules import root_module
 
 
 def before_the_last(
@@ -55,7 +47,8 @@ def slow(root: Root, x: Tensor, module: TenantModule | None, *, cls_only: bool) 
 
 
 def served(root: Root, monkeypatch: pytest.MonkeyPatch, *, reordered: bool) -> nn.ModuleList:
-    """The upper layers as the engine has them, the choice being ours and not the machine's."""
+    """The upper layers as the engine prepares them, with `reordered` chosen by the
+    test and not by the machine."""
     if reordered and not prepacked.speedup(8, 8):
         pytest.skip("this build of torch has no reordered linear maps")
     monkeypatch.setattr(prepacked, "speedup", lambda out_size, in_size: 2.0 if reordered else 0.5)
@@ -74,15 +67,9 @@ def test_a_mixed_batch_equals_one_by_one(
     tiny_root: Root, cls_only: bool, reordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upper = served(tiny_root, monkeypatch, reordered=reordered)
-    kinds = [
-        ("lora", 4),
-        ("lora", 8),
-        ("parallel", 24),
-        None,
-        ("lora", 1),
-        *((kind, 5) for kind in get_args(Kind)),
-    ]
-    modules = [None if k is None else trained(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
+    every_kind = [(kind, 5) for kind in get_args(Kind)]
+    kinds = [("lora", 4), ("lora", 8), ("parallel", 24), None, ("lora", 1), *every_kind]
+    modules = [None if k is None else root_module(tiny_root, k[0], k[1], i) for i, k in enumerate(kinds)]
     rng = random.Random(0)
     for trial in range(6):
         chosen = [*rng.sample(modules, 12), modules[trial]]
@@ -131,7 +118,7 @@ def test_few_numbers_of_rows_are_computed_and_little_in_vain() -> None:
 
 
 def test_replacing_one_tenants_module_leaves_another_bit_identical(tiny_root: Root) -> None:
-    a, b, c = (trained(tiny_root, "lora", 4, i) for i in range(3))
+    a, b, c = (root_module(tiny_root, "lora", 4, i) for i in range(3))
     x = torch.randn(10, tiny_root.dim, generator=torch.Generator().manual_seed(5))
     executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
     one = run_rows(executor, x, [0, 4, 10], [a, b])
@@ -147,7 +134,7 @@ def test_what_is_no_number_never_reaches_another_text(
 ) -> None:
     upper = served(tiny_root, monkeypatch, reordered=reordered)
     modules = [
-        trained(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])
+        root_module(tiny_root, kind, 4, i) for i, kind in enumerate(["lora", "parallel", "lora", "houlsby"])
     ]
     offsets, executor = [0, 4, 9, 12, 19], PackedExecutor(upper, tiny_root.info.shape)
     x = torch.randn(19, tiny_root.dim, generator=torch.Generator().manual_seed(5))
@@ -182,13 +169,13 @@ def test_a_fresh_module_changes_nothing(tiny_root: Root) -> None:
 
 @pytest.mark.parametrize(("kind", "rank"), [(kind, 3) for kind in get_args(Kind)])
 def test_a_module_survives_storage(tiny_root: Root, kind: str, rank: int) -> None:
-    module = trained(tiny_root, kind, rank, 3)
+    module = root_module(tiny_root, kind, rank, 3)
     again = module_from(module.state_dict())
     for name, value in module.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
 
 
 def test_segments_join_neighbours_only(tiny_root: Root) -> None:
-    a, b = trained(tiny_root, "lora", 2, 0), trained(tiny_root, "lora", 2, 1)
+    a, b = root_module(tiny_root, "lora", 2, 0), root_module(tiny_root, "lora", 2, 1)
     runs = [(s.start, s.end) for s in segments_of([a, a, b, a, None, None])]
     assert runs == [(0, 2), (2, 3), (3, 4), (4, 6)]

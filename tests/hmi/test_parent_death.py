@@ -1,21 +1,21 @@
-"""A job's process ends when its parent does, from its first moment, whatever it is doing."""
+"""A job's process ends when its parent ends, from its first moment and whatever it is doing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from hmi.jobs.runtime.parent_death import ORPHANED
-from tests.hmi.test_cli import REPO
+from tests.hmi.server_lab import REPO
+from tests.waiting import wait_until
 
 LIMIT_S = 60.0
 BUSY = {
     "waiting": "time.sleep(600)",
-    # Matching backtracks for ever and never lets another thread run.
+    # The matching backtracks for ever and never lets another thread run.
     "holding the interpreter's lock": "re.match('(a+)+$', 'a' * 64 + 'b')",
 }
 
@@ -28,26 +28,15 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
     (tmp_path / "slow_bodies.py").write_text(
         f"import pathlib, re, time\npathlib.Path({str(begun)!r}).touch()\n{BUSY[busy]}\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "hmi.jobs",
-        "--data",
-        str(tmp_path / "d"),
-        "--bodies",
-        "slow_bodies:BODIES",
-        "j",
-    ]
+    options = ["--data", str(tmp_path / "d"), "--bodies", "slow_bodies:BODIES"]
+    command = [sys.executable, "-m", "hmi.jobs", *options, "j"]
     env = {"PYTHONPATH": f"{REPO}:{REPO / 'kernels'}:{tmp_path}", "PATH": ""}
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path, env=env) as job:
         try:
-            until = time.monotonic() + LIMIT_S
-            while not begun.exists():
-                assert job.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            wait_until(lambda: begun.exists() or job.poll() is not None, LIMIT_S)
+            assert job.poll() is None
             assert job.stdin is not None
-            job.stdin.close()  # as the kernel does when the parent dies
+            job.stdin.close()  # as the operating system does when the parent dies
             assert job.wait(LIMIT_S) != 0
         finally:
             job.kill()
@@ -56,8 +45,10 @@ def test_a_job_that_is_still_importing_dies_with_its_parent(tmp_path: Path, busy
 
 def test_a_parent_that_is_gone_already_is_noticed() -> None:
     code = (
-        "import time\nfrom hmi.jobs.runtime.parent_death import "
-        "die_with_parent\ndie_with_parent()\ntime.sleep(600)"
+        "import time\n"
+        "from hmi.jobs.runtime.parent_death import die_with_parent\n"
+        "die_with_parent()\n"
+        "time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=REPO) as job:
         try:
@@ -70,12 +61,5 @@ def test_a_parent_that_is_gone_already_is_noticed() -> None:
 
 def test_without_a_pipe_nothing_is_watched() -> None:
     code = "from hmi.jobs.runtime.parent_death import die_with_parent\ndie_with_parent()\nprint('alive')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "alive\n"
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, stdin=subprocess.DEVNULL, cwd=REPO, text=True) == "alive\n"

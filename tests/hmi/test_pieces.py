@@ -1,4 +1,4 @@
-"""A model that several packages carry in pieces: found where they are installed, put together once."""
+"""A model split over several packages is found where they are installed, and assembled once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Installed packages tiny-in-pieces-part-001 and on, as pip leaves them."""
+    """Installed packages tiny-in-pieces-part-001 and so on, as pip would leave them."""
     model, site = write_tiny_mpnet(tmp_path / "model"), tmp_path / "site"
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").write_text(

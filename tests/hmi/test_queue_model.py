@@ -1,4 +1,4 @@
-"""The batch queue against a plain model of it: every window is cut once, in order, and nobody is starved."""
+"""The batch queue against a plain model: every window is cut once, in order, and no tenant is starved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPACITY = 400
 
 
 class Told:
-    """A sink."""
+    """A sink that fails at most once and is never given an answer."""
 
     def __init__(self) -> None:
         self.wanted = True
@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
             assert self.queue.tokens >= wanted, "what waits has its room"
 
     def teardown(self) -> None:
-        """Everything that is still wanted comes out, and then the queue is empty."""
+        """All items that are still wanted come out, and then the queue is empty."""
         if not hasattr(self, "queue"):
             return
         self.patch.undo()
@@ -161,8 +161,8 @@ TestQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline
 
 @pytest.mark.parametrize("loud", [2, 20])
 def test_whoever_waits_is_served_within_as_many_turns_as_there_are_tenants(loud: int) -> None:
-    """However much the loud ones send: of equal windows a quiet tenant's goes before anybody has three turns
-    more."""
+    """Whatever busy tenants send: among equal windows, a quiet tenant's comes before any
+    tenant has three more turns."""
     queue = BatchQueue(1_000_000, Pace())
     for i in range(loud):
         queue.put([item(f"t{i}", "cls", [20]) for _ in range(50)])

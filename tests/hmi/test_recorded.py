@@ -1,4 +1,4 @@
-"""The recorder of answers before and after a rebuild, without a server: its calls and its comparison."""
+"""`tests.hmi.recorded` without a server: its calls and its comparison."""
 
 from __future__ import annotations
 

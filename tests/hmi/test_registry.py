@@ -1,4 +1,4 @@
-"""The registry: durable facts, one step each, shared by processes."""
+"""The registry: durable records, atomic changes, shared by processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from hmi.core import JobKind, JobRecord, JobState, KeyRecord, ModelId, TenantRecord, now
+from hmi.core import JobKind, JobState, KeyRecord, ModelId, now
 from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
 from hmi.manager.tenants import new_key
 from hmi.stores import job_table
@@ -21,32 +20,10 @@ from hmi.stores.job_table import drop_jobs
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase, RegistryTxn
 from hmi.stores.table import Table
+from tests.hmi.registry_lab import add_tenant, job
 from tests.hmi.runner_bodies import version_by
 
 ACME = ModelId("acme", "mood")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    opened = Registry.open(tmp_path / "registry", first_map=1 << 17)
-    add_tenant(opened, "acme")
-    yield opened
-    opened.close()
-
-
-def add_tenant(registry: Registry, name: str) -> str:
-    key, plain = new_key(name, ("infer", "manage"))
-    registry.create_tenant(TenantRecord(tenant=name, created=now()), key)
-    return plain
-
-
-def _tenant(name: str) -> tuple[TenantRecord, KeyRecord]:
-    return TenantRecord(tenant=name, created=now()), new_key(name, ("infer",))[0]
-
-
-def job(name: str, **changes: object) -> JobRecord:
-    fields = {"job": name, "kind": "fine_tune", "state": "queued", "created": now(), "tenant": "acme"}
-    return JobRecord.model_validate({**fields, **changes})
 
 
 def sha(plain: str) -> str:
@@ -201,7 +178,7 @@ def test_expired_answers_are_dropped(registry: Registry, tmp_path: Path) -> None
 
 
 def pages(registry: Registry, tenant: str | None, state: Any, kind: Any, limit: int) -> list[str]:
-    """All jobs of a list, page by page."""
+    """All jobs of a list, read page by page."""
     found: list[str] = []
     after = None
     while True:
@@ -221,7 +198,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
         old = {record.job: record for record in registry.jobs()}.get(name)
         if old is not None and rng.random() < 0.2:
             registry._database.write(lambda t, name=name: drop_jobs(registry._table, t, [name]))  # type: ignore[misc]
-        else:  # a job changes its state, and neither its owner nor its kind
+        else:  # a job's state changes, its owner and kind do not
             given = (
                 {"tenant": old.tenant, "kind": old.kind}
                 if old
@@ -241,7 +218,7 @@ def test_pages_and_counts_of_jobs_are_those_of_a_full_read(registry: Registry, t
                 if tenant in (None, r.tenant) and state in (None, r.state) and kind in (None, r.kind)
             ]
             assert pages(registry, tenant, state, kind, 3) == want
-        if not again:  # a registry of an earlier release has no indexes: opening makes them
+        if not again:  # a registry of an earlier release has no indexes; opening creates them
             registry._database.write(unindexed)
             assert registry.count_jobs() == {}
             Registry.open(tmp_path / "registry").close()

@@ -1,5 +1,4 @@
-"""Damage of the registry's file: never a wrong or missing answer, never a dead process; few tenants
-notice."""
+"""A damaged registry file gives no wrong or missing answer and kills no process, and few tenants notice."""
 
 from __future__ import annotations
 
@@ -32,6 +31,7 @@ from hmi.stores.registry_database import RegistryDatabase
 from hmi.stores.sealed import mark_of
 from tests.hmi.runner_bodies import version_by
 from tests.hmi.runner_lab import Lab
+from tests.waiting import wait_until
 
 TENANTS = 60
 PAGE = 4096
@@ -58,7 +58,7 @@ def raw_records(folder: Path) -> dict[bytes, bytes]:
 
 
 def damaged(folder: Path, old: bytes, new: bytes) -> None:
-    """Replace bytes in the file itself, as a disk does."""
+    """Overwrite bytes in the file itself, as a failing disk does."""
     path = folder / "data.mdb"
     raw = path.read_bytes()
     assert raw.count(old) >= 1
@@ -66,7 +66,7 @@ def damaged(folder: Path, old: bytes, new: bytes) -> None:
 
 
 def models(registry: Registry) -> dict[str, str]:
-    """By tenant: found, or the kind of the error."""
+    """For each tenant: "found", or the kind of the error."""
     found = {}
     for name in names():
         try:
@@ -94,7 +94,7 @@ def test_a_changed_key_is_damage_for_its_own_record(folder: Path) -> None:
     assert [m.tenant for m in registry.models("t08")] == ["t08"]
     with pytest.raises(NotFound):
         registry.model(ModelId("t07", "never"))
-    with pytest.raises(Damaged):  # it must not begin anew beside what was lost
+    with pytest.raises(Damaged):  # a new registry must not be created beside the lost one
         registry.publish_model(ModelId("t07", "m"), version_by("j2"))
     assert any("model/t07.m" in problem for problem in registry.problems())
     registry.close()
@@ -122,7 +122,7 @@ def test_a_lost_key_does_not_open_the_server(folder: Path) -> None:
 
 @pytest.mark.parametrize("at", ["half", "a page", "nothing", "gone", "no meta pages"])
 def test_a_shorter_file_is_refused(folder: Path, at: str) -> None:
-    """In a process of its own, which must end by itself and not by a signal."""
+    """Opened in a child process, which must end by itself and not by a signal."""
     data = folder / "data.mdb"
     raw = data.read_bytes()
     (folder.parent / "adapters").mkdir()
@@ -151,8 +151,7 @@ def test_a_shorter_file_is_refused(folder: Path, at: str) -> None:
 
 
 def test_no_damaged_page_gives_a_wrong_answer(folder: Path) -> None:
-    """Every page zeroed, and random bytes of every page changed: what is answered is as it was, all else is
-    damage."""
+    """With any page zeroed or some of its bytes changed, an answer is the former one or `damaged`."""
     data = folder / "data.mdb"
     raw = data.read_bytes()
     rng = random.Random(3)
@@ -188,7 +187,7 @@ def test_a_page_that_goes_bad_while_it_is_served(folder: Path, opened: Registry)
     assert set(models(opened)) == set(names())
     data = folder / "data.mdb"
     raw = data.read_bytes()
-    with data.open("r+b") as file:  # in place: the map of this process shows it at once
+    with data.open("r+b") as file:  # in place: this process sees it at once through its map
         for page in range(2, len(raw) // PAGE):
             file.seek(page * PAGE)
             file.write(bytes(PAGE))
@@ -207,7 +206,7 @@ def test_a_registry_of_the_format_before_is_taken_over(folder: Path) -> None:
     assert registry.problems() == []
     registry.close()
     assert raw_records(folder) == before
-    # A table of this format whose format cannot be read must not be taken for an old one.
+    # A damaged table of this format must not be mistaken for an old one.
     damaged(folder, b"format", b"formas")
     with pytest.raises(Damaged):
         Registry.open(folder)
@@ -221,7 +220,7 @@ def test_a_folder_of_the_format_before_gets_this_one(tmp_path: Path) -> None:
 
 
 def test_damage_of_one_record_is_told_and_stops_neither_start_nor_jobs(folder: Path) -> None:
-    """A whole data folder; garbage is not collected while it is unknown what is garbage."""
+    """Nothing is collected as garbage while it is unknown which artefacts are garbage."""
     damaged(folder, b"model/t07.m", b"model/t07.q")
     manager = Manager(Settings(data=folder.parent, job_workers=0))
     assert any("model/t07.m" in problem for problem in manager.verify())
@@ -244,7 +243,7 @@ def test_a_damaged_job_holds_up_no_other(folder: Path) -> None:
     manager = Manager(Settings(data=folder.parent, job_workers=0))
     with pytest.raises(Damaged):
         manager.job("j0")
-    manager.runner.recover()  # as each new job and each list of jobs does
+    manager.runner.recover()  # as each new job and each list of jobs would
     assert manager.job("j1").state == "queued", "its process has gone"
     assert [job.job for job in manager.registry.page_of_jobs(names()[1], None, None, None, 9)[0]] == ["j1"]
     manager.close()
@@ -275,12 +274,12 @@ def test_a_damaged_count_costs_its_own_line_and_is_counted_anew(folder: Path) ->
     assert registry.problems() == []
     registry.close()
     metrics = Metrics()
-    metrics.watch_jobs(registry.count_jobs, get_args(JobState))  # closed: nothing of it can be read
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState))  # closed: none of it can be read
     assert "hmi_jobs_unread 5.0" in metrics.render().decode()
 
 
 def test_the_reaper_goes_on_with_other_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two real processes run when one's record is damaged, and both die."""
+    """Two real processes run; the record of one is damaged, and both die."""
     lab = Lab(tmp_path / "data")
     runner = lab.runner(workers=2)
     runner._housekeeping = lambda: None
@@ -301,9 +300,12 @@ def test_the_reaper_goes_on_with_other_jobs(tmp_path: Path, caplog: pytest.LogCa
     assert jobs[0] not in runner._cancelled_at, "nobody knows that it was cancelled"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 40
-    while runner._children and time.monotonic() < deadline:
+
+    def reaped() -> bool:
         runner._reap()
+        return not runner._children
+
+    wait_until(reaped)
     assert lab.registry.job(jobs[1]).state == "cancelled"
     runner._clean()
     told = [record for record in caplog.records if jobs[0] in record.getMessage()]
@@ -314,7 +316,7 @@ def test_the_reaper_goes_on_with_other_jobs(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_housekeeping_goes_on_past_what_is_damaged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Not the collection of garbage, while it is unknown what is garbage."""
+    """Garbage collection alone is left out, while it is unknown which artefacts are garbage."""
     running_jobs(folder, 2)
     damaged(folder, b"note 0", b"note 9")
     manager = Manager(Settings(data=folder.parent, job_workers=0))
@@ -351,7 +353,7 @@ def test_a_kept_answer_that_is_damaged_keeps_no_other(folder: Path, monkeypatch:
     registry.close()
 
 
-def test_marks_go_with_their_records(opened: Registry, folder: Path) -> None:
+def test_marks_are_deleted_with_their_records(opened: Registry, folder: Path) -> None:
     for name in names():
         opened.delete_tenant(name)
     gone = ("tenant/", "model/", "key")

@@ -1,4 +1,4 @@
-"""The registry among processes: growth, kills, forks, a full disk, damage."""
+"""The registry in several processes: growth, kills, forks, a full disk, damage."""
 
 from __future__ import annotations
 
@@ -8,43 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hmi.core import JobRecord, KeyRecord, ModelId, RootRecord, TenantRecord, now
+from hmi.core import ModelId
 from hmi.errors import Damaged, HmiError, StorageFull, Unavailable
-from hmi.manager.tenants import new_key
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
+from tests.disks import small_disk
+from tests.hmi.manager_lab import root_record
+from tests.hmi.registry_lab import add_tenant, job, tenant_with_key
 from tests.hmi.runner_bodies import version_by
 
 ACME = ModelId("acme", "mood")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    opened = Registry.open(tmp_path / "registry", first_map=1 << 17)
-    add_tenant(opened, "acme")
-    yield opened
-    opened.close()
-
-
-def add_tenant(registry: Registry, name: str) -> str:
-    key, plain = new_key(name, ("infer", "manage"))
-    registry.create_tenant(TenantRecord(tenant=name, created=now()), key)
-    return plain
-
-
-def _tenant(name: str) -> tuple[TenantRecord, KeyRecord]:
-    return TenantRecord(tenant=name, created=now()), new_key(name, ("infer",))[0]
-
-
-def job(name: str, **changes: object) -> JobRecord:
-    fields = {"job": name, "kind": "fine_tune", "state": "queued", "created": now(), "tenant": "acme"}
-    return JobRecord.model_validate({**fields, **changes})
 
 
 def test_the_map_grows_and_other_readers_follow(registry: Registry) -> None:
@@ -119,7 +97,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
                 Unavailable, match=f"process {stopped.pid} holds the write lock of the registry"
             ):
                 add_tenant(registry, "late")
-            assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers wait for nobody
+            assert [t.tenant for t in registry.tenants()] == ["acme"]  # readers do not wait
         finally:
             stopped.send_signal(ending)
     monkeypatch.undo()
@@ -128,8 +106,8 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
 
 
 def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Path) -> None:
-    """While this process has the registry open, nothing but a check of the readers empties LMDB's table of
-    them."""
+    """While this process has the registry open, only a check for dead readers frees
+    their slots in LMDB's table."""
     script = (
         "import os, sys, lmdb; env, found = lmdb.open(sys.argv[1], readonly=True), []\n"
         "try:\n"
@@ -141,23 +119,9 @@ def test_readers_that_were_killed_block_nobody(registry: Registry, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout) > 4000, done.stderr
     read = registry._database.read
-    # The second needs a place of its own.
+    # The second process needs a slot of its own.
     assert read(lambda t: read(lambda inner: inner.keys("tenant/"))) == ["acme"]
     assert registry._database._database.forget_dead_readers() == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("only root can mount a small file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_what_cannot_be_read_is_reported_as_damage(registry: Registry, tmp_path: Path) -> None:
@@ -170,18 +134,7 @@ def test_what_cannot_be_read_is_reported_as_damage(registry: Registry, tmp_path:
 
 def test_records_survive_reopening_and_a_closed_registry_says_so(tmp_path: Path) -> None:
     first = Registry.open(tmp_path / "r")
-    record = RootRecord(
-        name="tiny",
-        version="v1",
-        created=now(),
-        source={"kind": "folder"},
-        dim=32,
-        layers=4,
-        split=2,
-        fidelity={"cosine": 0.9},
-        bytes=1,
-        job="j1",
-    )
+    record = root_record("tiny", fidelity={"cosine": 0.9})
     first.put_root(record)
     first.close()
     with pytest.raises(Unavailable):
@@ -212,7 +165,7 @@ def _said_by_child(registry: Registry, tmp_path: Path) -> str:
         registry.tenants()
     except HmiError:  # `Forked`: a bug of ours
         own = Registry.open(tmp_path / "registry")
-        own.create_tenant(*_tenant("child"))
+        own.create_tenant(*tenant_with_key("child"))
         return json.dumps([t.tenant for t in own.tenants()])
     return "used"
 
@@ -241,7 +194,7 @@ def test_nothing_can_come_to_depend_on_a_domain_while_it_is_deleted(registry: Re
 
 
 def _store_until_full(registry: Registry) -> int:
-    """How many answers were stored before the disk was full."""
+    """Store answers until the disk is full, and return how many fitted."""
     for n in range(1000):
         try:
             registry.store(f"k{n}", "s", {"text": "x" * 20_000})
@@ -250,25 +203,26 @@ def _store_until_full(registry: Registry) -> int:
     raise AssertionError("the disk never got full")
 
 
-def test_a_really_full_disk_loses_nothing_and_ends_when_there_is_room(small_disk: Path) -> None:
-    opened = Registry.open(small_disk / "registry")
-    stored = _store_until_full(opened)
-    assert stored > 5
-    assert opened.remember(f"k{stored}", "s") is None
-    opened.close()
-    reopened = Registry.open(small_disk / "registry")
-    assert all(reopened.remember(f"k{i}", "s") for i in range(stored))
-    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    reopened.store("more", "s", {"text": "x" * 20_000})
-    assert reopened.remember("more", "s") is not None
-    reopened.close()
+def test_a_really_full_disk_loses_nothing_and_ends_when_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        opened = Registry.open(disk / "registry")
+        stored = _store_until_full(opened)
+        assert stored > 5
+        assert opened.remember(f"k{stored}", "s") is None
+        opened.close()
+        reopened = Registry.open(disk / "registry")
+        assert all(reopened.remember(f"k{i}", "s") for i in range(stored))
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        reopened.store("more", "s", {"text": "x" * 20_000})
+        assert reopened.remember("more", "s") is not None
+        reopened.close()
 
 
 def test_a_fork_in_the_middle_of_a_transaction_undoes_nothing(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child has a copy of the transaction, and closing that would undo it: the child may not open the
-    registry."""
+    """The child has a copy of the transaction. Closing the copy would undo it, so the child
+    may not open the registry."""
     monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     inside, go_on = threading.Event(), threading.Event()
 

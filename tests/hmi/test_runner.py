@@ -1,5 +1,5 @@
-"""The runner, with real processes: whatever dies, every job reaches an end, and what is published is whole
-and once."""
+"""The runner with real processes: whatever dies, each job reaches an end and
+publishes completely and once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,7 @@ from hmi.errors import Conflict, NotFound
 from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.folders import JobFolder
 from tests.hmi.runner_lab import BODIES, Lab, gone
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "data")
-    yield lab
-    for runner in lab.runners:
-        runner.stop()
-    lab.registry.close()
+from tests.waiting import wait_until
 
 
 def test_a_job_runs_reports_and_is_tidied(lab: Lab, tmp_path: Path) -> None:
@@ -219,20 +209,17 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
     pid = lab.counting(job)
     other = lab.runner(workers=0)
     _, _, jobs = lab.registry.delete_tenant("acme")
-    # By another process's runner: the job finds its record gone and removes its own folder.
+    # By the runner of another process: the job finds its record gone and removes its own folder.
     other.forget(jobs)
     assert gone(pid)
-    deadline = time.monotonic() + 5
-    while lab.folder(job).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not lab.folder(job).exists()
+    wait_until(lambda: not lab.folder(job).exists())
     assert lab.registry.jobs() == []
 
 
 @pytest.mark.parametrize("how", ["list", "show", "cancel", "submit"])
 def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> None:
-    """Nobody supervises here, as between two commands on a folder: whoever looks settles it by the job's
-    lock."""
+    """As between two commands on a folder, no runner supervises the job: a look at it
+    settles its state by its lock."""
     runner, target = lab.runner(), {"steps": 1000, "model": "acme.m"}
     job = lab.submit(runner, "count", **target)
     child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)

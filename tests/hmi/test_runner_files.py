@@ -1,4 +1,4 @@
-"""What surrounds a job: its input, its progress, its errors, and what crashes leave behind."""
+"""The files of a job: its input, progress, errors, and what crashes leave behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,15 +18,6 @@ from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.process import describe
 from hmi.manager.tenants import new_key
 from tests.hmi.runner_lab import Lab
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "data")
-    yield lab
-    for runner in lab.runners:
-        runner.stop()
-    lab.registry.close()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def test_tenants_take_turns(lab: Lab) -> None:
     runner = lab.runner()
     for tenant in ("acme", "acme", "acme", "beta", None, "beta"):
         runner.submit("fine_tune", {"do": "count", "steps": 1}, tenant)
-        time.sleep(0.002)  # of two jobs of one millisecond none is the older
+        time.sleep(0.002)  # two jobs of one millisecond have no order
     runner.start()
     ids = [record.job for record in lab.registry.jobs()]
     started = sorted((lab.end_of(job) for job in ids), key=lambda record: record.started or "")

@@ -1,4 +1,4 @@
-"""Which rows are held out, and what users are told of their rows."""
+"""Which rows are held out, and the notes that users get about their rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The PLOT store's errors as a client sees them, and that a disk which fails once is never taken for
-damage."""
+"""The PLOT store's errors as a client sees them; a disk that fails once is never mistaken for damage."""
 
 from __future__ import annotations
 
@@ -159,7 +158,8 @@ def test_a_catalogue_that_cannot_be_read_is_unavailable_to_a_command(tmp_path: P
 
 
 def test_only_public_names_of_the_store_are_used() -> None:
-    """`plot_store` itself and the modules that its documentation names; benchmarks may look behind them."""
+    """Public names are those of `plot_store` and the modules that its documentation names.
+    Benchmarks may use others."""
     found = set()
     for path in HMI.rglob("*.py"):
         if path.is_relative_to(HMI / "bench"):

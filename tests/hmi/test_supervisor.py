@@ -10,12 +10,7 @@ from hmi.engine import supervisor
 from hmi.engine.supervisor import Supervisor
 from hmi.errors import Damaged, copy_of
 from hmi.stores.adapter_store import DamagedArtefact
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("how", [RuntimeError("no thread left"), asyncio.CancelledError(), None])

@@ -1,5 +1,5 @@
-"""The best path and how sure each of its tags is equal trying every path, and the scheme is read off the
-rows."""
+"""The best path and each tag's probability equal trying every path; the tag scheme
+is detected from the rows."""
 
 from __future__ import annotations
 

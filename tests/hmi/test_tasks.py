@@ -1,4 +1,4 @@
-"""What a task is: targets, losses, decisions and metrics of each kind, against plain arithmetic."""
+"""The kinds of task against plain arithmetic: targets, losses, decisions and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hmi.training.scoring import calibration, headline, score_labels, score_tags
 
 
 def one_piece_a_word(words: int, start: int = 0) -> Encoded:
-    """A window of words of one piece each between [CLS] and [SEP]."""
+    """A window of one-piece words between [CLS] and [SEP]."""
     return Encoded(
         [2, *range(10, 10 + words), 3], [0] * (words + 2), [None, *range(start, start + words), None]
     )
@@ -83,8 +83,8 @@ def test_odds_are_learnt_like_so_many_rows_of_each_label(weights: torch.Tensor |
     ]
     assert rows == [[2], [0.75, 0.0, 0.25]]
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-    # The first row four times, the second one three times as a and once as c, whatever a label weighs
-    # elsewhere.
+    # Like four copies of the first row, three of the second as a and one as c. Soft labels are not
+    # weighted.
     each = [
         objective_of(kind).loss(logits[i : i + 1], [[label]], None).item()
         for i, label in ((0, 2), (1, 0), (1, 2))
@@ -119,7 +119,7 @@ def test_several_labels_are_those_over_the_threshold() -> None:
 def test_the_threshold_is_chosen_where_rows_suffice() -> None:
     task = MultiLabel(("a", "b"))
     golds: list[tuple[str, ...]] = [("a",) if i % 2 else () for i in range(60)]
-    # Probability .3 where the label applies, .1 where not: only a threshold between them is right.
+    # Probability .3 where the label applies and .1 elsewhere: only a threshold between them is right.
     merged = [torch.logit(torch.tensor([0.3 if "a" in g else 0.1, 0.01])) for g in golds]
     tuned = objective_of(task).tuned(golds, merged)
     assert objective_of(tuned).score(golds, merged)["micro_f1"] == 1.0
@@ -143,7 +143,7 @@ def test_an_embedding_has_length_one_where_the_root_says_so() -> None:
 
 def test_words_that_no_window_holds_are_outside_and_paths_stay_legal() -> None:
     task = task_of("tagging", ("B-x", "I-x", "O"), TaskRules(scheme="bio"))
-    window = Encoded([2, 10, 11, 3], [0] * 4, [None, 0, 2, None])  # the tokenizer makes nothing of word 1
+    window = Encoded([2, 10, 11, 3], [0] * 4, [None, 0, 2, None])  # the tokenizer drops word 1
     outputs = torch.tensor([[0.0, 0, 0], [5, 0, 0], [0, 5, 4], [0, 0, 0]])
     answer = task.answer(task.merge([outputs], [window], 5))
     assert answer.tags == ["B-x", "I-x", "I-x", "O", "O"], (
@@ -182,7 +182,7 @@ def test_label_scores_equal_their_definitions() -> None:
 
 def test_values_are_scored_by_rank_and_error() -> None:
     metrics = score_values([1, 2, 3, 4], [10, 20, 20, 1000], 2.5)
-    assert metrics["spearman"] == pytest.approx(0.9487)  # ranks 0 1.5 1.5 3 against 0 1 2 3
+    assert metrics["spearman"] == pytest.approx(0.9487)  # ranks 0 1.5 1.5 3 and 0 1 2 3
     assert metrics["mae_of_mean"] == 1.0
     assert score_values([1, 2], [5, 5], 1.5)["spearman"] == 0.0
     assert headline(metrics) == metrics["spearman"]

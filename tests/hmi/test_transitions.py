@@ -1,4 +1,4 @@
-"""The loss of whole paths equals trying every path, alone as in a batch."""
+"""The loss over whole paths equals trying every path, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_batch_is_the_mean_over_words_of_all_paths() -> None:
     assert torch.allclose(transitions.loss(logits, TARGETS), torch.as_tensor(expected), atol=1e-5)
 
 
-def test_its_gradient_is_that_of_all_paths() -> None:
+def test_the_gradient_of_the_loss_is_that_of_all_paths() -> None:
     transitions, logits = made()
     logits.requires_grad_()
     transitions.loss(logits[:1], TARGETS[:1]).backward()
@@ -73,7 +73,9 @@ def test_texts_without_words_cost_nothing() -> None:
         ("classification", 5, None, None, False),
     ],
 )
-def test_they_are_learnt_for_tagging(task, labels, weights, wanted, learns) -> None:  # type: ignore[no-untyped-def]
+def test_transitions_are_learnt_for_tagging_unless_told_otherwise(
+    task, labels, weights, wanted, learns
+) -> None:  # type: ignore[no-untyped-def]
     assert learns_transitions(task, labels, weights, wanted) is learns
 
 
@@ -97,7 +99,7 @@ def test_what_was_learnt_decides_between_equal_scores() -> None:
 
 def test_words_that_were_not_seen_cost_no_path_and_do_not_break_an_entity() -> None:
     task = learn_task("tagging", [("B-x", "I-x", "O"), ("O", "B-y")])
-    scores = torch.full((6, 4), UNSEEN)  # words 1 and 4 are of nothing that a tokenizer knows
+    scores = torch.full((6, 4), UNSEEN)  # words 1 and 4 are dropped by the tokenizer
     scores[:, 3] = 0
     for word, tag in ((0, 0), (2, 2), (3, 3), (5, 1)):
         scores[word] = torch.eye(4)[tag].log_softmax(-1)
@@ -108,14 +110,14 @@ def test_words_that_were_not_seen_cost_no_path_and_do_not_break_an_entity() -> N
     assert task.answer(torch.empty(0, 4)).tags == []
 
 
-def test_they_are_refused_where_they_cannot_be() -> None:
+def test_transitions_are_refused_beside_class_weights() -> None:
     with pytest.raises(InvalidInput, match="class weights") as error:
         learns_transitions("tagging", 5, (1.0,), True)
     assert error.value.details["field"] == "options.transitions"
 
 
 def test_what_a_teacher_says_in_io_can_be_learnt() -> None:
-    """Two entities of one word that touch are one of two words in IO, though no row has such a one."""
+    """In IO, two touching entities of one word look like one entity of two words, which no row has."""
     task = learn_task("tagging", [("I-x", "O"), ("O", "I-x")])
     scores = torch.full((2, 3), -9.0)
     scores[:, task.labels.index("B-x")] = 0

@@ -1,4 +1,4 @@
-"""An update that is worse than the live version on the same held-out rows is kept and does not answer."""
+"""An update that scores worse than the live version on the same held-out rows is kept and does not answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_worse_update_is_held_back_and_can_be_published(
     manager.rollback_model("acme.m", before)
 
 
-def test_who_asks_for_it_decides_otherwise(manager: Manager) -> None:
+def test_publish_always_or_never_overrides_the_comparison(manager: Manager) -> None:
     before = manager.model("acme.m").current
     made = update(manager, rows(200), publish="never", options={"epochs": 1})
     assert (made["published"], made["reason"]) == (False, "publish=never was asked for")
@@ -187,7 +187,7 @@ def test_an_update_of_another_form_is_held_back_and_a_lost_live_version_is_repla
     few = {**OPTIONS, "epochs": 1}
     job = manager.create_model("acme.v", domain="tiny", task="regression", data=singles, options=few)
     assert attempt(manager, job, fine_tune.run)
-    module = {"kind": "houlsby", "rank": 2}  # another one: nothing of the live version is gone on from
+    module = {"kind": "houlsby", "rank": 2}  # another kind: it does not start from the live version's module
     job = manager.update_model("acme.v", data=pairs, options={"epochs": 1, "module": module})
     made = attempt(manager, job, fine_tune.run)
     assert made is not None
@@ -201,7 +201,7 @@ def test_an_update_of_another_form_is_held_back_and_a_lost_live_version_is_repla
 
 
 def changed(path: Path) -> None:
-    """Every 97th byte of the file's second half."""
+    """Change every 97th byte of the file's second half."""
     raw = bytearray(path.read_bytes())
     for at in range(len(raw) // 2, len(raw), 97):
         raw[at] ^= 0x15
@@ -209,7 +209,8 @@ def changed(path: Path) -> None:
 
 
 def test_an_update_of_a_damaged_live_version_begins_afresh_and_answers(manager: Manager) -> None:
-    """Also where it is interrupted, and with fewer rows, of which the new version knows no others."""
+    """Also after an interruption; and with fewer rows, which are then all that the
+    new version has learnt from."""
     few = {**OPTIONS, "epochs": 2}
     job = manager.create_model("acme.d", domain="tiny", task="classification", data=rows(120), options=few)
     assert attempt(manager, job, fine_tune.run)

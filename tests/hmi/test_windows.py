@@ -1,4 +1,4 @@
-"""Long texts in windows: every token once at least, every word from where it stands most central."""
+"""Long texts in windows: each token is in a window, each word is read where it stands most central."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tiny import random_texts
 
 
 def text_of(pieces: list[int]) -> Encoded:
-    """A text whose word i has pieces[i] pieces; ids tell the place."""
+    """A text whose word i has pieces[i] pieces; ids show the position."""
     words = [w for w, count in enumerate(pieces) for _ in range(count)]
     ids = [1, *range(100, 100 + len(words)), 2]
     return Encoded(ids, [0] * len(ids), [None, *words, None])

@@ -1,9 +1,8 @@
-"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu compiled by g++, in memory between forbidden
-pages.
+"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu, compiled by g++, on arrays between guard pages.
 
-So the tests run the device's own source where there is no GPU. A read or write past the end of an array (or,
-on demand, before its beginning), a misaligned one and undefined arithmetic end the process at once; the
-direction in which a block's threads run can be turned round.
+With it the tests run the device's own source where there is no GPU. The process dies at once of a read or
+write past the end of an array (with `front`, before its beginning), of a misaligned access, and of undefined
+arithmetic. The threads of a block can run in reverse order.
 """
 
 from __future__ import annotations
@@ -18,26 +17,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hmi_kernels.lookup import cuda, cuda_device, cuda_upload
 
-FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-Wall",
-    "-Werror",
-    "-shared",
-    "-fPIC",
-    "-ffp-contract=off",
-    "-fsanitize=undefined",
-    "-fsanitize-undefined-trap-on-error",
-]
+FLAGS = """
+-std=c++17 -O1 -Wall -Werror -shared -fPIC -ffp-contract=off
+-fsanitize=undefined -fsanitize-undefined-trap-on-error
+"""
 WORDS = ("TABLE_WORDS", "STEP_WORDS", "LEVEL_WORDS", "SEGMENT_WORDS")
 CONSTANTS = {name: getattr(cuda_upload, name) for name in WORDS} | {"HOST_TILE": cuda.TILE}
 LAUNCH_ARGUMENTS = 15
 
 
-def compiler() -> str | None:
-    return shutil.which("g++")
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """lookup.cu, compiled for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup/lookup.cu for the CPU")
+    return compile_twin(tmp_path_factory.mktemp("twin"))
+
+
+@pytest.fixture(scope="session", params=["twin", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> cuda.Device:
+    """The twin, and the first GPU."""
+    if request.param == "twin":
+        return Twin(request.getfixturevalue("library"))
+    try:
+        return cuda_device.CudaDevice()
+    except cuda_device.NoDevice as error:
+        pytest.skip(str(error))
+
+
+def put(device: cuda.Device, host: np.ndarray) -> Any:
+    """A copy of `host` in the device's memory."""
+    array = device.empty(host.shape, host.dtype)
+    device.write(host, array)
+    return array
 
 
 def compile_twin(folder: Path) -> ctypes.CDLL:
@@ -45,7 +60,7 @@ def compile_twin(folder: Path) -> ctypes.CDLL:
     defines = [f"-D{name}={value}" for name, value in CONSTANTS.items()]
     source = Path(__file__).with_name("cuda_twin.cpp")
     subprocess.run(
-        ["g++", *FLAGS, *defines, f"-I{cuda_device.SOURCE.parent}", "-o", str(library), str(source)],
+        ["g++", *FLAGS.split(), *defines, f"-I{cuda_device.SOURCE.parent}", "-o", str(library), str(source)],
         check=True,
     )
     loaded = ctypes.CDLL(str(library))
@@ -55,7 +70,11 @@ def compile_twin(folder: Path) -> ctypes.CDLL:
 
 
 class Twin:
-    """`free` is what it says of its memory; threads and backwards say how a block runs."""
+    """The device: blocks of `threads` threads, run in reverse order if `backwards`.
+
+    Tests may set `free` (the bytes that it reports as free), `front` (where arrays lie between the guard
+    pages) and `blocks` (launch this many, whatever the look-up asks for).
+    """
 
     def __init__(self, library: ctypes.CDLL, threads: int = 128, backwards: bool = False) -> None:
         self.library = library
@@ -63,7 +82,7 @@ class Twin:
         self.backwards = backwards
         self.free = 1 << 30
         self.front = False
-        self.blocks: int | None = None  # if set, so many instead of what is asked for
+        self.blocks: int | None = None
 
     @contextmanager
     def active(self, stream: int | None) -> Iterator[None]:
@@ -76,8 +95,7 @@ class Twin:
         return self.empty((size,), np.uint8)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Reaches up to the forbidden page behind it, or, if `front`, begins right after the one before
-        it."""
+        """An array that ends at a guard page, or, with `front`, begins right after one."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         inner = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = np.frombuffer(mmap.mmap(-1, inner + 2 * mmap.PAGESIZE), np.uint8)

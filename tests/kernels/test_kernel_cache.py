@@ -1,5 +1,5 @@
-"""Machine code in numba's cache is of these sources, also when only another file of the package has
-changed."""
+"""numba's cache never gives machine code of older sources, also when only another
+file of the package changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def twice(folder: Path) -> int:
 def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
     package = tmp_path / "hmi_kernels"
     package.mkdir()
-    room = package / "room"  # of its own: the stamp covers folders too
+    room = package / "room"  # a folder of its own: the stamp covers folders too
     room.mkdir()
     (package / "__init__.py").touch()
     (room / "__init__.py").touch()
@@ -42,6 +42,6 @@ def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
     assert len(before) > 1
     (room / "helper.py").write_text(HELPER.format(4))
     assert [twice(tmp_path), twice(tmp_path)] == [8, -8]
-    # No file is shared: a process of the old sources, or one that reads an index just written, finds its own
-    # code.
+    # No file is shared: otherwise a process of the old sources, or one that reads an index being written,
+    # could load code of other sources.
     assert {path: path.read_bytes() for path in before} == before

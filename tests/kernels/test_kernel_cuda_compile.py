@@ -1,5 +1,4 @@
-"""kernels/hmi_kernels/lookup/lookup.cu compiles for the GPUs it is meant for, and fuses no product into a
-sum."""
+"""lookup.cu compiles for the GPUs that it supports, without fusing a product and a sum."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def test_nvcc(tmp_path: Path, architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["80", "90"])
 def test_nvrtc(architecture: str) -> None:
-    """As cupy compiles it when it is first used; needs no GPU."""
+    """Compile as cupy does at the first use; needs no GPU."""
     nvrtc = load_nvrtc()
     program = ctypes.c_void_p()
     assert (
@@ -48,7 +47,7 @@ def check_ptx(ptx: str) -> None:
 
 
 def load_nvrtc() -> ctypes.CDLL:
-    """The system's, or the one that cupy's packages bring along."""
+    """The NVRTC library of the system, or the one in cupy's packages."""
     packaged = [
         str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*[0-9]")
     ]

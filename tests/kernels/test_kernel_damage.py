@@ -37,7 +37,7 @@ def with_check(rows: layout.Bytes, n: int, order: int, checks: np.ndarray) -> la
 
 
 def unnoticed(rows: layout.Bytes, n: int, order: int) -> int:
-    """How many of these rows pass their check."""
+    """The number of these rows that pass their check."""
     return int(ops.check_rows(rows, n, order).sum())
 
 
@@ -62,7 +62,7 @@ def large_row(seed: int = 0) -> layout.Bytes:
 
 
 def test_the_highest_bits_of_any_two_words_are_watched() -> None:
-    """What format 2 did not see at all."""
+    """The check of format 2 saw none of these."""
     row = large_row()
     first, second = np.triu_indices(row.shape[1] // 8, 1)
     hit = np.repeat(row, first.size, axis=0).view(np.uint64)
@@ -115,7 +115,7 @@ def test_random_damage_in_several_words_is_noticed() -> None:
 
 
 def test_the_two_halves_of_a_product() -> None:
-    """`folded` against whole numbers of Python, at the edges too."""
+    """`folded` against Python's integers, at the edges too."""
     edges = [0, 1, 2, (1 << 32) - 1, 1 << 32, (1 << 63), (1 << 64) - 1, layout.CHECK_FACTOR]
     a, b = (np.array(part, np.uint64) for part in zip(*((x, y) for x in edges for y in edges), strict=True))
     products = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
@@ -134,7 +134,8 @@ def test_any_damage_within_a_word_is_found(seed: int, shape: tuple[int, int]) ->
 
 
 def flip_a_bit_and_look_up(n: int, seed: int) -> bool:
-    """A text over a damaged chain raises and names the row, or never needed it. Whether it raised."""
+    """A text over a damaged chain either raises and names the row, or does not need it.
+    Returns whether it raised."""
     rng = np.random.default_rng(seed)
     _, table = lab.random_chain(rng, [0, 1], 8, 5, n)
     texts = [rng.integers(0, 5, 60).tolist()]
@@ -172,7 +173,7 @@ def test_many_flipped_bits(n: int) -> None:
 
 
 def test_a_row_is_checked_once() -> None:
-    """What has been verified is trusted until it is mapped again; a scrub finds later damage."""
+    """A verified row is trusted until it is mapped again; a scrub finds later damage."""
     rng = np.random.default_rng(1)
     vectors = rng.standard_normal((2, 3, 8)).astype(np.float32)
     rows = ops.encode(np.array([[0, 1, 0], [0, 2, 0]], np.uint32), vectors, 0, 3)
@@ -214,7 +215,7 @@ def index_of(parts: list[layout.Bytes]) -> tuple[layout.Keys, int, bool]:
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_sound_row_in_another_ones_place_is_damage(direct: bool, checked: bool) -> None:
-    """Each row is what was written, somewhere: only the index tells that it is not here."""
+    """Each row is sound, but in another's place: only the index shows it."""
     order, vocab = 1 if direct else 3, 40
     grams = np.arange(1, 1 + 30 * order).reshape(30, order).astype(np.uint32)
     vectors = np.random.default_rng(0).standard_normal((30, layout.roles(3, order), 8)).astype(np.float32)
@@ -239,7 +240,7 @@ def test_a_sound_row_in_another_ones_place_is_damage(direct: bool, checked: bool
 
 
 def test_rows_of_format_1_need_no_check() -> None:
-    """They have none: all their bits are set from the start."""
+    """They have no checks: all rows are marked as verified from the start."""
     rows = one_row(np.random.default_rng(2), 3, 3)
     rows[:, layout.header_bytes(3, 3) - 8 : layout.header_bytes(3, 3)] = 0
     gram = layout.unpack_keys(layout.row_keys(rows, 3), 3)

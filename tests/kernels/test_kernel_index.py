@@ -1,4 +1,4 @@
-"""The index: newest wins, equal fingerprints, and that no damage of it can lead outside the rows."""
+"""The index: the newest row wins, equal fingerprints do no harm, and no damage leads outside the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hmi_kernels.lookup import layout, ops
 from hmi_kernels.lookup.layout import Bytes
 
 MASK = (1 << 64) - 1
-MULTIPLIER = 0xD6E8FEB86659FD93
 FP32 = layout.DTYPES["fp32"]
 
 
@@ -27,7 +26,7 @@ def table_of(run: ops.IndexRun, n: int = 3) -> ops.LevelTable:
 
 def unmix(hashed: int) -> int:
     """The inverse of the index's hash."""
-    inverse = pow(MULTIPLIER, -1, 1 << 64)
+    inverse = pow(lab.MULTIPLIER, -1, 1 << 64)
     k = hashed
     for _ in range(2):
         k ^= k >> 32
@@ -36,8 +35,7 @@ def unmix(hashed: int) -> int:
 
 
 def same_fingerprint(count: int) -> np.ndarray:
-    """Trigrams whose fingerprints are equal, uint32 [count, 3]: hashes turned back into keys, if they are
-    keys."""
+    """Trigrams with equal fingerprints, uint32 [count, 3]: those inverted hashes that are keys."""
     found: list[list[int]] = []
     high = 0
     while len(found) < count:
@@ -66,7 +64,7 @@ def test_every_key_is_found_and_no_other(n: int, order: int) -> None:
 
 
 def test_words_of_long_keys_both_count() -> None:
-    """5-grams that differ in one id only, in either word."""
+    """5-grams that differ in one id only, in either word of the key."""
     grams = np.array([[1, 2, 3, 4, 5], [1, 9, 3, 4, 5], [1, 2, 3, 4, 9], [3, 4, 5, 1, 2]])
     table = table_of(lab.index_run([rows_of(grams[:1], 1.0, 5)], 5, FP32), 5)
     assert (ops.find(table, 5, grams.astype(np.uint32))[0] != 0).tolist() == [True, False, False, False]
@@ -91,7 +89,7 @@ def test_a_direct_index_means_what_a_hash_index_means() -> None:
     hashed, direct = ops.build_index(keys), ops.build_direct(keys, 60)
     assert hashed[1:] == direct[1:]
     assert direct[0].size == 60
-    everything = np.arange(1 << 10, dtype=np.uint32)[:, None]  # beyond the vocabulary too
+    everything = np.arange(1 << 10, dtype=np.uint32)[:, None]  # ids beyond the vocabulary, too
     addresses = [
         ops.find(table_of(ops.IndexRun(1, 0, FP32, slots, shift, flag, views)), 1, everything)[0]
         for (slots, shift, _), flag in ((hashed, False), (direct, True))
@@ -109,7 +107,8 @@ def test_keys_of_one_fingerprint_are_told_apart() -> None:
 
 
 def test_a_fingerprint_that_lies_sends_the_look_up_on_to_the_next_version() -> None:
-    """The near version has only an n-gram of the same fingerprint: the far one serves, in a look-up too."""
+    """The near version has only another n-gram with this fingerprint: the far version
+    serves, also in a look-up."""
     near, far = same_fingerprint(2)
     runs = [
         lab.index_run([rows_of(gram[None], fill)], 3, FP32, depth=depth)
@@ -150,12 +149,12 @@ def test_a_damaged_index_never_leads_to_a_wrong_row(seed: int, order: int, direc
             assert np.array_equal(
                 layout.row_keys(rows[offset // rows.shape[1]][None], order), layout.pack_keys(gram[None])
             )
-    with suppress(ops.DamagedRow):  # of a row that is not what the index means
-        lab.lookup(table, [ngrams[:, 0].tolist()], layout.ID_LIMIT)  # and the fused look-up survives it
+    with suppress(ops.DamagedRow):  # of a row other than the index means
+        lab.lookup(table, [ngrams[:, 0].tolist()], layout.ID_LIMIT)  # the fused look-up survives it, too
 
 
 def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read() -> None:
-    """With nothing but zeros in the rows the addresses are still the same."""
+    """With zeros in all rows, the addresses are the same."""
     rng = np.random.default_rng(7)
     _, table = lab.random_chain(rng, [0, 2, 1], 8, 6)
     texts = [rng.integers(0, 6, k).tolist() for k in (30, 0, 1, 300)]
@@ -181,8 +180,8 @@ def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 9, 70])
 def test_filters_hide_no_level(depth: int) -> None:
-    """Chains of one level, of some that share a filter, of more than a filter knows and than a word has
-    bits."""
+    """Chains of one level, of several that share a filter, and of more than a
+    filter or a word of bits holds."""
     rng = np.random.default_rng(depth)
     runs, everything = [], []
     for level in range(depth):
@@ -211,31 +210,17 @@ SALT = 0x9D39247E33776D41
 
 
 def home(key: int, cap: int, salt: int = SALT) -> int:
-    """Where an n-gram of one word belongs, as docs/plot-format.md says it."""
+    """The home of an n-gram whose key is one word, as docs/plot-format.md defines it."""
     k = key
     for _ in range(2):
-        k = (k ^ k >> 32) * MULTIPLIER & MASK
+        k = (k ^ k >> 32) * lab.MULTIPLIER & MASK
     hashed = k ^ k >> 32
     return ((((hashed ^ salt >> 1) * salt) & MASK) >> 32) * cap >> 32
 
 
-def crowd(count: int, place: int = 0x12345678) -> np.ndarray:
-    """Trigrams with one home under the plain salt, uint32 [count, 3]."""
-    low = np.arange(40 * count, dtype=np.uint64)
-    k = low | np.uint64(place << 32)
-    inverse, half = np.uint64(pow(MULTIPLIER, -1, 1 << 64)), np.uint64(32)
-    for _ in range(2):
-        k = (k ^ k >> half) * inverse
-    keys = (k ^ k >> half)[:, None]
-    grams = layout.unpack_keys(keys, 3)
-    real = grams[layout.pack_keys(grams)[:, 0] == keys[:, 0]]
-    assert len(real) >= count
-    return real[:count]
-
-
 def test_n_grams_chosen_to_crowd_together_do_not_under_a_salt() -> None:
-    """80,000 with one home took 3.2 thousand million steps to enter."""
-    keys = layout.pack_keys(crowd(80_000))
+    """Entering 80,000 n-grams with one home used to take 3.2 thousand million steps."""
+    keys = layout.pack_keys(lab.crowd(80_000))
     with pytest.raises(ops.Crowded):
         ops.build_index([keys])
     slots, _, distinct = ops.build_index([keys], SALT)
@@ -244,23 +229,23 @@ def test_n_grams_chosen_to_crowd_together_do_not_under_a_salt() -> None:
     homes = np.array([home(int(keys[int(slots[p]) & 0xFFFFFFFF, 0]), slots.size) for p in taken])
     away = (taken - homes) % slots.size
     assert away.max() < layout.REACH
-    assert away.mean() < 8  # random keys: 1.5
+    assert away.mean() < 8  # it is 1.5 for random keys
 
 
 def test_a_search_ends_at_the_reach() -> None:
-    """The last slot that is searched holds the n-gram, or the first one that is not."""
+    """An n-gram is found in the last slot of the reach and not in the slot after it."""
     gram = np.array([[1, 2, 3]], np.uint32)
     rows = rows_of(gram, 1.0)
     key = int(layout.pack_keys(gram)[0, 0])
     hashed = key
     for _ in range(2):
-        hashed = (hashed ^ hashed >> 32) * MULTIPLIER & MASK
+        hashed = (hashed ^ hashed >> 32) * lab.MULTIPLIER & MASK
     mark = (hashed ^ hashed >> 32) & 0xFFFFFFFF
     cap = 3000
     for salt in (SALT, layout.PLAIN_SALT):
         for reach in (layout.REACH, 1, 7, cap):
             for away, there in ((reach - 1, True), (reach, reach == cap)):
-                slots = np.full(cap, (mark ^ 1) << 32, np.uint64)  # other n-grams everywhere
+                slots = np.full(cap, (mark ^ 1) << 32, np.uint64)  # other n-grams in all slots
                 slots[(home(key, cap, salt) + away) % cap] = mark << 32
                 run = ops.IndexRun(3, 0, FP32, slots, 1, False, (lab.view(rows),), salt, reach)
                 assert (ops.find(table_of(run), 3, gram)[0] != 0).tolist() == [there], (reach, away)

@@ -1,4 +1,4 @@
-"""How a row lies in memory, ."""
+"""The layout of rows: bytes, storage types, and vectors that are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_keys_of_all_orders_come_back_and_those_of_one_word_are_distinct() -> No
 
 
 def test_rows_of_trigram_stores_lie_as_they_always_did() -> None:
-    """Format 1's figures, on which old files depend."""
+    """The sizes of format 1, on which old files depend."""
     assert [layout.header_bytes(3, order) for order in (1, 2, 3)] == [32, 32, 32]
     assert [layout.roles(3, order) for order in (1, 2, 3)] == [3, 4, 3]
     assert layout.stride(3, 3, 384, layout.DTYPES["int8"]) == 1184
@@ -67,7 +67,7 @@ def test_encode_decode_is_the_reference(dtype: int, n: int, order: int, dim: int
 
 
 def test_vectors_that_are_a_view_encode_alike() -> None:
-    """Every other vector of a larger array, and one turned round."""
+    """Every other vector of a larger array, and a reversed one."""
     rng = np.random.default_rng(0)
     large = rng.standard_normal((20, 3, 32)).astype(np.float32)
     ngrams = rng.integers(0, 100, (10, 3)).astype(np.uint32)
@@ -79,11 +79,11 @@ def test_vectors_that_are_a_view_encode_alike() -> None:
 
 
 def test_every_kind_of_number_becomes_the_nearest_half() -> None:
-    """Normal and subnormal halves, ties between two, and what rounds to zero or up to the smallest normal
-    one."""
+    """Normal and subnormal halves, ties between two, and numbers that round to zero or up
+    to the smallest normal one."""
     rng = np.random.default_rng(0)
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    between = (finite[:-1].astype(np.float64) + finite[1:]) / 2  # ties are singles, exactly
+    between = (finite[:-1].astype(np.float64) + finite[1:]) / 2  # ties are exact in single precision
     near = [np.nextafter(np.float32(between), np.float32(way)) for way in (-1, 1e9)]
     rest = rng.integers(0, 0x477FF000, 40_000).astype(np.uint32).view(np.float32)
     numbers = np.concatenate([finite, np.float32(between), *near, rest])
@@ -97,7 +97,7 @@ def test_every_kind_of_number_becomes_the_nearest_half() -> None:
 
 
 def test_rows_can_be_written_where_the_caller_wants_them() -> None:
-    """Every byte of them, padding too."""
+    """Every byte is written, padding too."""
     rng = np.random.default_rng(0)
     for n, order in SHAPES:
         for dtype in layout.DTYPES.values():
@@ -125,7 +125,7 @@ def test_bfloat16_is_the_nearest_and_a_tie_goes_to_even() -> None:
 
 @pytest.mark.parametrize("dtype", layout.DTYPES.values())
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
+def test_an_invalid_number_is_refused(dtype: int, bad: float) -> None:
     vectors = np.zeros((2, 3, 5), np.float32)
     vectors[1, 2, 4] = bad
     with pytest.raises(ValueError, match="infinite"):
@@ -134,7 +134,7 @@ def test_a_number_that_is_none_is_refused(dtype: int, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [0, 2])
 def test_what_a_look_up_could_not_add_up_is_refused(dtype: int) -> None:
-    """int8 of 3.4e38 came back as infinity; a sum of three of 2e38 is infinite whatever the type."""
+    """int8 of 3.4e38 would come back as infinity; a sum of three of 2e38 is infinite in any type."""
     one = np.ones((1, 3), np.uint32)
     for large in (np.finfo(np.float32).max, -3e38, 2.0**124, -(2.0**124)):
         vectors = np.zeros((1, 3, 4), np.float32)
@@ -155,7 +155,7 @@ def test_what_a_look_up_could_not_add_up_is_refused(dtype: int) -> None:
 
 
 def test_vectors_too_small_for_a_scale_are_zeros() -> None:
-    """A scale below the smallest normal number has too few bits: what it gave was off by up to a third."""
+    """A scale below the smallest normal number has too few bits: vectors would be off by up to a third."""
     rng = np.random.default_rng(0)
     for exponent in range(-149, -100):
         vectors = (rng.uniform(-1, 1, (50, 3, 8)) * 2.0**exponent).astype(np.float32)

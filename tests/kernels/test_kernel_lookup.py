@@ -1,5 +1,4 @@
-"""The fused look-up equals the reference to the bit, whatever the window, the chain, the types and the
-batch."""
+"""The fused look-up equals the reference bit for bit, for any window, chain, storage type and batch."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 def agree(
     chain: lab.Chain, table: ops.LevelTable, texts: list[list[int]], vocab: int, steps: lab.Steps = None
 ) -> None:
-    """The kernel's answer, in both output types, is the reference's; also when the rows have been seen
-    before."""
+    """Assert that the kernel's answer, in both output types, is the reference's, also on rows
+    that were verified before."""
     expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps)
     for _ in range(2):
         out, order, depth = lab.lookup(table, texts, vocab)
@@ -77,7 +76,7 @@ def test_every_window_and_plan_equals_the_reference(
 
 
 def test_the_general_body_equals_the_fast_one() -> None:
-    """The default plan spelt twice over means the same, and only the general body takes it."""
+    """The default plan, written twice, means the same; only the general body accepts it."""
     rng = np.random.default_rng(5)
     twice = reference.default_steps(3) * 2
     chain, general = lab.random_chain(rng, [0, 1, 2], 33, 12, steps=twice)
@@ -112,21 +111,21 @@ def test_back_off_prefers_any_trigram_to_any_bigram_and_the_nearest_of_each() ->
     assert reference.window([near, far], (1, 2, 3), 1)[1:] == (3, 1)
     by_version: list[tuple[int, int | None]] = [(3, 0), (2, 0), (3, 1), (2, 1), (1, None)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1, by_version)
-    # The nearest bigram first, the rest from afar.
+    # The bigram comes from the nearest version, the rest from far ones.
     assert (rows[:, 0].tolist(), order, depth) == ([10, 10, 7], 3, 0)
     del far[(1, 2, 3)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([10, 20, 30], 2, 0)  # centre: the mean of 10 and 30
     del near[(1, 2)], far[(1, 2)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
-    assert (rows[:, 0].tolist(), order, depth) == ([0, 30, 30], 2, 1)  # nobody knows token 1 alone
+    assert (rows[:, 0].tolist(), order, depth) == ([0, 30, 30], 2, 1)  # no version has token 1 alone
     del far[(2, 3)]
     rows, order, depth = reference.window([near, far], (1, 2, 3), 1)
     assert (rows[:, 0].tolist(), order, depth) == ([0, 1000, 0], 1, -1)
 
 
 def test_a_row_of_every_placement_lies_where_its_role_says() -> None:
-    """n = 4, order 2: each vector holds its role's number, and a window alone shows which went where."""
+    """n = 4, order 2: each vector holds its role's number, and a window alone shows where each went."""
     rows = np.arange(6, dtype=np.float32)[:, None]  # placements 0, 1, 2, each with ids 0 and 1
     vectors, order, _ = reference.window([{(7, 8): rows}], (0, 7, 8, 0), 1)
     assert (vectors[:, 0].tolist(), order) == ([0, 2, 3, 0], 2)

@@ -23,7 +23,7 @@ def spread(
 
 @pytest.mark.parametrize("n", [3, 4])
 @pytest.mark.parametrize("parts", [1, 2, 7, 100])
-def test_the_same_bits(n: int, parts: int) -> None:
+def test_threads_give_the_same_bits(n: int, parts: int) -> None:
     rng = np.random.default_rng(parts)
     _, table = lab.random_chain(rng, [0, 1, 2], 65, 9, n)
     texts = [rng.integers(0, 9, k).tolist() for k in (0, 700, 1, 0, 0, 300, 5, 5, 5, 90, 0)]
@@ -36,7 +36,7 @@ def test_no_text_at_all() -> None:
     assert spread(table, [], 9, 4)[0].shape == (0, 8)
 
 
-def test_the_same_errors() -> None:
+def test_threads_raise_the_same_errors() -> None:
     _, table = lab.random_chain(np.random.default_rng(0), [0], 8, 9)
     with pytest.raises(ValueError, match="token"):
         spread(table, [[1, 2], [3, 9], [4]], 9, 3)

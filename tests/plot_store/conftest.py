@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 
 from plot_store import Store
 
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+from cuda_twin import device, library
+
+__all__ = ["device", "library", "store", "tmp_path"]
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of syncs are free there, and no test here cuts the
-    power."""
+    """A folder in memory where the machine has one. Syncs are free there, and no test here cuts the power."""
     with lab.scratch() as folder:
         yield folder
 

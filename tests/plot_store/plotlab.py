@@ -1,4 +1,4 @@
-"""What the store's tests share: random content, the oracle's view of it, child processes."""
+"""Shared by the store's tests: random content, the oracle's view of it, child processes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3) 
 
 
 def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
-    """Random distinct n-grams with random representations: {order: (uint32 [m, order], float32 [m, roles,
-    dim])}.
+    """Random distinct n-grams and vectors: {order: (uint32 [m, order], float32 [m, roles, dim])}.
 
-    counts: how many to draw, of the longest first; n (the window's width) is how many counts there are.
+    `counts` says how many n-grams of each order to draw, longest first; its length is n, the width of
+    the window.
     """
     rng = np.random.default_rng(seed)
     n = len(counts)
@@ -51,7 +51,7 @@ def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, voc
 
 
 def entries(made: Content, dtype: str = "int8") -> Entries:
-    """The same for the reference, as it comes back from storage."""
+    """The content as the reference takes it, with vectors as they come back from storage."""
     return {
         tuple(map(int, g)): v
         for ngrams, rows in made.values()
@@ -70,7 +70,7 @@ def put(
     vocab: int = VOCAB,
     **options: object,
 ) -> VersionInfo:
-    """Publish content as a ref's next version."""
+    """Publish content as the next version of a ref."""
     dim = next(iter(made.values()))[1].shape[2] if made else DIM
     expect = options.pop("expect", ANY)
     options.setdefault("segment_bytes", 1 << 15)
@@ -105,7 +105,7 @@ def same_as(
     batch: Sequence[Sequence[int]],
     steps: reference.Steps | None = None,
 ) -> None:
-    """The reader's answer is the oracle's, to the bit."""
+    """Assert that the reader's answer is the oracle's, bit for bit."""
     out, hits = look(reader, batch)
     expected, orders, depths = reference.lookup(chain, batch, out.shape[1], reader.version.schema.n, steps)
     assert np.array_equal(out, expected)
@@ -114,14 +114,14 @@ def same_as(
 
 
 def check(store: Store) -> None:
-    """Nothing is damaged, and nothing lies about that no record names."""
+    """Assert that the store is sound and holds no file that no record names."""
     report = store.verify()
     assert report.ok, report.damages
     assert not store.gc(dry_run=True, orphan_age_s=-60).orphans
 
 
 def child(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, with the project and this folder importable."""
+    """Run Python code in a child process that can import the project and this folder."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=child_env() | environment,

@@ -1,4 +1,4 @@
-"""Exports: one file, round trip, idempotent; a bad file is refused and leaves nothing."""
+"""Exports: one file, complete and repeatable; a bad file is refused and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_attachments_travel_and_are_checked(store: Store, tmp_path: Path) -> Non
             Store.open(tmp_path / "new", create=True).import_archive(tmp_path / "bad.plot")
 
 
-def test_under_another_name(store: Store, tmp_path: Path) -> None:
+def test_an_import_under_another_name(store: Store, tmp_path: Path) -> None:
     file = exported(tmp_path)
     one = store.import_archive(file, ref="mine")
     assert store.import_archive(file, ref="mine") == one
@@ -96,7 +96,7 @@ def test_a_ref_that_moved_on_is_not_overwritten(store: Store, tmp_path: Path) ->
     file = exported(tmp_path)
     store.import_archive(file)
     ours = lab.put(store, "r/a/x", lab.content(9))
-    store.import_archive(file)  # known already: nothing happens
+    store.import_archive(file)  # already there: nothing changes
     assert store.version("r/a/x") == ours
     with Store.open(tmp_path / "from") as origin:
         lab.put(origin, "r/a/x", lab.content(10))
@@ -218,7 +218,7 @@ def test_an_archive_that_cannot_fit_is_refused_first(store: Store, tmp_path: Pat
 
 
 def test_a_segment_is_refused_by_its_first_bytes(store: Store, tmp_path: Path) -> None:
-    """What its header says must be what the manifest says, before the rest is read or written."""
+    """A segment's header must agree with the manifest before the rest is read or written."""
     from dataclasses import replace
 
     from plot_store.care.archive_format import CHUNK

@@ -1,5 +1,4 @@
-"""Whatever a caller hands over, the answer is Invalid, naming what is wrong: never a raw error of Python or
-LMDB."""
+"""Any wrong argument raises Invalid, which names it, and never a bare error of Python or LMDB."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from plot_store import Invalid, Store
 from plot_store.reading.backoff import steps_of
 
 WIDTHS = {1: (3,), 2: (9, 3), 3: (40, 9, 3), 4: (90, 40, 9, 3), 5: (200, 90, 40, 9, 3)}
-FEW = 4  # so small a vocabulary that windows of five are found too
+FEW = 4  # a vocabulary so small that windows of five are found too
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 60)
 BY_VERSION_3 = [(3, 0), (2, 0), (3, 1), (2, 1), (1, None)]
 
 
 def chain_of(store: Store, n: int, dtypes: tuple[str, ...] = ("int8", "fp16", "fp32")) -> list[lab.Entries]:
-    """Publish a chain under r/a/b; its entries, nearest first."""
+    """Publish a chain up to r/a/b; return its entries, nearest version first."""
     chain: list[lab.Entries] = []
     for depth, dtype in enumerate(dtypes):
         made = lab.content(10 * n + depth, WIDTHS[n], vocab=FEW)
@@ -59,7 +59,7 @@ def test_steps_equal_the_oracle(store: Store, steps: list[tuple[int, int | None]
             lab.same_as(reader, chain, lab.texts(seed, LENGTHS, FEW), steps)
 
 
-def test_what_the_names_mean() -> None:
+def test_named_backoffs_are_these_steps() -> None:
     assert steps_of("order", 3, 2) is None  # the kernels' own default
     assert steps_of("version", 3, 2) == BY_VERSION_3
     assert steps_of("version", 1, 2) == [(1, None)]
@@ -77,7 +77,7 @@ def test_the_plans_differ_where_a_parents_trigram_meets_a_domains_bigram(store: 
     for backoff, depth in (("order", 1), ("version", 0)):
         with store.reader("r/d", backoff=backoff) as reader:
             out, hits = lab.look(reader, [[a, b, c]])
-        # "version": the trigram still fills the left role.
+        # With back-off by version, the trigram still fills the left role.
         assert (hits.order[1], hits.depth[1]) == (3, depth)
         answers.append(out)
     assert not np.array_equal(*answers)

@@ -1,4 +1,4 @@
-"""What is broken is named, and nothing that is still sound is lost with it."""
+"""A broken part is named, and nothing sound is lost with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FORMAT_1 = Path(__file__).parent / "formats" / "format-1.plot"
 
 
 def damage_key(store: Store, ref: str, row: int = 2) -> str:
-    """Change the key of one trigram of the ref's oldest rows, as a disk may; the file's name."""
+    """Change the key of one trigram in the ref's oldest rows, as a failing disk
+    may; return the file's name."""
     name = next(s.name for s in store.version(ref).segments if s.kind == "rows" and s.order == 3)
     path = store.path / "segments" / name
     stride = store.reader(ref)._open().table.runs[0].segments[0].rows.shape[1]
@@ -36,7 +37,7 @@ def damage_key(store: Store, ref: str, row: int = 2) -> str:
 
 
 def test_a_damaged_key_is_no_other_ngram(store: Store) -> None:
-    """Without looking at the checks, `own` would name an n-gram that nobody stored."""
+    """Without the checks, `own` would name an n-gram that nobody stored."""
     lab.put(store, "r", lab.content(1))
     lab.put(store, "r/a", lab.content(2))
     name = damage_key(store, "r/a")
@@ -49,8 +50,8 @@ def test_a_damaged_key_is_no_other_ngram(store: Store) -> None:
 
 
 def test_a_row_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) -> None:
-    """Its index does not find it under the key that it has now, so that it would look like one long
-    replaced."""
+    """The index does not find the row under its damaged key, so the row would
+    look as if replaced long ago."""
     lab.put(store, "r", lab.content(1, (60, 10, 2)))
     store.append("r", lab.content(2, (60, 10, 2)))
     before = store.version("r")
@@ -62,7 +63,7 @@ def test_a_row_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) 
     assert store.version("r") == before
 
 
-def test_nor_one_of_format_1_that_has_no_check(store: Store) -> None:
+def test_a_row_of_format_1_with_a_damaged_key_is_not_left_out_of_a_compaction(store: Store) -> None:
     old = store.import_archive(FORMAT_1)
     vocab = old.schema.vocab
     store.append(old.ref, lab.content(1, (20, 5, 1), dim=old.schema.dim, vocab=vocab))
@@ -70,18 +71,18 @@ def test_nor_one_of_format_1_that_has_no_check(store: Store) -> None:
         known = set(map(tuple, reader.ngrams(3).tolist()))
     name = damage_key(store, old.ref, 0)
     with store.reader(old.ref) as reader:
-        assert set(map(tuple, reader.ngrams(3).tolist())) != known  # nothing tells it here
+        assert set(map(tuple, reader.ngrams(3).tolist())) != known  # nothing shows the damage here
     with pytest.raises(Damaged, match=f"{name} is damaged"):
         store.compact(old.ref, max_segments=1, target_bytes=1 << 15)
 
 
-def test_nor_out_of_an_index_that_is_made_anew(store: Store) -> None:
+def test_a_row_with_a_damaged_key_is_not_left_out_of_a_merged_index(store: Store) -> None:
     lab.put(store, "r", lab.content(1, (60, 10, 2)))
     name = damage_key(store, "r")
     for seed in range(2, 1 + MAX_RUNS):
         store.append("r", lab.content(seed, (60, 10, 2)))
     with pytest.raises(Damaged, match=name):
-        store.append("r", lab.content(9, (60, 10, 2)))  # takes the oldest index in, too
+        store.append("r", lab.content(9, (60, 10, 2)))  # merges the oldest index, too
     assert len(store.history("r")) == MAX_RUNS
 
 
@@ -114,7 +115,7 @@ def test_a_build_that_cannot_be_read_can_be_abandoned(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
 def test_segments_without_a_catalogue_are_not_taken_for_a_new_store(tmp_path: Path, left: str) -> None:
-    """An empty catalogue would name none of them, and the first collection would remove them all."""
+    """A new, empty catalogue would name none of them, and the first collection would remove them all."""
     path = tmp_path / "s"
     with Store.open(path, create=True) as store:
         lab.put(store, "r", lab.content(1))
@@ -154,7 +155,8 @@ def exported(tmp_path: Path) -> Path:
 def test_an_import_whose_files_a_collection_took_publishes_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verified, and then its build counts as abandoned: a version without files must not come of it."""
+    """The import is verified, then its build is collected as abandoned: no version
+    without files may follow."""
     file, real = exported(tmp_path), archive.check.check_version
 
     def then_collect(*given: Any) -> Any:
@@ -178,7 +180,8 @@ def test_an_import_that_is_long_verified_is_not_taken_for_a_dead_one(
     monkeypatch.setattr(archive, "_TOUCH_EVERY_S", -1.0)
 
     def then_collect(environment: Any, version: Any, seen: Any, watch: Any) -> Any:
-        monkeypatch.setattr(archive.time, "time", lambda: begun + 7200)  # two hours later it is still reading
+        # the import is still reading two hours later
+        monkeypatch.setattr(archive.time, "time", lambda: begun + 7200)
         found = real(environment, version, seen, watch)
         assert store.gc().builds == ()
         return found

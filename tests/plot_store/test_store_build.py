@@ -1,4 +1,4 @@
-"""How a build reaches the disk: in the background, in order, with few syncs, within limits."""
+"""How a build reaches the disk: in the background, in order, with few syncs, within its limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"schema": lab.schema(), "build": "b", "segment_bytes"
 
 
 class Counts:
-    """Counts what makes things durable."""
+    """Counts the calls that make data durable."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.files = self.folders = self.commits = 0
@@ -69,7 +69,7 @@ def test_a_sealed_build_is_published_by_one_synced_transaction(
         writer._segments.drain()
         counts.taken()
         writer.seal()
-        # The rest of three orders and their indexes, the folder, the record.
+        # The remaining rows of three orders, their indexes, the folder, the record.
         assert counts.taken() == (6, 1, 1)
         writer.seal()
         assert counts.taken() == (0, 0, 0)
@@ -109,18 +109,10 @@ with Store.open(sys.argv[1], create=True) as store:
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
-    """LMDB's commit is one fdatasync of its data and one synchronous write of its meta page, and nothing else
-    syncs."""
+    """LMDB's commit is one fdatasync of data and one synchronous write of a meta page; nothing else syncs."""
     log = tmp_path / "log"
-    traced = [
-        "strace",
-        "-f",
-        "-y",
-        "-o",
-        str(log),
-        "-e",
-        "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat",
-    ]
+    calls = "trace=write,fsync,fdatasync,msync,pwrite64,rename,openat"
+    traced = ["strace", "-f", "-y", "-o", str(log), "-e", calls]
     done = subprocess.run(
         [*traced, sys.executable, "-c", PUBLISH, str(tmp_path / "s")],
         env=lab.child_env(),
@@ -137,7 +129,7 @@ def test_what_the_system_sees_of_a_publication(tmp_path: Path) -> None:
     assert [(call, Path(file).name) for call, file in syncs] == [("fdatasync", "data.mdb")]
     assert "rename" not in publication
     opened = re.findall(r"openat\(.*data\.mdb.*O_DSYNC", log.read_text())
-    assert opened  # the meta page goes through this one
+    assert opened  # LMDB writes its meta page through this descriptor
 
 
 def test_more_may_be_added_to_a_sealed_build(store: Store) -> None:
@@ -151,7 +143,7 @@ def test_more_may_be_added_to_a_sealed_build(store: Store) -> None:
     assert version.entries[3] == len(ngrams)
     with store.reader("r") as reader:
         lab.same_as(reader, [lab.entries({3: MADE[3]})], lab.texts(1, (300,)))
-    lab.check(store)  # the first index is gone
+    lab.check(store)  # the first index has been removed
 
 
 def test_a_sealed_build_is_resumed_sealed(store: Store) -> None:
@@ -159,7 +151,7 @@ def test_a_sealed_build_is_resumed_sealed(store: Store) -> None:
         add(writer)
         writer.seal()
     before = {p.name for p in (store.path / "segments").iterdir()}
-    assert store.gc(orphan_age_s=-60).orphans == ()  # the build holds its indexes too
+    assert store.gc(orphan_age_s=-60).orphans == ()  # the build counts its indexes, too
     with store.writer("r", **OPTIONS) as writer:
         for order, (ngrams, rows) in MADE.items():
             at = writer.resume_point(order)
@@ -191,7 +183,7 @@ def test_aborting_a_sealed_build_leaves_nothing(store: Store) -> None:
 
 
 def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two segments may be on their way; the third waits for the first."""
+    """Two segments may wait to be written; the third waits for the first."""
     gate, begun = threading.Event(), []
     real = segment_writer.write_segment
 
@@ -203,7 +195,7 @@ def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: py
     monkeypatch.setattr(segment_writer, "write_segment", slow)
     ngrams, rows = MADE[3]
     with store.writer("r", **OPTIONS) as writer:
-        writer.add(3, ngrams[:700], rows[:700])  # 256 rows a segment: two are full
+        writer.add(3, ngrams[:700], rows[:700])  # with 256 rows a segment, two are full
         assert len(begun) <= 1
         assert writer.resume_point(3) == 0
         threading.Timer(0.1, gate.set).start()
@@ -218,7 +210,7 @@ def test_adding_goes_on_while_segments_are_written(store: Store, monkeypatch: py
 def test_after_a_failure_in_the_background_nothing_later_is_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is registered is always a beginning of what was added, so a resume is exact."""
+    """The registered rows are always the first that were added, so a resumed build is exact."""
     real, calls = files.sync_file, [0]
 
     def failing(fd: int) -> None:
@@ -248,7 +240,7 @@ def test_after_a_failure_in_the_background_nothing_later_is_kept(
 
 
 def test_nothing_of_a_refused_call_is_added(store: Store) -> None:
-    """Even when its first rows would have filled segments."""
+    """This holds even if its first rows would have filled segments."""
     ngrams, rows = MADE[3]
     far = -(2.0**124)
     refused = [
@@ -294,7 +286,7 @@ def test_keys_past_their_budget_are_read_back(store: Store, monkeypatch: pytest.
 
 
 def test_buffers_are_used_again_and_leave_no_trace(store: Store) -> None:
-    """A short last segment in a buffer that held others is what it would be alone."""
+    """A short last segment in a reused buffer has the same bytes as in a new one."""
     made = lab.content(3, (1000, 0, 0))
     ngrams, rows = made[3]
     with store.writer("r", **OPTIONS) as writer:
@@ -343,10 +335,10 @@ def test_limits_stop_writing_before_the_disk_does(tmp_path: Path) -> None:
         store.export("r", tmp_path / "x.plot")
         with pytest.raises(StoreFull, match="min_free_bytes"):
             store.import_archive(tmp_path / "x.plot", ref="other")
-        with Store.open(tmp_path / "s") as same:  # no limits given: those of the process stay
+        with Store.open(tmp_path / "s") as same:  # no limits given: the limits of the process hold
             with pytest.raises(StoreFull):
                 same.append("r", lab.content(2))
-    with Store.open(tmp_path / "s") as store:  # and end with its last use
+    with Store.open(tmp_path / "s") as store:  # the limits end with the last use of the store
         store.append("r", lab.content(2))
         store.gc(orphan_age_s=-60)
         lab.check(store)
@@ -356,7 +348,7 @@ def test_limits_stop_writing_before_the_disk_does(tmp_path: Path) -> None:
 
 
 def test_small_adds_of_all_orders_interleaved(store: Store) -> None:
-    """Many small adds of every order, interleaved, as a build of n-grams does it."""
+    """Many small adds of every order, interleaved, as in a build of n-grams."""
     rng = np.random.default_rng(1)
     known: lab.Entries = {}
     schema = Schema(dim=16, vocab=200, dtype="fp16")

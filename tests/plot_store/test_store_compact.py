@@ -1,4 +1,4 @@
-"""Appending, compacting, comparing: the content is what a plain dictionary says, before and after."""
+"""Appending, compacting and comparing versions, against a plain dictionary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from plot_store import Conflict, Damaged, Invalid, NotFound, Store, StoreFull, StoreIO, VersionInfo
 
-SMALL = 1 << 15  # target_bytes of these tests: most segments are below half of it
+SMALL = 1 << 15  # the tests' target_bytes: most segments are below half of it
 
 
 def grow(store: Store, rounds: int, ref: str = "r", counts: tuple[int, ...] = (60, 10, 2)) -> lab.Entries:
-    """A ref with one published version and so many appends; its entries."""
+    """Publish a ref and append to it `appends` times; return its entries."""
     known = lab.entries(lab.content(0, counts))
     lab.put(store, ref, lab.content(0, counts), meta={"alpha": 7})
     for seed in range(1, rounds + 1):
@@ -99,7 +99,7 @@ def test_compaction_keeps_the_content_to_the_bit(store: Store, rounds: int) -> N
             "r", max_segments=1, target_bytes=SMALL, progress=lambda *step: steps.append(step)
         )
         assert new is not None
-        lab.same_as(reader, [known], batch)  # a reader goes on
+        lab.same_as(reader, [known], batch)  # the open reader still answers
     assert new == store.version("r")
     assert (new.previous, new.parent, new.meta) == (old.id, old.parent, {"alpha": 7, "compacted": old.id})
     with store.reader("r") as reader:
@@ -148,7 +148,7 @@ def test_large_segments_stay_what_they_are(store: Store) -> None:
 
 
 def test_the_same_content_appended_twice(store: Store) -> None:
-    """One file then lies under two indexes, and its newest place counts."""
+    """One file is then under two indexes, and its newest place counts."""
     known = grow(store, 2)
     for seed in (1, 2, 1):
         store.append("r", lab.content(seed, (60, 10, 2)))
@@ -225,7 +225,7 @@ promote.promote, SegmentWriter.register = dying, registering
 with Store.open(sys.argv[1]) as store:
     store.compact("r", max_segments=1, target_bytes=1 << 16)
 """
-# The kind of file that only gc takes, if any.
+# The kind of file that only gc removes, if any.
 MOMENTS = {"written": ".tmp", "named": ".rows", "registered": None}
 
 
@@ -238,7 +238,7 @@ def test_a_compaction_that_died_is_begun_again(store: Store, moment: str) -> Non
     new = store.compact("r", max_segments=1, target_bytes=1 << 16)
     assert new is not None
     assert leftovers(store)[0] == []
-    # A named one is made anew, with its name.
+    # A named compaction is made anew, under its name.
     assert len(store.gc(orphan_age_s=-60).orphans) == (moment == "written")
     with store.reader("r") as reader:
         lab.same_as(reader, [known], lab.texts(4, (300,)))
@@ -247,8 +247,8 @@ def test_a_compaction_that_died_is_begun_again(store: Store, moment: str) -> Non
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_compaction_that_died_and_was_overtaken_goes(store: Store, moment: str) -> None:
-    """Its build and registered segments go with the next compaction; a file that it had not registered, with
-    gc."""
+    """The next compaction removes its build and registered segments; gc removes a
+    file that was not registered."""
     grow(store, 3, counts=(300, 60, 4))
     assert lab.child(DIES, store.path, moment).returncode == 9
     store.append("r", lab.content(50))
@@ -301,7 +301,7 @@ def plain_diff(a: lab.Entries, b: lab.Entries, order: int) -> dict[str, set[tupl
 def test_diff_says_what_a_dictionary_says(store: Store, dtypes: tuple[str, str]) -> None:
     one, two = lab.content(1), lab.content(2)
     shared = lab.content(1, (100, 20, 5))
-    for order in two:  # a part of the first, unchanged, on top of the second
+    for order in two:  # a part of the first content, unchanged, on top of the second
         two[order] = tuple(np.concatenate([x, y[:5]]) for x, y in zip(two[order], shared[order], strict=True))  # type: ignore[assignment]
     a = lab.put(store, "r", one, dtype=dtypes[0])
     b = lab.put(store, "s", two, dtype=dtypes[1])
@@ -319,8 +319,7 @@ def test_diff_says_what_a_dictionary_says(store: Store, dtypes: tuple[str, str])
 
 @pytest.mark.filterwarnings("error")
 def test_what_a_version_inherits_was_neither_added_nor_removed(store: Store) -> None:
-    """The branch stores some n-grams of its parent anew, some with other vectors, and has no unigrams of its
-    own."""
+    """The branch stores some of its parent's n-grams, some with other vectors, and has no unigrams."""
     base = lab.content(1)
     lab.put(store, "r", base)
     own = {3: (base[3][0][:20], base[3][1][:20]), 2: (base[2][0][:7], base[2][1][:7] + 1)}
@@ -343,7 +342,7 @@ def test_diff_of_what_cannot_be_compared(store: Store) -> None:
 
 
 def test_pieces_bound_the_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compaction and comparison in pieces of a few rows give the same."""
+    """Compaction and comparison give the same in pieces of a few rows."""
     import plot_store.reading.entries
 
     known = grow(store, 6)

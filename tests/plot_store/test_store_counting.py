@@ -1,4 +1,4 @@
-"""Counting on disk against a plain Counter, and choosing against the obvious choice."""
+"""Counting on disk against a plain Counter, and the selection of n-grams against a plain sort."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ngram = tuple[int, ...]
 
 
 def slow_counts(texts: list[Text], order: int, n: int) -> Counter[Ngram]:
-    """What the counter's docstring says, one token at a time."""
+    """The counts as the counter's docstring defines them, one token at a time."""
     counts: Counter[Ngram] = Counter()
     before = (n - 1) // 2
     for text in texts:
@@ -37,7 +37,7 @@ def slow_counts(texts: list[Text], order: int, n: int) -> Counter[Ngram]:
 
 
 def slow_choice(counts: Counter[Ngram], alpha: float, min_count: int = 1) -> list[Ngram]:
-    """The fewest that reach alpha percent, ties by key, in the order in which they are given out."""
+    """The fewest n-grams that reach alpha percent, ties by key, in the order of the selection."""
     covered, chosen = 0, []
     for ngram, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if alpha == 0 or (chosen and covered >= alpha / 100 * counts.total() - 1e-6):
@@ -74,7 +74,7 @@ def given(counted: CountedNgrams, order: int, alpha: float, min_count: int = 1) 
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many runs, several levels of merging and many blocks, from a small corpus."""
+    """Buffers so small that a small corpus gives many runs, several levels of merging and many blocks."""
     monkeypatch.setattr("plot_store.counting.counter._room", lambda _budget, _words: 97)
     monkeypatch.setattr("plot_store.counting.counter.FAN_IN", 3)
     monkeypatch.setattr("plot_store.counting.counter.BLOCK_ENTRIES", 16)
@@ -268,7 +268,7 @@ def test_a_full_disk_is_said_though_it_happens_in_the_background(
 def test_a_spill_that_failed_once_is_never_forgotten(
     tmp_path: Path, small_buffers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run's counts are lost: whatever comes later would be too few."""
+    """The counts of its run are lost, so any later result would be too low."""
     real, writes = runs.RunWriter._write, [0]
 
     def full_once(self: runs.RunWriter, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Processes killed in the middle: nothing half-visible, and a resumed build gives the same content.
+"""Processes killed in the middle leave nothing half-visible, and a resumed build has the same content.
 
-The child is killed (SIGKILL) just before its n-th operation on files or commit, for every n until it gets
+The child is killed (SIGKILL) just before its n-th file operation or commit, for every n until it gets
 through.
 """
 
@@ -33,7 +33,7 @@ def build(path: Path) -> None:
 
 
 def kill_before(n: int) -> None:
-    """Let this process die before its n-th write, sync, rename, unlink or commit."""
+    """Kill this process before its n-th write, sync, rename, unlink or commit."""
     left = [n]
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def kill_before(n: int) -> None:
 
 
 def dies_at(n: int, work: Callable[[Path], None], path: Path) -> bool:
-    """Run `work` in a forked child that dies before operation n; whether it died."""
+    """Run `work` in a forked child that dies before operation n; return whether it died."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -101,10 +101,10 @@ def test_killed_at_every_point_of_a_build(tmp_path: Path) -> None:
             assert {s.name for s in version.segments} == whole
             store.gc(orphan_age_s=-60)
             lab.check(store)
-    assert n > 50  # it did die at many different points
+    assert n > 50  # it died at many different points
 
 
-def test_killed_again_and_again_it_still_ends(tmp_path: Path) -> None:
+def test_a_build_that_is_killed_repeatedly_still_ends(tmp_path: Path) -> None:
     build(fresh(tmp_path / "whole"))
     with Store.open(tmp_path / "whole") as store:
         whole = {s.name for s in store.version("r").segments}
@@ -141,7 +141,7 @@ def test_killed_at_every_point_of_a_collection(tmp_path: Path) -> None:
             assert store.verify().ok
             try:
                 collect(path)
-            except NotFound:  # the child got as far as deleting the ref
+            except NotFound:  # the child had deleted the ref
                 store.gc(keep_versions=1, orphan_age_s=-60)
             assert list(store.refs()) == ["r"]
             assert {p.name for p in (path / "segments").iterdir()} == {

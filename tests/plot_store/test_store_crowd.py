@@ -1,5 +1,4 @@
-"""N-grams chosen to crowd together in an index, by somebody who writes the corpus: they cost what others
-cost."""
+"""N-grams that a corpus's author chose to crowd together in an index cost no more than others."""
 
 from __future__ import annotations
 
@@ -7,31 +6,17 @@ import numpy as np
 import plotlab as lab
 import pytest
 from hmi_kernels.lookup import layout, ops
+from kernellab import crowd
 
 from plot_store import Store
 from plot_store.ground.errors import Invalid
 from plot_store.writing import indexing
 
-MULTIPLIER = 0xD6E8FEB86659FD93
 COVERS = [("ab" * 16, 3000)]
 
 
-def crowd(count: int, salt: int, place: int = 0x12345678) -> np.ndarray:
-    """Trigrams with one home under a salt, uint32 [count, 3]: the index's hash turned back."""
-    half, inverse = np.uint64(32), np.uint64(pow(MULTIPLIER, -1, 1 << 64))
-    k = np.arange(40 * count, dtype=np.uint64) | np.uint64(place << 32)
-    k = k * np.uint64(pow(salt, -1, 1 << 64)) ^ np.uint64(salt >> 1)
-    for _ in range(2):
-        k = (k ^ k >> half) * inverse
-    keys = (k ^ k >> half)[:, None]
-    grams = layout.unpack_keys(keys, 3)
-    real = grams[layout.pack_keys(grams)[:, 0] == keys[:, 0]]
-    assert len(real) >= count
-    return real[:count]
-
-
 def salt_of(grams: np.ndarray, rightly: int) -> int:
-    """The salt under which `_hash_index` indexes these n-grams; every one of them is found."""
+    """The salt that `_hash_index` chose for these n-grams, all of which it indexed."""
     keys = layout.pack_keys(grams)
     built = indexing._hash_index([keys], COVERS)
     assert built.distinct == len(grams)
@@ -41,7 +26,7 @@ def salt_of(grams: np.ndarray, rightly: int) -> int:
 
 
 def test_chosen_n_grams_are_indexed_like_any_others(store: Store) -> None:
-    """80,000 with one home before it was salted: every probe read them all."""
+    """Without a salt, 80,000 n-grams have one home, and every probe reads them all."""
     grams = crowd(80_000, layout.PLAIN_SALT)
     rows = np.ones((len(grams), 3, 4), np.float32)
     with pytest.raises(ops.Crowded):
@@ -57,8 +42,8 @@ def test_chosen_n_grams_are_indexed_like_any_others(store: Store) -> None:
         assert not reader.contains(3, away).any()
 
 
-def test_a_salt_that_crowds_them_is_not_the_one_taken() -> None:
-    """Even one who knew the first salt, which nobody can."""
+def test_a_salt_that_crowds_them_is_not_chosen() -> None:
+    """This holds even for an author who knows the first salt, which nobody can."""
     usual = salt_of(crowd(3000, layout.PLAIN_SALT), 1)
     assert salt_of(crowd(3000, usual), 1) != usual
     assert salt_of(crowd(layout.REACH, usual), 1) == usual  # as many are allowed

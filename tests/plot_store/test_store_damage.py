@@ -1,4 +1,5 @@
-"""Bytes that are not what was written: found by opening or verifying, never a crash, never believed."""
+"""Changed bytes are found when a file is opened or verified; they neither crash a
+reader nor give an answer."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Put other bytes there as a new file: what a process has mapped of the old one stays as it was."""
+    """Replace a file by other bytes; a process that has mapped the old file still sees the old bytes."""
     beside = path.with_name("beside")
     beside.write_bytes(data)
     beside.replace(path)
 
 
 def stored(made: lab.Content) -> list[list[int]]:
-    """Texts that make use of every entry: each n-gram as a text."""
+    """Texts that use every entry: each n-gram as a text."""
     return [ngram.tolist() for ngrams, _ in made.values() for ngram in ngrams]
 
 
@@ -78,8 +79,7 @@ def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(store: Store, coun
 
 @pytest.mark.parametrize("dtype", ["int8", "fp16", "fp32"])
 def test_every_byte_of_a_row_is_guarded(store: Store, dtype: str) -> None:
-    """Key, scales, check, vectors and padding: a look-up that uses the row says which one it is, in which
-    file."""
+    """Key, scales, check, vectors and padding: a look-up that uses the row names the row and the file."""
     made = lab.content(1, (3, 0, 0), dim=6)
     version = lab.put(store, "r", made, dtype=dtype)
     path = store.path / "segments" / next(s.name for s in version.segments if s.kind == "rows")
@@ -88,7 +88,7 @@ def test_every_byte_of_a_row_is_guarded(store: Store, dtype: str) -> None:
     for at in range(row):
         flip(path, 4096 + row + at, int(rng.integers(0, 8)))
         with store.reader("r") as reader:
-            # Another row is not touched.
+            # Look-ups of other rows still work.
             assert reader.lookup(*lab.ragged([made[3][0][0].tolist()]))[1].order[1] == 3
             for _ in range(2):
                 with pytest.raises(Damaged, match=f"row 1 of segment {path.name} is damaged: restore"):
@@ -159,32 +159,15 @@ def test_a_rebuild_heals_a_damaged_segment_even_while_it_is_read(store: Store) -
     lab.check(store)
 
 
+HEADER_FIELDS = """
+magic format kind order roles dtype n dim stride vocab shift count cap covers
+data_at data_bytes checks_at block pad file_bytes salt
+"""
+
+
 def resealed(raw: bytes, **fields: int) -> bytes:
-    """A header with some fields changed and its checksum made right again: a hostile one."""
-    names = (
-        "magic",
-        "format",
-        "kind",
-        "order",
-        "roles",
-        "dtype",
-        "n",
-        "dim",
-        "stride",
-        "vocab",
-        "shift",
-        "count",
-        "cap",
-        "covers",
-        "data_at",
-        "data_bytes",
-        "checks_at",
-        "block",
-        "pad",
-        "file_bytes",
-        "salt",
-    )
-    values = dict(zip(names, fmt._HEADER.unpack_from(raw), strict=True)) | fields
+    """A hostile header: with some fields changed, and a checksum that matches them."""
+    values = dict(zip(HEADER_FIELDS.split(), fmt._HEADER.unpack_from(raw), strict=True)) | fields
     body = fmt._HEADER.pack(*values.values()).ljust(248, b"\0")
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + raw[256:]
 
@@ -248,7 +231,7 @@ def test_only_a_hash_index_of_format_3_has_a_salt(store: Store) -> None:
                 fmt.parse(raw, info.name)
     assert {key for key, salt in salts.items() if salt & 1} == {(fmt.INDEX, 3), (fmt.INDEX, 2)}
     assert (len(set(salts.values())), salts[fmt.DIRECT, 1]) == (3, 0)
-    cap = {"cap": (1 << 32) + 1, "data_bytes": ((1 << 32) + 1) * 8}  # past what 32 bits of a hash can number
+    cap = {"cap": (1 << 32) + 1, "data_bytes": ((1 << 32) + 1) * 8}  # more than 32 bits of a hash can number
     index = next(s for s in version.segments if s.kind == "index")
     raw = resealed((store.path / "segments" / index.name).read_bytes(), **cap)
     with pytest.raises(Damaged, match="impossible header"):
@@ -256,7 +239,7 @@ def test_only_a_hash_index_of_format_3_has_a_salt(store: Store) -> None:
 
 
 def test_any_bytes_can_be_opened(store: Store, tmp_path: Path) -> None:
-    """Mutated files, their headers made right again: refused, or opened as what the manifest says."""
+    """Mutated files with matching header checksums are refused, or opened as what the manifest says."""
     version = lab.put(store, "r", lab.content(1, (9, 5, 3)))
     rng, opened = np.random.default_rng(0), 0
     for turn in range(600):
@@ -276,7 +259,7 @@ def test_any_bytes_can_be_opened(store: Store, tmp_path: Path) -> None:
         opened += 1
         assert segment.layout.file_bytes == len(whole) == info.bytes
         if info.kind == "index":
-            assert whole == good  # not a byte of one may differ
+            assert whole == good  # not one byte may differ
         else:
             assert segment.rows.shape[0] == info.count
     assert opened > 30
@@ -316,7 +299,7 @@ def test_damaged_records_are_found(tmp_path: Path) -> None:
         store.reader("r")
     record(path, "ref/r", {"current": store_version_of(path, "s"), "versions": []})
     with Store.open(path) as store:
-        assert store.version("r").ref == "s"  # a consistent record is taken at its word
+        assert store.version("r").ref == "s"  # a consistent record is believed
 
 
 def store_version_of(path: Path, ref: str) -> str:
@@ -350,7 +333,7 @@ def test_a_shorter_catalogue_is_refused_and_kills_nobody(tmp_path: Path, kept: f
 
 
 def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:
-    """A row that was wrong before its file was summed up: only the row's own check can tell."""
+    """A row that was wrong before the file's checksum was taken: only the row's own check shows it."""
     made = lab.content(1, (30, 9, 3))
     version = lab.put(store, "r", made)
     for info in [s for s in version.segments if s.kind == "rows"]:
@@ -363,7 +346,7 @@ def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:
 
 
 def test_the_highest_bits_of_two_words_are_damage(store: Store) -> None:
-    """What the check of format 2 did not see: look-ups gave other numbers, and no word of it."""
+    """The check of format 2 did not see this: look-ups returned wrong numbers without an error."""
     made = lab.content(1, (60, 20, 5))
     version = lab.put(store, "r", made)
     for info in [s for s in version.segments if s.kind == "rows"]:

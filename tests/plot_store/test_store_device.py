@@ -1,5 +1,4 @@
-"""A reader on a device answers what the reader answers: through the source's twin on the CPU, and on a
-GPU."""
+"""A reader on a device gives the reader's answers: on the CPU twin of the device's source, and on a GPU."""
 
 from __future__ import annotations
 
@@ -8,41 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cuda_twin
 import numpy as np
 import plotlab as lab
 import pytest
-from hmi_kernels.lookup import cuda, cuda_device
+from cuda_twin import put
+from hmi_kernels.lookup import cuda
 
 from plot_store import Closed, Damaged, Invalid, Store, StoreFull
 from plot_store.reading.device import DeviceReader
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
-import cuda_twin
-
 OLD = Path(__file__).parent / "formats" / "format-1.plot"
-
-
-@pytest.fixture(scope="session")
-def twin_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if cuda_twin.compiler() is None:
-        pytest.skip("there is no g++ to compile kernels/hmi_kernels/lookup/lookup.cu for the CPU")
-    return cuda_twin.compile_twin(tmp_path_factory.mktemp("twin"))
-
-
-@pytest.fixture(params=["twin", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> cuda.Device:
-    if request.param == "twin":
-        return cuda_twin.Twin(request.getfixturevalue("twin_library"))
-    try:
-        return cuda_device.CudaDevice()
-    except cuda_device.NoDevice as error:
-        pytest.skip(str(error))
-
-
-def put(device: cuda.Device, host: np.ndarray) -> Any:
-    array = device.empty(host.shape, host.dtype)
-    device.write(host, array)
-    return array
 
 
 def look(on: DeviceReader, device: cuda.Device, batch: list[list[int]], **options: Any) -> tuple[Any, Any]:
@@ -85,7 +60,7 @@ def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(
         assert np.array_equal(device.read(look(on, device, batch)[0]), expected)
 
 
-def test_it_keeps_what_it_copied_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
+def test_a_device_reader_keeps_its_copy_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
     lab.put(store, "r", lab.content(1))
     batch = lab.texts(2)
     reader = store.reader("r")
@@ -119,11 +94,9 @@ def test_what_is_refused(store: Store, device: cuda.Device) -> None:
                 on.lookup(nothing, put(device, np.array([0, 2])))
 
 
-def test_no_room_and_no_device(
-    store: Store, twin_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_and_no_device(store: Store, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.put(store, "r", lab.content(1))
-    twin = cuda_twin.Twin(twin_library)
+    twin = cuda_twin.Twin(library)
     twin.free = 1000
     with store.reader("r") as reader:
         with pytest.raises(StoreFull, match=r"needs \d+ bytes of device memory and 1000 are free"):

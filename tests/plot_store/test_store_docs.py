@@ -1,4 +1,4 @@
-"""docs/plot-store.md: its examples run, in order, and its table of errors is the truth."""
+"""docs/plot-store.md: its examples run, in order, and its table of errors is correct."""
 
 from __future__ import annotations
 

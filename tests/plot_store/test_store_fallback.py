@@ -1,5 +1,5 @@
-"""What a look-up gives in an n-gram's stead, against the oracle's windows; and what entries take on the
-disk."""
+"""What a look-up gives for an n-gram that is not stored, against the oracle's windows;
+the bytes that entries take."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ FEW = 5
 
 
 def asked(order: int, n: int) -> np.ndarray:
-    """N-grams to ask for: of order n with places outside the text too, but never an empty centre."""
+    """N-grams to ask for: those of order n also with ids 0 outside the text, but
+    never with an empty centre."""
     drawn = np.random.default_rng(order).integers(0, FEW, (300, order)).astype(np.uint32)
     if order < n:
         return drawn[(drawn > 0).all(axis=1)]
     text = drawn > 0
     centre = before(n)
-    # Outside the text is what lies beyond its ends: no hole inside.
+    # Only ids beyond the ends of a text are outside: there is no hole inside.
     left = np.logical_and.accumulate(text[:, centre::-1], axis=1)[:, ::-1]
     right = np.logical_and.accumulate(text[:, centre:], axis=1)
     whole = np.concatenate([left[:, :-1], right], axis=1) == text
@@ -42,7 +43,7 @@ def test_fallbacks_are_what_the_oracle_fills_a_window_with(store: Store, n: int)
             ngrams = asked(order, n)
             given, depths = fallbacks(reader, order, ngrams)
             assert given.shape[0] == len(ngrams) > 0
-            # A longer n-gram around this one is of another window, not a fallback.
+            # A longer n-gram around this one belongs to another window and is no fallback.
             known = [{g: v for g, v in entries.items() if len(g) <= order} for entries in chain]
             seen |= {(order, min(int(depth), 0)) for depth in depths}
             for ngram, rows, depth in zip(ngrams.tolist(), given, depths.tolist(), strict=True):

@@ -1,12 +1,11 @@
-"""A disk that is full or fails: a clean error, nothing half-visible, the build resumable."""
+"""On a full or failing disk: a clean error, nothing half-visible, a build that can be resumed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,16 @@ import plotlab as lab
 import pytest
 
 from plot_store import Store, StoreFull, StoreIO
+from tests.disks import small_disk
 
 OLD, NEW = lab.content(1, (60, 10, 4)), lab.content(2, (1500, 60, 8))
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a tmpfs of so many bytes; skips where that is not allowed."""
-    mounted: list[Path] = []
-
-    def mount(size: int) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.decode().strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB."""
+    with small_disk(tmp_path / "disk", 3 << 20) as folder:
+        yield folder
 
 
 def build(store: Store) -> None:
@@ -55,8 +39,7 @@ def still_old(store: Store) -> None:
     assert not [p for p in (store.path / "segments").iterdir() if p.suffix == ".tmp"]
 
 
-def test_a_really_full_disk(small_disk: Callable[[int], Path]) -> None:
-    disk = small_disk(3 << 20)
+def test_a_really_full_disk(disk: Path) -> None:
     ballast = disk / "ballast"
     with Store.open(disk / "s", create=True) as store:
         lab.put(store, "r", OLD)
@@ -84,9 +67,8 @@ def test_a_really_full_disk(small_disk: Callable[[int], Path]) -> None:
         lab.check(store)
 
 
-def test_a_collection_works_on_a_disk_without_a_byte(small_disk: Callable[[int], Path]) -> None:
-    """It gives up the reserve, and takes it again; so do the calls that let it take more."""
-    disk = small_disk(3 << 20)
+def test_a_collection_works_on_a_disk_without_a_byte(disk: Path) -> None:
+    """The collection gives up the reserve and takes it again; so do other calls that free space."""
     with Store.open(disk / "s", create=True) as store:
         lab.put(store, "r", OLD)
         with contextlib.suppress(StoreFull):
@@ -140,12 +122,12 @@ def test_each_operation_failing_once(
                 build(store)
             except StoreIO as error:
                 kinds.add(error.kind)
-        if store.version("r").build == "new":  # what fails is not needed, or nothing failed any more
+        if store.version("r").build == "new":  # what failed was not needed, or nothing failed any more
             lab.put(store, "r", OLD)
         else:
             still_old(store)
             with store.writer("r", schema=lab.schema(), build="new", segment_bytes=1 << 15) as writer:
-                writer.abort()  # so that the next turn fails one operation later
+                writer.abort()  # the next turn fails one operation later
     assert nth > 3
     assert kinds == {"store_full" if code == errno.ENOSPC else "store_io"}
     store.gc(orphan_age_s=-60)
@@ -154,8 +136,8 @@ def test_each_operation_failing_once(
 
 @pytest.mark.parametrize("said", ["Input/output error", "MDB_CORRUPTED: Located page was wrong type"])
 def test_what_lmdb_says_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """It reports a short write as an I/O error and may then mistrust its own pages; with room it is what it
-    says."""
+    """LMDB reports a short write as an I/O error and may then distrust its own pages;
+    once there is room, it works."""
     import lmdb
 
     from plot_store import Damaged
@@ -234,7 +216,7 @@ def test_processes_may_create_one_store_at_once(tmp_path: Path) -> None:
     before = (other / "data.mdb").stat().st_ino
     draft = tmp_path / "draft"
     creation.make(draft)
-    creation._rename_folder(draft, other)  # the later one finds the first one's and leaves it alone
+    creation._rename_folder(draft, other)  # the later one finds the first one's file and leaves it alone
     creation.make(other)
     assert (other / "data.mdb").stat().st_ino == before
     (tmp_path / "stray").mkdir()

@@ -1,4 +1,4 @@
-"""Collection: what must stay stays, what nobody can reach goes."""
+"""Garbage collection keeps what must stay and removes what nobody can reach."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_nothing_reachable_goes(store: Store) -> None:
         set(dry.segments),
         dry.bytes,
     )
-    assert len(report.versions) == 8  # of 11, two are kept and one is the parent of r/a
+    assert len(report.versions) == 8  # of 11 versions, two are kept and one is the parent of r/a
     assert len(store.history("r")) == 2
     known = [lab.entries(lab.content(2)), lab.entries(lab.content(1))]
     with store.reader("r/a") as reader:
@@ -112,7 +112,7 @@ def test_builds_hold_their_segments_and_their_ground_until_abandoned(store: Stor
     made = lab.content(3, (1500, 0, 0))
     with store.writer("r/a", schema=lab.schema(), build="b", segment_bytes=1 << 15) as writer:
         writer.add(3, *made[3])
-    durable = writer.resume_point(3)  # leaving has waited for the segments on their way
+    durable = writer.resume_point(3)  # closing has waited for the segments that were being written
     lab.put(store, "r", lab.content(2))
     assert durable > 0
     report = store.gc(keep_versions=1, orphan_age_s=-60)
@@ -142,7 +142,7 @@ with Store.open(sys.argv[1]) as store:
 
 
 def age(store: Store, kind: str, seconds: float) -> list[str]:
-    """Let the records of this kind be so much older; their keys."""
+    """Make the records of this kind `seconds` older; return their keys."""
 
     def body(txn: CatalogueTxn) -> list[str]:
         for key in txn.keys(f"{kind}/"):
@@ -165,7 +165,7 @@ def test_what_a_killed_append_left_goes_after_hours_not_days(store: Store) -> No
     age(store, "build", 1000)
     report = store.gc()
     assert report.builds == tuple(b for b in builds if b.startswith("append-"))
-    assert len(report.segments) == 0  # another build has the same content, and its caller may come back
+    assert len(report.segments) == 0  # another build has the same content, and its writer may return
     assert store.abandon("mine")
     assert files(store) == before | {p for p in files(store) if p.endswith(".tmp")}
     store.gc(orphan_age_s=-60)
@@ -173,7 +173,7 @@ def test_what_a_killed_append_left_goes_after_hours_not_days(store: Store) -> No
     lab.check(store)
 
 
-def test_that_a_version_was_collected_is_forgotten_in_the_end(store: Store) -> None:
+def test_the_record_of_a_collected_version_ends_too(store: Store) -> None:
     old = lab.put(store, "r", lab.content(1))
     lab.put(store, "r", lab.content(2))
     assert store.gc(keep_versions=1).versions == (old.id,)
@@ -191,7 +191,7 @@ def test_that_a_version_was_collected_is_forgotten_in_the_end(store: Store) -> N
 
 
 def test_catalogues_that_were_never_finished_go(store: Store) -> None:
-    """A process killed while it makes a store leaves its draft."""
+    """A process killed while it creates a store leaves a draft."""
     drafts = [store.path / f"catalogue.{digit * 32}.tmp" for digit in "ab"]
     strangers = [store.path / "catalogue.mine.tmp", store.path / "notes.tmp"]
     for folder in (*drafts, *strangers):
@@ -220,7 +220,7 @@ def test_orphans_go_past_their_age_and_strangers_never(store: Store) -> None:
 
 
 def test_collecting_beside_publishing_and_reading(store: Store) -> None:
-    """Every read equals one published version; the collector never takes what a reader is about to open."""
+    """Every read equals one published version; the collector never removes what a reader is about to open."""
     contents = [lab.content(seed, (60, 20, 6)) for seed in range(4)]
     known = [lab.entries(made) for made in contents]
     lab.put(store, "r", contents[0])

@@ -1,4 +1,4 @@
-"""Where a store cannot lie, and who cannot open it: each refusal says why and what to do."""
+"""Places where a store cannot lie, and users who cannot open it: each error gives the reason and the cure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "9p", "fuse.fuseblk", "overlay"])
-def test_a_local_file_system_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_local_file_system_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     lies_on(kind, tmp_path, monkeypatch)
     assert host.file_system(tmp_path / "not" / "there") == kind
     Store.open(tmp_path / "s", create=True).close()
 
 
 def lies_on(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the system's list of mounts say so."""
+    """Make the system's list of mounts say that `folder` lies on a file system of this kind."""
     number = folder.stat().st_dev
     mounts = folder / "mountinfo"
     mounts.write_text(MOUNTED.format(device=f"{os.major(number)}:{os.minor(number)}", kind=kind))
@@ -75,13 +75,14 @@ def test_a_reader_of_another_user_is_told_what_it_needs(store: Store) -> None:
     said = lab.child(AS_NOBODY, store.path).stdout
     assert "lock.mdb" in said
     assert "chmod g+rw" in said
-    lock.chmod(0o666)  # as the message says, for everybody here: this user has no group with the store's
+    # as the message advises, but for everybody: the user `nobody` is in no group of the store
+    lock.chmod(0o666)
     assert lab.child(AS_NOBODY, store.path).stdout == f"{version.id}\n"
-    # Reading was enough.
+    # Permission to read is enough.
     assert stat.S_IMODE((store.path / "catalogue" / "data.mdb").stat().st_mode) & 0o022 == 0
 
 
-def test_a_ref_that_is_none_is_told_what_is_wrong(store: Store) -> None:
+def test_an_invalid_ref_gets_an_error_that_says_why(store: Store) -> None:
     seven = "a/b/c/d/e/f/g"
     with pytest.raises(Invalid, match="has 8 parts: use 1 to 7 parts"):
         store.writer(f"{seven}/h", schema=lab.schema(), build="b")

@@ -1,4 +1,4 @@
-"""Looking up through the store: the oracle, and what must hold whatever the implementation."""
+"""Look-ups through the store equal the oracle's, and obey rules that hold for any implementation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_get_and_contains_along_the_chain(store: Store) -> None:
         assert np.array_equal(vectors, np.zeros((3, lab.DIM)) if expected is None else expected)
 
 
-def test_four_alone_equals_batched_in_any_order(store: Store) -> None:
+def test_alone_equals_batched_in_any_order(store: Store) -> None:
     lab.put(store, "r", lab.content(1))
     batch = lab.texts(3, (5, 1, 30, 2, 0, 300))
     with store.reader("r") as reader:
@@ -69,7 +69,7 @@ def test_four_alone_equals_batched_in_any_order(store: Store) -> None:
             assert np.array_equal(together, np.concatenate([alone[i] for i in order]))
 
 
-def test_five_a_token_reaches_two_rows_either_way_and_no_further(store: Store) -> None:
+def test_a_token_reaches_two_rows_either_way_and_no_further(store: Store) -> None:
     every = np.array([[a, b, c] for a in range(12) for b in range(12) for c in range(12)], np.uint32)
     rows = np.random.default_rng(0).standard_normal((len(every), 3, lab.DIM)).astype(np.float32)
     lab.put(store, "r", {3: (every, rows)})
@@ -81,10 +81,10 @@ def test_five_a_token_reaches_two_rows_either_way_and_no_further(store: Store) -
             after = lab.look(reader, [changed, text])[0]
             moved = np.flatnonzero((after[:15] != before).any(axis=1)).tolist()
             assert moved == [i for i in range(15) if abs(i - j) <= 2]
-            assert np.array_equal(after[15:], before)  # the neighbouring text sees nothing
+            assert np.array_equal(after[15:], before)  # the neighbouring text is not affected
 
 
-def test_seven_a_domain_hit_beats_the_root_and_more_entries_hit_more(store: Store) -> None:
+def test_a_domain_hit_beats_the_root_and_more_entries_hit_more(store: Store) -> None:
     root, domain = lab.content(1, (1, 0, 12)), lab.content(2, (900, 0, 0))
     lab.put(store, "r", root)
     batch = lab.texts(5, (200, 200))

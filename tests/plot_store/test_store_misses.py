@@ -1,4 +1,4 @@
-"""The sketch of misses against a plain Counter: its bounds, its merges, its speed, its arrays."""
+"""The miss sketch against a plain Counter: its bounds, merges, speed and arrays."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_bounds_hold_when_it_is_full(n: int, capacity: int) -> None:
     sketch = MissSketch(n, capacity)
     for one in batches:
         sketch.add(*one)
-        assert sketch.seen >= 0  # counts what waits, so that the sketch overflows again and again
+        assert sketch.seen >= 0  # counts what is pending, so that the sketch overflows repeatedly
     bounded(sketch, slow_misses(batches, n))
 
 
@@ -116,7 +116,7 @@ def test_batches_larger_than_what_may_wait() -> None:
     assert kept(sketch) == dict(wanted)
 
 
-def test_arrays_bring_it_back() -> None:
+def test_a_sketch_comes_back_from_its_arrays() -> None:
     rng = random.Random(2)
     batches = [batch(rng, 4) for _ in range(80)]
     sketch = MissSketch(4, 25)

@@ -1,4 +1,4 @@
-"""Several processes and threads at one store: races have one winner, a fork is noticed."""
+"""Several processes and threads on one store: races have one winner, and a fork is noticed."""
 
 from __future__ import annotations
 
@@ -111,8 +111,7 @@ def _opened(path: Path, queue: multiprocessing.Queue) -> None:  # type: ignore[t
 def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork cannot be refused; the child is, so that it undoes nothing of the transaction that it has a
-    copy of."""
+    """The fork cannot be refused, so the child is: it would undo the transaction of which it has a copy."""
     monkeypatch.setattr("plot_store.database.database._MAX_PAUSE_S", 0.2)
     lab.put(store, "r", {})
     inside, go_on = threading.Event(), threading.Event()
@@ -135,7 +134,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
     process.join(60)
     assert said.startswith("Forked: a transaction of")
     assert "spawned" in said
-    assert sorted(store.refs()) == ["r"]  # nothing here waits for a pause that was never made
+    assert sorted(store.refs()) == ["r"]  # nothing waits for a pause that never came
     go_on.set()
     thread.join(60)
     assert kept == [1]
@@ -149,7 +148,7 @@ def test_a_fork_in_the_middle_of_a_transaction_gives_a_child_without_the_store(
 
 
 def _spawned(path: Path, number: int, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
-    """Reads, appends, tags and pins in a process that was not forked."""
+    """Read, append, tag and pin in a process that was not forked."""
     with Store.open(path) as store:
         with store.reader("r@base") as reader:
             lab.same_as(reader, [lab.entries(lab.content(1))], lab.texts(1))
@@ -198,14 +197,15 @@ except lmdb.ReadersFullError:
 
 
 def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> None:
-    """While this process has the store open, nothing but a check of the readers empties LMDB's table of
-    them."""
+    """While this process has the store open, only a check for dead readers frees
+    their slots in LMDB's table."""
     lab.put(store, "r", {})
     read = store._env().catalogue.read
     assert int(lab.child(DEAD_READERS, store.path).stdout) > 4000
-    with pytest.raises(StoreIO, match="next change by a process"):  # LMDB does not open, so nobody can check
+    # LMDB cannot be opened anew, so no new process can check
+    with pytest.raises(StoreIO, match="next change by a process"):
         _open_anew(store.path)
-    # The second one needs a place of its own.
+    # The second process needs a slot of its own.
     assert read(lambda txn: read(lambda inner: inner.keys("ref/"))) == ["r"]
     assert store._env().catalogue.forget_dead_readers() == 0
     for change in (lambda: store.tag("r", "x"), lambda: _open_anew(store.path)):
@@ -217,7 +217,7 @@ def test_readers_that_were_killed_block_nobody(store: Store, tmp_path: Path) -> 
 
 
 def _open_anew(path: Path) -> None:
-    """Open the store in another process. Raises what it says."""
+    """Open the store in another process, and raise its error."""
     done = lab.child("import sys; from plot_store import Store; Store.open(sys.argv[1]).close()", path)
     if done.returncode:
         raise StoreIO(done.stderr)
@@ -253,9 +253,9 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         with pytest.raises(StoreIO, match=f"process {stopped.pid} holds the write lock.*kill -CONT"):
             store.tag("r", "new")
         monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 600.0)
-        with pytest.raises(StoreIO, match="in 1 s"):  # the next ones do not wait so long
+        with pytest.raises(StoreIO, match="in 1 s"):  # later ones wait less
             store.tag("r", "new")
-        assert store.version("r") == version  # readers wait for nobody
+        assert store.version("r") == version  # readers do not wait
         assert store.tags("r") == {}
     finally:
         stopped.send_signal(ending)
@@ -302,8 +302,8 @@ with Store.open(sys.argv[1]) as store:
 def test_an_opening_reader_may_be_overtaken_any_number_of_times(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process publishes and collects between the look at the catalogue and the mapping, seven times
-    over."""
+    """Seven times over, another process publishes and collects between reading the
+    catalogue and mapping the files."""
     lab.put(store, "r", lab.content(1))
     missed: list[str] = []
 
@@ -312,7 +312,7 @@ def test_an_opening_reader_may_be_overtaken_any_number_of_times(
     ) -> tuple[MappedChain | None, str]:
         if len(missed) < 7:
             lab.child(OVERTAKE, store.path, 10 + len(missed))
-            environment.segments = SegmentCache(environment.folder)  # nothing is mapped already
+            environment.segments = SegmentCache(environment.folder)  # nothing is mapped yet
         mapped, missing = map_chain(environment, chain, steps)
         missed.extend([missing] if mapped is None else [])
         return mapped, missing

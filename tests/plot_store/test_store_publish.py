@@ -36,7 +36,7 @@ def test_tree(store: Store) -> None:
     leaf = lab.put(store, "other-name", lab.content(3), parent="r/a")
     assert [v.id for v in store.chain("other-name")] == [leaf.id, branch.id, root.id]
     newer = lab.put(store, "r", lab.content(4))
-    assert store.chain("r/a")[1] == root  # a branch stays on the version it was built on
+    assert store.chain("r/a")[1] == root  # a branch stays on the version that it was built on
     assert lab.put(store, "r/a", lab.content(5)).parent == root.id
     assert lab.put(store, "r/a", lab.content(5), parent="r").parent == newer.id
     assert lab.put(store, "r/a", lab.content(5), parent=root.id).parent == root.id
@@ -84,7 +84,7 @@ def test_a_reader_keeps_its_version(store: Store) -> None:
 
 def test_extend_adds_and_the_newest_wins(store: Store) -> None:
     known: lab.Entries = {}
-    for round_number in range(7):  # more rounds than indexes are kept, so that they are made one on the way
+    for round_number in range(7):  # more rounds than indexes are kept: some are merged on the way
         made = lab.content(round_number, (60, 10, 2))
         version = lab.put(
             store, "r", made, extend=True, expect=store.version("r").id if round_number else None
@@ -93,7 +93,7 @@ def test_extend_adds_and_the_newest_wins(store: Store) -> None:
         with store.reader("r") as reader:
             lab.same_as(reader, [known], lab.texts(round_number, (300, 1, 50)))
     assert sum(s.kind == "index" and s.order == 3 for s in version.segments) <= 4
-    # Old content on top: its names repeat.
+    # Old content on top has the same names again.
     again = lab.put(store, "r", lab.content(2, (60, 10, 2)), extend=True)
     known.update(lab.entries(lab.content(2, (60, 10, 2))))
     assert len({s.name for s in again.segments}) == len(again.segments)
@@ -139,7 +139,7 @@ def test_resume_gives_the_same_segments(store: Store) -> None:
         version = writer.publish()
     assert sorted(s.name for s in version.segments) == sorted(s.name for s in whole.segments)
     with store.writer("pieces", **options) as writer:  # type: ignore[arg-type]
-        assert writer.resume_point(3) == 0  # the build ended with its publication
+        assert writer.resume_point(3) == 0  # publication has ended the build
         writer.abort()
     lab.check(store)
 
@@ -168,9 +168,7 @@ def test_a_writer_that_was_taken_over_can_do_nothing(store: Store) -> None:
         old.abort()
     new.add(3, *made[3])
     new.publish()
-    with pytest.raises(
-        Closed
-    ):  # what was in flight is gone since the abort, so publishing it would lose rows
+    with pytest.raises(Closed):  # the abort dropped what was being written, so publishing would lose rows
         old.publish(expect=ANY)
     lab.check(store)
 
@@ -240,7 +238,8 @@ def test_opening(tmp_path: Path) -> None:
         assert two.version("r").ref == "r"
         with pytest.raises(Closed):
             one.refs()
-    lab.same_as(reader, [lab.entries(lab.content(1))], lab.texts(1))  # a reader outlives its store
+    # a reader works after its store is closed
+    lab.same_as(reader, [lab.entries(lab.content(1))], lab.texts(1))
     reader.close()
     with Store.open(tmp_path / "s", read_only=True) as watcher:
         with pytest.raises(ReadOnly):

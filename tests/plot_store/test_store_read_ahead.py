@@ -1,5 +1,5 @@
-"""Reading ahead: rows are asked for from the disk together, by themselves while a reader is cold, and only
-then."""
+"""Reading ahead: while a reader is cold, and only then, it requests the rows of a
+batch from the disk together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DIM = 384
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A folder outside memory, whatever the other tests use."""
+    """A folder on a disk; the other tests use memory."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 def evict(store: Store) -> None:
-    """Take the segments out of memory; skips where the file system keeps them there."""
-    gc.collect()  # mapped files stay
+    """Drop the segments from the system's cache; skip the test where the file system keeps them."""
+    gc.collect()  # mapped files stay cached
     for file in (store.path / "segments").iterdir():
         fd = os.open(file, os.O_RDONLY)
         try:
@@ -44,7 +44,7 @@ def evict(store: Store) -> None:
 
 
 def resident(address: int, size: int) -> np.ndarray:
-    """bool per page of mapped memory: is it in the system's cache?"""
+    """For each page of mapped memory, whether it is in the system's cache."""
     start = address // PAGE * PAGE
     pages = -(-(address + size - start) // PAGE)
     found = np.zeros(pages, np.uint8)
@@ -55,7 +55,7 @@ def resident(address: int, size: int) -> np.ndarray:
 
 
 def rows_of(reader: Reader) -> np.ndarray:
-    """The one rows segment of a reader's trigrams."""
+    """The single segment of a reader's trigrams."""
     assert reader._mapped is not None
     (view,) = [view for run in reader._mapped.table.runs for view in run.segments if run.order == 3]
     return view.rows
@@ -63,7 +63,7 @@ def rows_of(reader: Reader) -> np.ndarray:
 
 @pytest.fixture
 def evicted(disk: Path) -> Iterator[Store]:
-    """A store of 3,000 trigrams (3.5 MB) whose rows are on disk only."""
+    """A store of 3,000 trigrams (3.5 MB) whose rows are only on the disk."""
     with Store.open(disk / "s", create=True) as store:
         every = np.stack(
             np.unravel_index(np.random.default_rng(0).permutation(20**3)[:3000], (20, 20, 20)), 1
@@ -106,8 +106,7 @@ def test_prefetch_brings_the_rows_of_a_batch_and_no_more(evicted: Store) -> None
 
 
 def reader_rows(reader: Reader, batch: list[list[int]]) -> np.ndarray:
-    """Which rows hold a trigram of the batch: bool [rows]. Reads no row's page: the order is that of
-    adding."""
+    """Which rows hold a trigram of the batch: bool [rows], by the order of adding, without reading a row."""
     every = np.stack(np.unravel_index(np.random.default_rng(0).permutation(20**3)[:3000], (20, 20, 20)), 1)
     return (every[:, None] == np.array(batch)[None]).all(2).any(1)
 
@@ -124,19 +123,19 @@ def test_a_reader_is_cold_until_it_reads_nothing(
         path = reader._mapped.read_ahead  # type: ignore[union-attr]
         assert path.cold
         first = lab.look(reader, batch)
-        assert path.cold  # it read from the disk
+        assert path.cold  # this call read from the disk
         for _ in range(read_ahead._QUIET_LOOKUPS):
             assert path.cold
             assert np.array_equal(lab.look(reader, batch)[0], first[0])
         assert not path.cold
         evict_mapped(reader, evicted)
-        lab.look(reader, batch)  # 400 waits for the disk: slow, and it says why
+        lab.look(reader, batch)  # 400 waits for the disk: slow, as the log must say
         assert path.cold
         assert np.array_equal(lab.look(reader, batch)[0], first[0])
 
 
 def evict_mapped(reader: Reader, store: Store) -> None:
-    """Take a live reader's files out of memory: out of the page table first, else the cache keeps them."""
+    """Drop a live reader's files from memory: first from its page table, or the cache keeps them."""
     for segment in reader._mapped.segments:  # type: ignore[union-attr]
         mapping._LIBC.madvise(segment.raw.ctypes.data, segment.raw.size, 4)  # MADV_DONTNEED
     evict(store)
@@ -157,7 +156,7 @@ def test_a_slow_lookup_that_reads_nothing_does_not_make_a_reader_cold(
         reads = read_ahead.disk_reads()
         monkeypatch.setattr(read_ahead, "_SLOW_S", -1.0)
         monkeypatch.setattr(read_ahead, "disk_reads", lambda: reads)
-        lab.look(reader, lab.texts(1))  # whatever this thread read in between
+        lab.look(reader, lab.texts(1))  # despite what this thread has read in between
         path.cold = False
         lab.look(reader, lab.texts(1))
         assert not path.cold

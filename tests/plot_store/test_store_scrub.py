@@ -1,4 +1,4 @@
-"""Probe and scrub: damage is found in a child process, and what kills the child does not kill us."""
+"""Probe and scrub find damage in a child process; what kills the child does not kill its parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data(path: Path) -> Path:
 
 
 def records(raw: bytes) -> list[tuple[bytes, bytes]]:
-    """What a file holds, by the walk; BadFile where it is refused."""
+    """The records of a file as the probe's walk reads them, or BadFile."""
     meta = newest(raw)
     if meta is None:
         raise BadFile("of another LMDB version")
@@ -68,7 +68,7 @@ def test_the_walk_agrees_with_lmdb(made: Path) -> None:
 
 
 def test_no_flipped_bit_gives_other_records(made: Path) -> None:
-    """A flip is refused, or lies where nothing reads it: never a record less, more or changed."""
+    """A flipped bit is refused, or lies where nothing reads it: no record is missing, added or changed."""
     raw = data(made).read_bytes()
     expected, rng = records(raw), random.Random(5)
     refused = 0
@@ -99,7 +99,7 @@ def test_damage_is_refused(made: Path) -> None:
 
 
 def test_a_free_list_with_a_page_in_use_is_refused(made: Path) -> None:
-    """LMDB would open it and read all records, and a later write would destroy one of them."""
+    """LMDB would open the file and read all records; a later write would destroy one of them."""
     raw = bytearray(data(made).read_bytes())
     meta = newest(bytes(raw))
     assert meta is not None
@@ -114,8 +114,7 @@ def test_a_free_list_with_a_page_in_use_is_refused(made: Path) -> None:
 
 
 def test_pages_that_were_given_back_may_lie_behind_the_end(tmp_path: Path) -> None:
-    """LMDB never writes a page that was taken and given back in one transaction: such a file is short, and
-    sound."""
+    """LMDB never writes a page that one transaction took and gave back: such a file is short, and sound."""
     import lmdb
 
     with lmdb.open(str(tmp_path), map_size=1 << 26) as env:
@@ -143,7 +142,8 @@ def test_pages_that_were_given_back_may_lie_behind_the_end(tmp_path: Path) -> No
 
 
 def test_beside_a_live_writer(made: Path) -> None:
-    """Neither a torn copy nor a broken lock: the writer goes on publishing and every probe says sound."""
+    """There is no torn copy and no broken lock: the writer goes on publishing, and every
+    probe finds the store sound."""
     stop = threading.Event()
     with Store.open(made) as store:
 
@@ -185,7 +185,7 @@ def test_progress_and_rate(made: Path) -> None:
     assert [s.done for s in seen] == sorted(s.done for s in seen)
     began = time.monotonic()
     assert scrub(made, bytes_per_second=size / 2).ok
-    assert time.monotonic() - began > 1.5  # at least: a busy machine takes longer
+    assert time.monotonic() - began > 1.5  # a lower bound: a busy machine takes longer
 
 
 def test_a_child_that_dies_is_a_damage(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_child_that_hangs_is_killed(made: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_child_that_is_killed_from_outside_tells_nothing_of_the_store(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel does when memory runs out."""
+    """As the operating system kills when memory runs out."""
     real = subprocess.Popen
 
     def instead(command: list[str], **options: object) -> subprocess.Popen[str]:

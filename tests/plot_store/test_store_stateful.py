@@ -18,8 +18,7 @@ refs = st.sampled_from(REFS)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """current: where each ref points; entries: what each version of its own holds; kept: each ref's
-    versions."""
+    """`current`: where each ref points; `entries`: each version's own; `kept`: each ref's versions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What keeps a version: tags, pins, leases, age; and what collection says of it."""
+"""What keeps a version from collection: tags, pins, leases and age; and what gc reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def three(store: Store) -> list[str]:
 def test_a_tag_names_one_version_wherever_a_version_is_asked_for(store: Store, tmp_path: object) -> None:
     first, second, third = three(store)
     assert store.tag("r", "good", first) == first
-    assert store.tag("r", "good", first) == first  # again: nothing
+    assert store.tag("r", "good", first) == first  # a second time changes nothing
     assert store.tag("r", "Now-1.0_x") == third
     assert store.tags() == store.tags("r") == {"r@Now-1.0_x": third, "r@good": first}
     assert store.version("r@good").id == first
@@ -36,7 +36,7 @@ def test_a_tag_names_one_version_wherever_a_version_is_asked_for(store: Store, t
     lab.check(store)
 
 
-def test_what_tags_refuse(store: Store) -> None:
+def test_wrong_tags_are_refused(store: Store) -> None:
     three(store)
     stranger = lab.put(store, "s", {})
     for ref, name, version, error in (
@@ -59,8 +59,8 @@ def test_what_tags_refuse(store: Store) -> None:
 
 
 def test_the_longest_ref_and_tag(store: Store) -> None:
-    """Each is legal alone; together they are refused before they make a key that the catalogue cannot
-    hold."""
+    """Each is legal alone. Together they are refused before they form a key that
+    the catalogue cannot hold."""
     ref = "/".join(["a" * 63] * 7)
     for part in range(1, 8):
         lab.put(store, "/".join(["a" * 63] * part), {})
@@ -84,7 +84,7 @@ def test_the_longest_ref_and_tag(store: Store) -> None:
 
 
 def around(store: Store, refs: list[str]) -> None:
-    """Refs of which each falls back on an older version of the next, by rollbacks."""
+    """Refs in a circle: by rollbacks, each falls back on an older version of the next."""
     lab.put(store, "w", {})
     first = {ref: lab.put(store, ref, {}, parent="w").id for ref in refs}
     second = {}
@@ -101,7 +101,7 @@ def test_refs_that_fall_back_on_each_other_can_be_deleted(store: Store, refs: li
     assert store.children(refs[1]) == [refs[0]]
     lab.put(store, "leaf", {}, parent="x")
     with pytest.raises(InUse, match="parent of leaf"):
-        store.delete("x")  # of those around, none holds another; a ref outside does
+        store.delete("x")  # none of the circle holds another; a ref outside does
     store.delete("leaf")
     kept = store.version(refs[-1])
     for ref in refs[:-1]:
@@ -152,7 +152,7 @@ def test_pins_hold_across_processes_and_without_a_ref(store: Store) -> None:
     first, _, _ = three(store)
     pin = store.pin(first, "job:17")
     assert (pin.version, pin.owner) == (first, "job:17")
-    assert store.pin(first, "job:17") == pin  # again: the same
+    assert store.pin(first, "job:17") == pin  # a second time gives the same
     store.pin(first, "other")
     assert [(p.version, p.owner) for p in store.pins()] == [(first, "job:17"), (first, "other")]
     store.delete("r")
@@ -183,12 +183,12 @@ def test_a_lease_holds_until_it_ends(store: Store) -> None:
     store.lease(second, 0.01, "b")
     time.sleep(0.02)
     assert [(x.version, x.owner) for x in store.leases()] == [(first, "a")]
-    # The second one has expired, and its record goes too.
+    # The second lease has expired, and its record goes too.
     assert store.gc(keep_versions=1).versions == (second,)
     assert lease.expires > time.time() + 30
     lease.renew(0.01)
     time.sleep(0.02)
-    lease.renew()  # expired, but nobody has collected yet
+    lease.renew()  # expired, but not yet collected
     assert lease.expires > time.time() + 30
     assert store.gc(keep_versions=1).kept[first] == ("leased by a",)
     lease.release()
@@ -207,7 +207,7 @@ def test_a_lease_holds_until_it_ends(store: Store) -> None:
 
 
 def age(store: Store, version_id: str, days: float) -> None:
-    """Let the store have got a version so many days ago."""
+    """Make a version `days` old."""
 
     def body(txn: CatalogueTxn) -> None:
         raw = txn.get(version_tree.NODE + version_id)
@@ -245,7 +245,7 @@ def test_a_dry_run_gives_every_reason(store: Store) -> None:
 
 
 def test_versions_of_format_1_are_walked_and_collected_too(store: Store) -> None:
-    """They have no small records beside their manifests."""
+    """They have no small records besides their manifests."""
     first, _, third = three(store)
     leaf = lab.put(store, "r/a", lab.content(9))
 
@@ -280,4 +280,4 @@ def test_walking_the_tree_reads_no_manifest(store: Store, monkeypatch: pytest.Mo
     store.gc(dry_run=True)
     assert parsed == []
     store.gc(keep_versions=1)
-    assert len(parsed) == 2  # of the two that went
+    assert len(parsed) == 2  # of the two that were removed

@@ -1,4 +1,4 @@
-"""Whether a store is what the plain oracle says, to the bit, and whether it is sound."""
+"""Comparison of a store with the plain oracle, bit for bit, and the check that the store is sound."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from plot_store import PlotStoreError, Reader, Store
 
 
 def problems(store: Store, model: Plain, *, thorough: bool = True) -> list[str]:
-    """Everything that differs, in words; empty when all is well. Thorough: not only current versions, and all
-    bytes."""
+    """All differences, in words; empty if there are none. `thorough` compares all versions and all bytes."""
     try:
         found = _names(store, model) or _vectors(store, model, thorough)
         if thorough:
@@ -27,7 +26,7 @@ def problems(store: Store, model: Plain, *, thorough: bool = True) -> list[str]:
 
 
 def _names(store: Store, model: Plain) -> list[str]:
-    """Refs, histories, tags and pins."""
+    """Differences in refs, histories, tags and pins."""
     refs = {ref: version.id for ref, version in store.refs().items()}
     if refs.keys() != model.current.keys():
         return [f"refs are {sorted(refs)}, not {sorted(model.current)}"]
@@ -47,7 +46,7 @@ def _names(store: Store, model: Plain) -> list[str]:
 
 
 def _pins(store: Store, model: Plain) -> list[str]:
-    """Each pin still opens, as one of the versions that its owner pinned."""
+    """Whether each pin still opens, as a version that its owner pinned."""
     owned = sorted(owner for _, owner in model.pins)
     if sorted(pin.owner for pin in store.pins()) != owned:
         return [f"pins are {store.pins()}, not of {owned}"]
@@ -65,7 +64,7 @@ def _pins(store: Store, model: Plain) -> list[str]:
 
 
 def _vectors(store: Store, model: Plain, thorough: bool) -> list[str]:
-    """Every retained (or current) version: each n-gram of its chain, absent n-grams, and two texts."""
+    """Compare all kept (or current) versions: each n-gram of the chain, absent n-grams, and two texts."""
     found: list[str] = []
     for ref, kept in model.kept.items():
         for version, index in zip(store.history(ref), kept, strict=True):
@@ -77,7 +76,7 @@ def _vectors(store: Store, model: Plain, thorough: bool) -> list[str]:
 
 
 def wrong_vectors(reader: Reader, model: Plain, index: int) -> list[str]:
-    """What a reader of version `index` answers otherwise than the oracle."""
+    """The answers of a reader of version `index` that differ from the oracle's."""
     chain = oracle(model, index)
     if len(reader.chain) != len(chain):
         return [f"its chain has {len(reader.chain)} versions, not {len(chain)}"]
@@ -86,12 +85,12 @@ def wrong_vectors(reader: Reader, model: Plain, index: int) -> list[str]:
 
 
 def oracle(model: Plain, index: int) -> list[plain.Entries]:
-    """What each version of the chain stores, nearest first."""
+    """The entries of each version of the chain, nearest first."""
     return [model.versions[v].own for v in model.chain(index)]
 
 
 def wrong_entries(reader: Reader, chain: list[plain.Entries], order: int) -> list[str]:
-    """N-grams of one order that `get` answers otherwise than the oracle; some absent ones are asked too."""
+    """The n-grams of one order, stored and absent, for which `get` differs from the oracle."""
     found = []
     grams = sorted({gram for own in chain for gram in own if len(gram) == order})
     absent = np.random.default_rng(len(grams)).integers(0, plain.VOCAB, (3, order)).astype(np.uint32)
@@ -105,7 +104,7 @@ def wrong_entries(reader: Reader, chain: list[plain.Entries], order: int) -> lis
 
 
 def wrong_texts(reader: Reader, chain: list[plain.Entries], seed: int) -> list[str]:
-    """A look-up of some text that answers otherwise than the oracle."""
+    """Whether a look-up of some texts differs from the oracle."""
     tokens, offsets = play.some_text(seed)
     texts = [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     out, hits = reader.lookup(tokens, offsets)
@@ -118,8 +117,8 @@ def wrong_texts(reader: Reader, chain: list[plain.Entries], seed: int) -> list[s
 
 
 def strays(store: Store, held: Iterable[str] = ()) -> list[str]:
-    """Files that no version names, and the other way round. Call it after a collection. held: ids that
-    readers hold."""
+    """Files that no version names, and named files that are missing, after a collection. `held`:
+    versions of open readers."""
     ids = {version.id for ref in store.refs() for version in store.history(ref)}
     ids |= {pin.version for pin in store.pins()} | set(held)
     named = {segment.name for version in ids for link in store.chain(version) for segment in link.segments}

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import play
+import plotlab as lab
 import pytest
 from nursery import Nurseries
 
 HERE = Path(__file__).resolve().parent
-SIZE = os.environ.get("HMI_BATTERY", "1")  # "full", or by how much the usual counts are multiplied
+SIZE = os.environ.get("HMI_BATTERY", "1")  # "full", or the factor of the usual counts
 FULL = SIZE == "full"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With HMI_BATTERY=full every count is the long one, and the tests belong to `make stress`."""
+    """HMI_BATTERY=full takes the full counts, and marks the battery as slow: `make stress` runs it then."""
     for item in items:
         if FULL and HERE in item.path.parents:
             item.add_marker(pytest.mark.slow)
@@ -24,13 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def counts() -> Callable[[int, int], int]:
-    """counts(usual, full): how many turns this run takes."""
+    """A function of (usual, full): how many turns this run takes."""
     return lambda usual, full: full if FULL else max(1, round(usual * float(SIZE)))
 
 
 @pytest.fixture(scope="session")
 def iolog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorder, compiled."""
+    """The compiled recorder of system calls."""
     if not sys.platform.startswith("linux"):
         pytest.skip("the recorder asks /proc for the names of open files, which only Linux has")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -53,6 +55,14 @@ def nurseries(iolog: Path) -> Iterator[Nurseries]:
     found = Nurseries(iolog, min(2, os.cpu_count() or 1))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="module")
+def side() -> Iterator[Path]:
+    """A folder with the archives that operations import."""
+    with lab.scratch() as folder:
+        play.prepare(folder)
+        yield folder
 
 
 @pytest.fixture(scope="session")

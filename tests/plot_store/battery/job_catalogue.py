@@ -1,4 +1,4 @@
-"""The job that damages data.mdb itself, and then serves from it as far as the probe and the store let it."""
+"""The job that damages data.mdb and then serves from it as far as the probe and the store allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = 4096
 
 
 def spoil_pages(rng: random.Random, good: bytes) -> tuple[str, bytes]:
-    """A damaged data.mdb, and how."""
+    """A damaged data.mdb, and how it was damaged."""
     bad = bytearray(good)
     pages = len(bad) // PAGE
     kind = rng.choice(
@@ -42,7 +42,7 @@ def spoil_pages(rng: random.Random, good: bytes) -> tuple[str, bytes]:
         del bad[at:]
     elif kind == "short":
         del bad[len(bad) - rng.randint(1, PAGE) :]
-    elif kind == "header":  # where LMDB keeps page numbers, flags and offsets
+    elif kind == "header":  # the headers, where LMDB keeps page numbers, flags and offsets
         bad[at + rng.randrange(16)] ^= 1 << rng.randrange(8)
     elif kind == "meta":
         bad[rng.choice((0, PAGE)) + rng.randrange(152)] ^= 1 << rng.randrange(8)
@@ -77,7 +77,7 @@ def catalogue(
 
 
 def _serve(path: Path, model: Plain, side: Path, answers: Counter[str]) -> list[str]:
-    """What a server does: all that was published is there, and it can publish and collect."""
+    """Use the store as a server does: all published versions are there, and it can publish and collect."""
     try:
         with Store.open(path) as store:
             found = agree.problems(store, model)

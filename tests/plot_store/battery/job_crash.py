@@ -1,4 +1,4 @@
-"""Jobs of the power cut tests: a recorded run, and the judgement of a store found after a cut."""
+"""Jobs of the power cut tests: to record a run, and to judge the store found after a cut."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Ops = list[list[Any]]
 
 
 def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str = "") -> None:
-    """Do the operations with the recorder on; a mark follows each. Emits, for each, whether it changed
-    anything."""
+    """Run the operations with the recorder on, and a mark after each. Emits for each
+    whether it changed anything."""
     sabotage.plant(bug)
     recorder = Recorder(folder, log)
     with Store.open(Path(folder) / "deep" / "store", create=True) as store:
@@ -35,9 +35,10 @@ def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str =
 def judge(
     *, emit: Emit, folder: str, side: str, ops: Ops, changed: list[bool], done: int, redo: bool = True
 ) -> Any:
-    """The violations in a store in which `done` operations were acknowledged and the next may have happened.
+    """The violations in a store: `done` operations were acknowledged, the next may have happened.
 
-    done -1: not even the store's creation was. {"found": […], "next": whether the next one was there}.
+    With done = -1, not even the creation of the store was acknowledged. Emits {"found": […], "next":
+    whether the next operation has happened}.
     """
     listed = [Op(*op) for op in ops]
     path = Path(folder)
@@ -55,7 +56,8 @@ def judge(
 
 
 def _unborn(path: Path, ops: list[Op], side: Path, redo: bool) -> Any:
-    """A store whose creation had not returned: it may be refused, but not crash, and it holds nothing."""
+    """A store whose creation had not returned may be refused; otherwise it is empty. It
+    must not crash the process."""
     try:
         with Store.open(path, create=True) as store:
             found = agree.problems(store, Plain())
@@ -67,7 +69,7 @@ def _unborn(path: Path, ops: list[Op], side: Path, redo: bool) -> Any:
 
 
 def which(store: Store, ops: list[Op], changed: list[bool], done: int) -> tuple[int, list[str]]:
-    """How many operations have happened, and what is wrong."""
+    """(how many operations have happened, what is wrong)."""
     found = agree.problems(store, plain.after(ops[:done], changed))
     if not found or done == len(ops):
         return done, found
@@ -76,7 +78,7 @@ def which(store: Store, ops: list[Op], changed: list[bool], done: int) -> tuple[
 
 
 def _exported(path: Path, ops: list[Op], changed: list[bool]) -> list[str]:
-    """An acknowledged export is there, whole, and imports as what it was made from."""
+    """Check that an acknowledged export is there, complete, and imports as what was exported."""
     last = max((i for i, op in enumerate(ops) if op.kind == "export"), default=None)
     if last is None:
         return []
@@ -93,9 +95,9 @@ def _exported(path: Path, ops: list[Op], changed: list[bool]) -> list[str]:
 def go_on(
     store: Store, ops: list[Op], changed: list[bool], now: int, side: Path
 ) -> tuple[list[str], list[Op], list[bool]]:
-    """What was cut off can be done again; then a new publication, a collection, and nothing lies about.
+    """Repeat what was cut off, then publish and collect: each must work, and no stray file may be left.
 
-    (what is wrong, all operations done by now, whether each changed anything).
+    Returns (what is wrong, all operations done by now, whether each changed anything).
     """
     done, ended = ops[:now], changed[:now]
     for op in [*ops[now : now + 1], Op("publish", "top", 7), Op("gc", arg=99)]:

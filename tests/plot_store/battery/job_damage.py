@@ -1,5 +1,5 @@
-"""Jobs that damage segments, catalogue records and exports: all is found, and no wrong vector is ever
-returned."""
+"""Jobs that damage segments, catalogue records and exports: all damage is found, and no
+wrong vector is returned."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TEXTS = 6
 
 
 def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
-    """Bytes that are not `good`, and how they came about."""
+    """Bytes that differ from `good`, and how they were made."""
     places = [rng.randrange(len(good)) for _ in range(rng.choice((1, 16)))]
-    at = next((place for place in places if good[place]), places[0])  # half the time rather no padding
+    at = next((place for place in places if good[place]), places[0])  # half of the time, avoid the padding
     kind = rng.choices(["flip", "cut", "grow", "zeros", "noise"], [16, 3, 1, 2, 2])[0]
     end = min(len(good), at + rng.choice((8, 512, 4096)))
     piece = {
@@ -40,8 +40,8 @@ def spoil(rng: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def spoil_words(rng: random.Random, good: bytes) -> tuple[str, bytes]:
-    """One bit of several 8-byte words near each other, the highest more often: where a sum of words may not
-    show it."""
+    """Flip one bit in several neighbouring 8-byte words, often the highest, which a
+    sum of words may not show."""
     bad, bit = bytearray(good), rng.choice((63, rng.randrange(64)))
     near = range(rng.randrange(max(1, len(good) // 8 - 32)), len(good) // 8)[:32]
     words = rng.sample(near, rng.choice((2, 2, 2, 4, 8)))
@@ -72,7 +72,7 @@ def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: i
 
 
 def believed(store: Store, model: Plain, answers: Counter[str]) -> list[str]:
-    """Wrong answers of any current version. An error of the store is no wrong answer."""
+    """Wrong answers of any current version. An error of the store is not a wrong answer."""
     found = []
     for ref, index in model.current.items():
         chain = agree.oracle(model, index)
@@ -126,7 +126,7 @@ def _put(path: Path, key: bytes, value: bytes) -> None:
 
 
 def archives(*, emit: Emit, side: str, first: int, count: int) -> Any:
-    """Damage an export again and again; the import refuses each, and nothing is left."""
+    """Damage an export repeatedly: the import refuses each, and leaves nothing behind."""
     found: list[str] = []
     answers: Counter[str] = Counter()
     good = (Path(side) / "i1.plot").read_bytes()

@@ -1,6 +1,7 @@
-"""Jobs at the edges: a lost segment, a map that grows under readers, a base that only a build holds, dead
-readers by the thousand, as many mappings as the system gives. Each emits {"found": what is wrong, "tried":
-how often}.
+"""Jobs of rare cases: a lost segment, a map that grows under readers, a base that only a build holds,
+thousands of dead readers, as many mappings as the system allows.
+
+Each emits {"found": what is wrong, "tried": how often}.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from plot_store.database.database import MAX_READERS
 from plot_store.segments.mapping import map_read_only
 
 Emit = Callable[[Any], None]
-EACH = 64  # transactions of one process that dies
-RECORD = 3000  # bytes of a record of the map that grows
+EACH = 64  # transactions of each process that dies
+RECORD = 3000  # bytes of each record that fills the map
 
 
 def lost(*, emit: Emit, refs: list[str], bug: str = "") -> Any:
-    """A disk loses one finished segment of an unfinished build, each in turn; the resumed build is whole."""
+    """The disk loses each finished segment of an unfinished build in turn; the resumed build is complete."""
     sabotage.plant(bug)
     found, tried = [], 0
     for ref in refs:
@@ -46,7 +47,7 @@ def lost(*, emit: Emit, refs: list[str], bug: str = "") -> Any:
 
 
 def _lose(ref: str, place: int) -> list[str] | None:
-    """What is wrong after this segment was lost; None where the build has none in this place."""
+    """What is wrong after this segment was lost; None if the build has no such segment."""
     begin, finish = Op("begin", ref, 4), Op("finish", ref, 4)
     with lab.scratch() as folder, Store.open(folder / "store", create=True) as store:
         play.play(store, begin, 0, folder)
@@ -60,7 +61,7 @@ def _lose(ref: str, place: int) -> list[str] | None:
 
 
 def growing(*, emit: Emit, folder: str, bug: str = "") -> Any:
-    """Threads walk through all records, step by step, while another one fills the map again and again."""
+    """Threads read all records, step by step, while another thread fills the map repeatedly."""
     sabotage.plant(bug)
     catalogue = Catalogue(Path(folder), create=True, read_only=False, first_map=1 << 16)
     done, found, walks = threading.Event(), [], [0, 0]
@@ -97,13 +98,13 @@ def _wrong_records(txn: CatalogueTxn) -> list[str]:
         for key, value in cursor:
             if key.startswith(b"x/") and bytes(value[8:]).decode() != f'"{_record(int(key[2:]))}"':
                 found.append(f"{key!r} is wrong")
-            time.sleep(0.0001)  # so that a transaction is under way whenever the map is full
+            time.sleep(0.0001)  # so a transaction is open whenever the map is full
     return found
 
 
 def ground(*, emit: Emit, folder: str, bug: str = "") -> Any:
-    """An extending build goes on where it began, though the ref moved on and another process collected
-    since."""
+    """A build that extends a version resumes on that version, though the ref has moved on and
+    another process has collected."""
     sabotage.plant(bug)
     path, found = Path(folder) / "store", []
     ref, added = "r", {**plain.entries("r", 4), **plain.entries("r", 3)}
@@ -129,27 +130,29 @@ def ground(*, emit: Emit, folder: str, bug: str = "") -> Any:
 
 
 def _collect(path: Path) -> None:
-    """Everything but what is current and what builds need."""
+    """Collect everything but current versions and what builds need."""
     with Store.open(path) as store:
         store.gc(keep_versions=1, orphan_age_s=play.AT_ONCE)
 
 
 def dead(*, emit: Emit, folder: str) -> Any:
-    """More transactions than there are places die at one moment; this process and new ones go on."""
+    """More transactions than there are reader slots die at one moment; this
+    process and new ones still work."""
     path = Path(folder) / "store"
     with Store.open(path, create=True) as store:
         play.play(store, Op("publish", "r", 1), 0, path)
         incoming, outgoing = os.pipe()
         pids = [spawn(lambda: _hold(path, outgoing)) for _ in range(MAX_READERS // EACH + 1)]
         told = 0
-        while told < MAX_READERS // EACH - 1:  # whoever comes too late is refused, and ends
+        while told < MAX_READERS // EACH - 1:  # a process that comes too late is refused, and ends
             told += len(os.read(incoming, 1 << 10))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
             os.waitpid(pid, 0)
         read = store._env().catalogue.read
-        keys = read(lambda txn: read(lambda inner: inner.keys("ref/")))  # the second needs a place of its own
+        # the second process needs a slot of its own
+        keys = read(lambda txn: read(lambda inner: inner.keys("ref/")))
         found = [] if keys == ["r"] else [f"refs are {keys}"]
         play.play(store, Op("publish", "r", 2), 1, path)
         found += ["a new process failed"] if os.waitpid(spawn(lambda: _collect(path)), 0)[1] else []
@@ -160,7 +163,7 @@ def dead(*, emit: Emit, folder: str) -> Any:
 
 
 def _hold(path: Path, out: int) -> None:
-    """Be in EACH transactions, say so, and wait to be killed."""
+    """Open EACH transactions, report it, and wait to be killed."""
     read = Store.open(path)._env().catalogue.read
 
     def deeper(left: int) -> None:
@@ -173,8 +176,8 @@ def _hold(path: Path, out: int) -> None:
 
 
 def mappings(*, emit: Emit, folder: str) -> Any:
-    """A process maps segments until it may not; then all but opening more goes on, and that again after some
-    went."""
+    """Map segments until the system refuses. Then all calls work but opening more, which works
+    again once some are closed."""
     path = Path(folder) / "store"
     with Store.open(path, create=True) as store:
         for number, ref in enumerate("rs"):

@@ -1,5 +1,4 @@
-"""Jobs of the fault tests: one call during which one operation on files goes wrong, and a disk that is really
-full."""
+"""Jobs of the fault tests: a call during which one file operation fails, and a disk that is really full."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Emit = Callable[[Any], None]
 
 
 def prepare(*, emit: Emit, folder: str, side: str, ops: Ops) -> list[bool]:
-    """A store in which these operations were done."""
+    """Create a store and run these operations on it."""
     with Store.open(Path(folder) / "store", create=True) as store:
         return [play.play(store, Op(*op), number, Path(side)) for number, op in enumerate(ops)]
 
@@ -41,12 +40,14 @@ def fault(
     kinds: str,
     log: str | None = None,
 ) -> Any:
-    """Do `call` on a store in which `ops` were done; its at-th operation of these kinds goes wrong (0: none).
+    """Run `call` on a store in which `ops` were done; its at-th operation of these kinds fails.
 
-    sticky: all later ones too. Then the store must be as before or after the call, and the call must work
-    again. Emits {"count": operations of the call, "failed": kind of error, "found": what is wrong, "ops",
-    "changed": all that was done in the end, "reopened": whether the store worked again only after it was
-    opened anew}.
+    With at = 0 none fails; with `sticky`, all later operations fail too. Afterwards the store must be
+    as before or as after the call, and the call must work when it is repeated.
+
+    Emits {"count": operations of the call, "failed": kind of the error, "found": what is wrong, "ops"
+    and "changed": all operations done in the end, "reopened": whether the store worked only after it
+    was opened anew}.
     """
     follow = [*(Op(*op) for op in ops), Op(*call)]
     recorder = Recorder(folder, log)
@@ -55,7 +56,7 @@ def fault(
     failed, done = play.kind_of_failure(store, follow[-1], len(ops), Path(side))
     count = recorder.count()
     recorder.plan(0, 0, "fail")
-    # Also after a call that leaves its build unfinished, and so hides what its thread met.
+    # Also after a call that leaves its build unfinished, which hides the error of its thread.
     reopened = _gave_up(store)
     if reopened:
         store.close()
@@ -82,7 +83,7 @@ def _unclean(failed: str) -> list[str]:
 
 
 def _gave_up(store: Store) -> bool:
-    """Whether LMDB refuses to write until it is opened again."""
+    """Whether LMDB refuses to write until the store is opened again."""
     try:
         store.untag("nobody", "none")
     except StoreIO:
@@ -91,7 +92,7 @@ def _gave_up(store: Store) -> bool:
 
 
 def creation(*, emit: Emit, folder: str, at: int, sticky: bool, action: str, code: int, kinds: str) -> Any:
-    """As `fault`, for the creation of a store."""
+    """As `fault`, during the creation of a store."""
     recorder = Recorder(folder)
     recorder.plan(at, FOR_EVER if sticky else at, action, code, kinds)
     failed, count = "", 0
@@ -107,8 +108,8 @@ def creation(*, emit: Emit, folder: str, at: int, sticky: bool, action: str, cod
 
 
 def full_disk(*, emit: Emit, folder: str, side: str, ops: Ops, size: int) -> Any:
-    """Do the operations on a disk of `size` bytes that is enlarged whenever it is full. Emits how often it
-    was."""
+    """Run the operations on a disk of `size` bytes, enlarged whenever it is full.
+    Emits how often it was full."""
     disk, listed = Path(folder), [Op(*op) for op in ops]
     full, found, ended = 0, [], []
 

@@ -1,8 +1,7 @@
-"""Jobs with many processes at one store: readers beside a builder and the collector, and readers that are
-killed.
+"""Jobs with many processes on one store: readers beside a builder and the collector, and killed readers.
 
-Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up must
-answer is plain arithmetic, exact in fp32.
+Version v of ref "h" stores 1024 * v + a small whole number for every trigram, so that what a look-up
+must answer is plain arithmetic, exact in fp32.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import numpy as np
 from plot_store import ANY, Schema, Store
 
 SCHEMA = Schema(dim=4, vocab=5, dtype="fp32")
-WRAP = 4096  # versions after which the numbers repeat: 3 * 1024 * 4096 is exact in fp32
+WRAP = 4096  # after so many versions the numbers repeat: 3 * 1024 * 4096 is exact in fp32
 TRIGRAMS = np.array(list(product(range(5), repeat=3)), np.uint32)
 SMALL = (3.0 * np.arange(125)[:, None, None] + np.arange(3)[None, :, None] + np.arange(4)).astype(np.float32)
-STAY = 64  # look-ups before a reader opens the ref anew
+STAY = 64  # look-ups after which a reader opens the ref anew
 
 
 def publish(store: Store, v: int) -> None:
@@ -37,8 +36,7 @@ def publish(store: Store, v: int) -> None:
 
 
 def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(what the small numbers add up to, float32 [tokens, 4]; how many vectors were added, float32 [tokens,
-    1])."""
+    """(sums of the small numbers, float32 [tokens, 4]; how many vectors were added, float32 [tokens, 1])."""
     padded = np.concatenate([[0], text, [0]])
     row = [25 * a + 5 * b + c for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
     total, added = SMALL[row, 1].copy(), np.ones((len(text), 1), np.float32)
@@ -50,10 +48,10 @@ def expected(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Shared:
-    """Two numbers that all processes see: the newest acknowledged version, and whether to stop.
+    """Two numbers that all processes share: the newest acknowledged version, and whether to stop.
 
-    In an array, which stores eight bytes at once: `struct.pack_into` first writes zeros, and others may see
-    them.
+    They lie in an array, which stores eight bytes at once: `struct.pack_into` first writes zeros,
+    which others may see.
     """
 
     def __init__(self) -> None:
@@ -70,8 +68,8 @@ ACKED, STOP = 0, 1
 
 
 def spawn(work: Callable[[], None], said: Path | None = None) -> int:
-    """Run `work` in a forked process; its id. It exits with 1, and says why (in the file `said`, too), if it
-    raises."""
+    """Run `work` in a forked process and return the id. If `work` raises, it prints why (also to
+    `said`) and exits with 1."""
     pid = os.fork()
     if pid:
         return pid
@@ -89,7 +87,7 @@ def spawn(work: Callable[[], None], said: Path | None = None) -> int:
 
 
 def wait(pid: int) -> int:
-    """A child's exit code; a negative one is the signal that killed it."""
+    """The exit code of a child, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -110,8 +108,8 @@ def collect(path: Path, shared: Shared) -> None:
 
 
 def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
-    """Every answer is one published version's, never older than what was acknowledged or than the one
-    before."""
+    """Check that each answer is of one published version, not older than the
+    acknowledged one or the one before."""
     rng = np.random.default_rng(seed)
     texts = [rng.integers(1, 5, int(rng.integers(1, 12))).astype(np.int32) for _ in range(32)]
     asked = [(text, np.array([0, len(text)], np.int64), *expected(text)) for text in texts]
@@ -135,7 +133,8 @@ def read(path: Path, shared: Shared, seed: int, reads: int, out: int) -> None:
 
 
 def history(*, emit: Callable[[Any], None], folder: str, readers: int, reads: int) -> Any:
-    """Emits {"versions": published, "seen": different versions met, "failed": exit codes by process}."""
+    """Emits {"versions": how many were published, "seen": how many were met,
+    "failed": exit codes by process}."""
     path, shared, said = Path(folder) / "store", Shared(), Path(folder) / "said"
     with Store.open(path, create=True) as store:
         publish(store, 0)
@@ -161,7 +160,7 @@ def history(*, emit: Callable[[Any], None], folder: str, readers: int, reads: in
 
 
 def victims(*, emit: Callable[[Any], None], folder: str, rounds: int, seed: int) -> Any:
-    """Kill readers while they have a version mapped and look things up. Emits as `history`."""
+    """Kill readers while they map a version and look texts up. Emits as `history`."""
     path, shared, rng = Path(folder) / "store", Shared(), random.Random(seed)
     with Store.open(path, create=True) as store:
         publish(store, 0)
@@ -192,11 +191,11 @@ def _mapped(path: Path, shared: Shared, seed: int, out: int) -> None:
         while True:
             answer, _ = reader.lookup(tokens, np.array([0, 9], np.int64))
             assert np.array_equal(answer, small + added * np.float32(1024 * (v % WRAP)))
-            store.version("h")  # a transaction, so that some die in one
+            store.version("h")  # opens a transaction, so that some die in one
 
 
 def _at_the_end(path: Path, shared: Shared) -> list[str]:
-    """Nothing is damaged, nothing is left, and the last publication stands."""
+    """Check that nothing is damaged or left over, and that the last publication is current."""
     with Store.open(path) as store:
         store.gc(keep_versions=1, orphan_age_s=-60, build_age_s=-60)
         found = [damage.what for damage in store.verify().damages]

@@ -1,5 +1,5 @@
-"""The job of the kill test: random operations on a store, each acknowledged when it has returned, until it
-dies."""
+"""The job of the kill test: random operations on a store until the process dies, each
+acknowledged after it returns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from plot_store import Store
 
 
 def operations(seed: int, first: int, count: int) -> list[Op]:
-    """Operations first..first + count - 1 of an endless list. The first is a collection: it ends unfinished
-    builds."""
+    """Operations first to first + count - 1 of an endless list. The first is a collection,
+    which ends unfinished builds."""
     numbers = range(first, first + count)
     return [Op("gc", arg=2) if n == first else draw(random.Random(seed * 1_000_003 + n), n) for n in numbers]
 
@@ -36,8 +36,8 @@ def live(
 ) -> None:
     """Emits "open", then for each operation (kind of error or "", whether it changed anything).
 
-    kinds, at, after: die by SIGKILL before (after) the at-th operation on files of these kinds; at = 0: live
-    on.
+    The process dies by SIGKILL before (or with `after`, after) the at-th file operation of these
+    kinds; with at = 0 it lives on.
     """
     recorder = Recorder(folder)
     if at:

@@ -1,4 +1,4 @@
-"""The job of the random walk: operations on a store and on the dictionary, compared as they go."""
+"""The job of the random walk: operations on a store and on the oracle, compared on the way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from plain import Op, Plain, Refused, draw
 
 from plot_store import Reader, Store
 
-MOVES = {"publish", "finish", "extend", "append", "compact"}  # operations that make a version
-HELD = 3  # readers that are open all the while
+MOVES = {"publish", "finish", "extend", "append", "compact"}  # operations that create a version
+HELD = 3  # readers that stay open
 
 
 def walk(*, emit: Callable[[Any], None], folder: str, side: str, seed: int, count: int, thorough: int) -> Any:
-    """`count` operations; every `thorough`-th is followed by a look at everything. Emits {"found", "done": by
-    kind}."""
+    """Run `count` operations; after every `thorough`-th, compare everything. Emits
+    {"found", "done": counts by kind}."""
     rng, model = random.Random(seed), Plain()
     done: Counter[str] = Counter()
     held: list[tuple[Reader, int]] = []
@@ -46,7 +46,7 @@ def walk(*, emit: Callable[[Any], None], folder: str, side: str, seed: int, coun
 
 
 def step(store: Store, model: Plain, op: Op, number: int, side: Path) -> tuple[list[str], str]:
-    """Do one operation on both; (what differs, what it was)."""
+    """Run one operation on both; return (differences, kind of operation)."""
     before = model.current.get(op.ref)
     old = None if before is None else store.version(op.ref).id
     failed, changed = play.kind_of_failure(store, op, number, side)
@@ -64,7 +64,7 @@ def step(store: Store, model: Plain, op: Op, number: int, side: Path) -> tuple[l
 
 
 def touched(store: Store, model: Plain, ref: str) -> list[str]:
-    """The names of all refs, and the current vectors of one."""
+    """Compare the names of all refs, and the current vectors of one."""
     ids = {name: version.id for name, version in store.refs().items()}
     if ids.keys() != model.current.keys():
         return [f"refs are {sorted(ids)}, not {sorted(model.current)}"]
@@ -75,7 +75,7 @@ def touched(store: Store, model: Plain, ref: str) -> list[str]:
 
 
 def compared(store: Store, model: Plain, old: str, ref: str, before: int | None) -> list[str]:
-    """`diff` against dictionaries of what each version has, inherited or its own."""
+    """Compare `diff` with dictionaries of each version's entries, inherited ones included."""
     assert before is not None
     after = model.current[ref]
     a, b = (
@@ -95,7 +95,7 @@ def compared(store: Store, model: Plain, old: str, ref: str, before: int | None)
 
 
 def readers(rng: random.Random, store: Store, model: Plain, held: list[tuple[Reader, int]]) -> list[str]:
-    """Now and then open or close a reader; one that is open sees its version for ever."""
+    """Sometimes open or close a reader; an open one sees its version for ever."""
     if len(held) < HELD and model.current and rng.random() < 0.1:
         ref = rng.choice(sorted(model.current))
         held.append((store.reader(ref), model.current[ref]))

@@ -1,5 +1,4 @@
-"""What the children of a nursery can do. Each job is called with `emit` and JSON arguments; see
-nursery.py."""
+"""The jobs that children of a nursery run. Each is called with `emit` and JSON arguments; see nursery.py."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ __all__ = [
 
 
 def warm_up() -> None:
-    """Load every kernel that a job needs: all windows, all storage types, chains of one type and of
-    several."""
+    """Load every kernel that jobs need: all windows, all storage types, chains of
+    one and of several types."""
     ops = [Op("publish", ref, 1) for ref in sorted(plain.REFS)]
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "s", create=True) as store:
         for number, op in enumerate(ops):

@@ -31,13 +31,13 @@ from typing import IO, Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PATIENCE_S = 60.0
-AHEAD = 8  # jobs that wait for each process
+AHEAD = 8  # queued jobs per process
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job emitted, and how it ended: signal 0 and error "" when well, hung when it had to be
-    stopped."""
+    """The output of a job, and how it ended: signal 0 and error "" if well;
+    `hung` if it had to be stopped."""
 
     lines: list[Any]
     signal: int
@@ -46,13 +46,13 @@ class Outcome:
 
     @property
     def result(self) -> Any:
-        """The last thing emitted. Asserts that the job ended well."""
+        """The last value that was emitted. Asserts that the job ended well."""
         assert self.well, self
         return self.lines[-1] if self.lines else None
 
     @property
     def trouble(self) -> str:
-        """How it did not end well, "" if it did."""
+        """Why the job did not end well; "" if it did."""
         death = f"killed by signal {self.signal}" if self.signal else ""
         return "still running when its time was over" if self.hung else self.error or death
 
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Nursery:
-    """One warm process; not thread-safe."""
+    """A warm process that runs one job at a time; not thread-safe."""
 
     def __init__(self, preload: Path | None) -> None:
         paths = [
@@ -89,7 +89,7 @@ class Nursery:
     def run(
         self, job: str, *, kill_after: float | None = None, patience: float = PATIENCE_S, **given: Any
     ) -> Outcome:
-        """Run a job in a child; SIGKILL it after `kill_after` seconds, if it lives so long."""
+        """Run a job in a child; kill it (SIGKILL) if it still runs after `kill_after` seconds."""
         request = {"job": job, "kill_after": kill_after, "patience": patience, "given": given}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request, default=str) + "\n")
@@ -117,10 +117,11 @@ class Nursery:
 
 
 class Nurseries:
-    """Several of them, for jobs that do not depend on each other."""
+    """Several nurseries, for jobs that are independent of each other."""
 
     def __init__(self, preload: Path | None, count: int) -> None:
-        self._all = [Nursery(preload) for _ in range(count)]  # one by one: the first fills the kernels' cache
+        # one after another: the first fills the kernels' cache
+        self._all = [Nursery(preload) for _ in range(count)]
         self._idle: queue.Queue[Nursery] = queue.Queue()
         for nursery in self._all:
             self._idle.put(nursery)
@@ -129,7 +130,7 @@ class Nurseries:
         return self.lend(lambda nursery: nursery.run(job, **given))
 
     def lend(self, work: Callable[[Nursery], Any]) -> Any:
-        """work(nursery) with one that is idle."""
+        """Call work(nursery) with an idle nursery."""
         nursery = self._idle.get()
         try:
             return work(nursery)
@@ -137,7 +138,8 @@ class Nurseries:
             self._idle.put(nursery)
 
     def map(self, work: Callable[[Nursery, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """work(nursery, item) for each item, in order, on all of them. Items are taken as they are needed."""
+        """Call work(nursery, item) for each item on all nurseries; the results in order.
+        Items are read as needed."""
         running: deque[Future[Any]] = deque()
         with ThreadPoolExecutor(len(self._all)) as pool:
             for item in items:
@@ -160,7 +162,7 @@ def _main() -> None:
 
     jobs.warm_up()
     gc.collect()
-    gc.freeze()  # children then copy fewer pages
+    gc.freeze()  # fewer pages are then copied into children
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("{}", file=answers, flush=True)
@@ -188,7 +190,7 @@ def _child(jobs: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _listen(fd: int, lines: list[bytes], pid: int, kill_after: float | None, patience: float) -> bool:
-    """Collect what the child says until it ends; whether it had to be stopped for taking too long."""
+    """Collect the child's output until it ends; return whether it took too long and was stopped."""
     begun, killed, hung = time.monotonic(), False, False
     while True:
         left = (patience if kill_after is None or killed else kill_after) - (time.monotonic() - begun)

@@ -26,8 +26,8 @@ Content = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 class Op(NamedTuple):
-    """kind: see `Plain`. seed makes the content; arg is a position, a number of versions or an operation's
-    number."""
+    """An operation. `kind`: see `Plain`; `seed` determines the content; `arg` is a
+    position, a count or a number."""
 
     kind: str
     ref: str = ""
@@ -40,16 +40,15 @@ class Refused(Exception):
 
 
 def schema_of(ref: str) -> Schema:
-    """Fixed for each ref, so that a build can always be extended; a branch may store another type than its
-    parent."""
+    """The schema of a ref: fixed, so that a build can be extended; a branch may have
+    another type than its parent."""
     dtype = TYPES[sum(map(ord, ref)) % 3]
     return Schema(n=WINDOWS.get(ref.partition("/")[0], 3), dim=DIM, vocab=VOCAB, dtype=dtype)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
 def content(ref: str, seed: int) -> Content:
-    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, the highest order
-    first."""
+    """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, longest first."""
     rng, n = np.random.default_rng(seed), schema_of(ref).n
     made: Content = {}
     for order in range(n, 0, -1):
@@ -63,7 +62,7 @@ def content(ref: str, seed: int) -> Content:
 
 @lru_cache(maxsize=256)
 def entries(ref: str, seed: int) -> Entries:
-    """The same as it comes back from storage."""
+    """The same as it comes back from the store."""
     code = DTYPES[schema_of(ref).dtype]
     return {
         tuple(map(int, gram)): vectors
@@ -74,7 +73,7 @@ def entries(ref: str, seed: int) -> Entries:
 
 @dataclass(frozen=True)
 class Version:
-    """One published version, as the model sees it."""
+    """A published version in the model."""
 
     ref: str
     parent: int | None
@@ -83,30 +82,31 @@ class Version:
 
 @dataclass
 class Plain:
-    """versions: all there ever were. current, kept: where refs point, and their histories, newest publication
-    first."""
+    """The model: all versions ever published, where each ref points, and its history,
+    newest publication first."""
 
     versions: list[Version] = field(default_factory=list)
     current: dict[str, int] = field(default_factory=dict)
     kept: dict[str, list[int]] = field(default_factory=dict)
     tags: dict[tuple[str, str], int] = field(default_factory=dict)
     pins: set[tuple[int, str]] = field(default_factory=set)  # version, owner
-    # Unfinished builds: the parent they took.
+    # Unfinished builds: the parent that each began with.
     begun: dict[tuple[str, int], int | None] = field(default_factory=dict)
 
     def apply(self, op: Op, changed: bool = True) -> None:
-        """changed=False: the store says that it found nothing to do (a compaction may). Raises Refused."""
+        """Apply an operation. changed=False: the store found nothing to do (as a
+        compaction may). Raises Refused."""
         if changed:
             getattr(self, f"_{op.kind}")(op)
 
     def _publish(self, op: Op) -> None:
         self._add(op.ref, self._parent(op.ref), entries(op.ref, op.seed))
 
-    _sealed = _publish  # the same in two steps
+    _sealed = _publish  # a publication in two steps
 
     def _begin(self, op: Op) -> None:
-        """A build that is left unfinished. It keeps the parent that it began with, until a collection takes
-        it."""
+        """Begin a build and leave it. It keeps the parent that it began with
+        until a collection removes it."""
         self.begun.setdefault((op.ref, op.seed), self._parent(op.ref))
 
     def _finish(self, op: Op) -> None:
@@ -166,7 +166,7 @@ class Plain:
         self.pins.discard((self._need(op.ref), f"p{op.arg}"))
 
     def _import(self, op: Op) -> None:
-        """The archive of `play.prepare`: a root i<seed> and a branch of it."""
+        """Import an archive of `play.prepare`: a root i<seed> and a branch of it."""
         root, branch = f"i{op.seed}", f"i{op.seed}/a"
         if branch in self.current:
             return
@@ -204,8 +204,8 @@ class Plain:
 
 
 def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
-    """The model after these operations; those that must fail change nothing. changed: one for each that has
-    ended."""
+    """The model after these operations; refused ones change nothing. `changed` has one
+    value for each that has ended."""
     plain = Plain()
     for i, op in enumerate(ops):
         try:
@@ -216,28 +216,17 @@ def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
 
 
 REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d")
-ODDS: Final = {
-    "publish": 16,
-    "sealed": 5,
-    "extend": 8,
-    "append": 10,
-    "compact": 6,
-    "begin": 4,
-    "finish": 4,
-    "rollback": 6,
-    "delete": 7,
-    "gc": 8,
-    "tag": 4,
-    "untag": 2,
-    "pin": 3,
-    "unpin": 3,
-    "import": 4,
-    "export": 2,
-}
+ODDS_TEXT = """
+publish=16 sealed=5 extend=8 append=10 compact=6 begin=4 finish=4 rollback=6
+delete=7 gc=8 tag=4 untag=2 pin=3 unpin=3 import=4 export=2
+"""
+ODDS: Final = {kind: int(odds) for kind, odds in (part.split("=") for part in ODDS_TEXT.split())}
+"""How often each kind of operation is drawn."""
 
 
 def draw(rng: random.Random, number: int) -> Op:
-    """A random operation, the number-th of its list. About one in ten is one that the store must refuse."""
+    """A random operation at position `number` of its list. About one in ten is one
+    that the store must refuse."""
     kind = rng.choices(list(ODDS), list(ODDS.values()))[0]
     seed = rng.randint(1, 3) if kind == "import" else rng.randint(0, 40)
     if kind == "gc":
@@ -254,7 +243,7 @@ SCRIPT = [
     Op("append", "r/a", 3),
     Op("publish", "r", 4),
     Op("tag", "r", 0, 1),
-    Op("publish", "r", 4),  # the same segments again, under names that are there
+    Op("publish", "r", 4),  # the same segments again, whose names exist already
     Op("begin", "s", 5),
     Op("finish", "s", 5),
     Op("append", "r/a", 6),

@@ -1,4 +1,4 @@
-"""Operations of `plain.Op` done to a real store."""
+"""Runs the operations of `plain.Op` on a real store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from plain import Op
 from plot_store import ANY, PlotStoreError, Store
 
 SEGMENT_BYTES = 1 << 14  # a build of the battery has several segments
-AT_ONCE = -60.0  # files of this moment count as old
+AT_ONCE = -60.0  # files created just now count as old
 
 
 def play(store: Store, op: Op, number: int, side: Path) -> bool:
-    """Do it; whether it changed anything. side: where `prepare` left its archives. Raises what the store
-    does."""
+    """Run an operation and return whether it changed anything. `side` holds the archives.
+    Raises the store's errors."""
     return bool(globals()[f"_{op.kind}"](store, op, number, side))
 
 
@@ -29,7 +29,7 @@ def kind_of_failure(store: Store, op: Op, number: int, side: Path) -> tuple[str,
 
 
 def prepare(side: Path, seeds: range = range(1, 4)) -> None:
-    """Write the archives that operations `import` take over."""
+    """Write the archives for operations of kind `import`."""
     for seed in seeds:
         with Store.open(side / f"from{seed}", create=True) as store:
             play(store, Op("publish", f"i{seed}", seed), 0, side)
@@ -64,7 +64,7 @@ def _extend(store: Store, op: Op, number: int, side: Path) -> bool:
 
 
 def build_of(op: Op) -> str:
-    """A build that may be resumed: the same content gives the same id, whenever it began."""
+    """The id of a build that may be resumed: equal for equal content."""
     return f"u-{op.ref.replace('/', '.')}-{op.seed}"
 
 

@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut, rebuilt from the log of iolog.c.
+"""The states of a disk after a power cut, reconstructed from the log of iolog.c.
 
 The model is as strict as POSIX. A file's bytes are durable when its fsync returns; before that any part of
 any write may be there, torn at 512 or 4,096 bytes. A folder's entries are durable when the folder's fsync
@@ -20,12 +20,12 @@ from typing import Final
 MARK: Final = "a"
 SIZES: Final = (512, 4096)
 _HEAD: Final = struct.Struct("<cBHQQ")
-Tree = dict[str, bytes | None]  # path -> content; None: a folder
+Tree = dict[str, bytes | None]  # path -> content; None for a folder
 
 
 @dataclass(frozen=True)
 class Op:
-    """One record of the log; see iolog.c."""
+    """A record of the log; see iolog.c."""
 
     kind: str
     synced: bool
@@ -35,7 +35,7 @@ class Op:
 
 
 def read_log(path: Path) -> Iterator[Op]:
-    """The records in order. A last one that is cut off (its process was killed) is left out."""
+    """The records in order, without a last one that is cut off because its process was killed."""
     raw, at = path.read_bytes(), 0
     while at + _HEAD.size <= len(raw):
         kind, synced, name, offset, size = _HEAD.unpack_from(raw, at)
@@ -49,7 +49,7 @@ def read_log(path: Path) -> Iterator[Op]:
 
 @dataclass
 class _File:
-    """Its durable bytes, and what was done since its last fsync."""
+    """A file: its durable bytes, and the changes since its last fsync."""
 
     durable: bytearray = field(default_factory=bytearray)
     waiting: list[Op] = field(default_factory=list)
@@ -57,8 +57,8 @@ class _File:
 
 @dataclass
 class _Folder:
-    """Its entries as the running process sees them, the durable ones, and the changes since its last
-    fsync."""
+    """A folder: its entries as the running process sees them, the durable ones, and the
+    changes since its last fsync."""
 
     seen: dict[str, _File | _Folder] = field(default_factory=dict)
     durable: dict[str, _File | _Folder] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _Folder:
 
 @dataclass(frozen=True)
 class _Change:
-    """Of a folder's entries: the name `gone` leaves, the name `came` arrives."""
+    """A change of a folder's entries: the name `gone` disappears, the name `came` appears."""
 
     gone: str | None = None
     came: str | None = None
@@ -79,10 +79,10 @@ class _Change:
 
 
 class Disk:
-    """Apply the log's records one by one, and ask at any moment what a power cut would leave."""
+    """Applies the records of a log one by one, and tells at any point what a power cut would leave."""
 
     def __init__(self, root: str, start: Tree | None = None) -> None:
-        """start: what is there and durable at the beginning, by absolute path below `root`."""
+        """`start`: the durable files at the beginning, by absolute path below `root`."""
         self.root = root
         self._top = _Folder()
         for path in sorted(start or {}):
@@ -94,7 +94,7 @@ class Disk:
             )
 
     def apply(self, op: Op) -> None:
-        """Raises NotImplementedError for a call that this model does not know."""
+        """Apply a record. Raises NotImplementedError for a call that the model does not know."""
         if op.kind == MARK:
             return
         if op.kind == "?":
@@ -112,7 +112,7 @@ class Disk:
         }[op.kind](op)
 
     def _find(self, path: str) -> _File | _Folder | None:
-        """What the running process sees under a path; None for a file that has been unlinked."""
+        """The file or folder that the running process sees at a path; None if it is unlinked."""
         node: _File | _Folder | None = self._top
         for name in [] if path == self.root else posixpath.relpath(path, self.root).split("/"):
             node = node.seen.get(name) if isinstance(node, _Folder) else None
@@ -148,8 +148,8 @@ class Disk:
             node.waiting.clear()
 
     def _lose(self, op: Op) -> None:
-        """A failed fsync. Which pages made it is unknown; here: none, and the file's length stays as it
-        was."""
+        """A failed fsync. It is unknown which pages were written; here none, and
+        the file keeps its length."""
         node = self._find(op.path)
         if isinstance(node, _File):
             node.waiting.clear()
@@ -169,7 +169,8 @@ class Disk:
             above.change(_Change(gone=name))
 
     def cut(self, rng: random.Random, mode: str) -> Tree:
-        """The files after a cut now. mode: "none" of what waits made it, "all" of it, or a "random" part."""
+        """The files after a cut now. `mode`: "none" of the pending changes is written,
+        "all" are, or a "random" part."""
         found: Tree = {}
         _cut(self._top, self.root, found, rng, mode)
         return found
@@ -202,7 +203,7 @@ def _content(node: _File, rng: random.Random, mode: str) -> bytes:
 
 
 def _torn(content: bytearray, op: Op, rng: random.Random) -> None:
-    """Some aligned pieces of a write: none, all, or each with one chance in two."""
+    """Some aligned pieces of a write: none, all, or each with probability one half."""
     share = rng.choice((0.0, 0.5, 0.5, 1.0))
     size, at, end = rng.choice(SIZES), op.offset, op.offset + len(op.data)
     while at < end:
@@ -213,7 +214,7 @@ def _torn(content: bytearray, op: Op, rng: random.Random) -> None:
 
 
 def _into(content: bytearray, op: Op) -> None:
-    """Apply a write or a change of length."""
+    """Apply a write or a change of length to the bytes."""
     end = op.offset + len(op.data)
     if len(content) < end:
         content.extend(bytes(end - len(content)))
@@ -231,7 +232,7 @@ def _move(entries: dict[str, _File | _Folder], change: _Change) -> None:
 
 
 def read_tree(folder: Path) -> Tree:
-    """The files below a folder as they are, by absolute path."""
+    """The files below a folder, by absolute path."""
     found: Tree = {}
     for path in sorted(folder.rglob("*")):
         if path.name not in ("lock.mdb", "reserve"):
@@ -240,8 +241,8 @@ def read_tree(folder: Path) -> Tree:
 
 
 def write_tree(tree: Tree, root: str, folder: Path) -> None:
-    """Lay a state out below `folder`, which takes the place of `root`."""
-    for path in sorted(tree):  # a folder before what is in it
+    """Write a state into `folder`, which stands for `root`."""
+    for path in sorted(tree):  # a folder before its files
         target, content = folder / posixpath.relpath(path, root), tree[path]
         if content is None:
             target.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""iolog.so's side of a job: what to record, and which operations go wrong."""
+"""Control of iolog.so from a job: what to record, and which operations fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOR_EVER: Final = 1 << 40
 
 
 class Recorder:
-    """From now on, changes below `folder` are recorded (if there is a log) and counted, until `stop`."""
+    """Until `stop`, count the changes below `folder`, and record them if there is a log."""
 
     def __init__(self, folder: str, log: str | None = None) -> None:
         self._lib = ctypes.CDLL(None)
@@ -19,7 +19,7 @@ class Recorder:
         self._lib.iolog_start(folder.encode(), -1 if log is None else os.open(log, flags))
 
     def plan(self, first: int, last: int, action: str, code: int = 0, kinds: str = "") -> None:
-        """Operations first..last of these kinds, counted from now, go wrong."""
+        """Operations first to last of these kinds, counted from now on, fail."""
         self._lib.iolog_plan(ctypes.c_long(first), ctypes.c_long(last), ACTIONS[action], code, kinds.encode())
 
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""Bugs to plant, so that the battery can show that it sees them. Each leaves out or turns round one step."""
+"""Bugs to plant, which the battery must find. Each omits a step or reverses two."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def collection_reversed() -> None:
 
 
 class _Later(CatalogueTxn):
-    """A transaction that writes refs and keeps all else back."""
+    """A transaction that writes only refs and keeps the other changes back."""
 
     def __init__(self, raw: Any) -> None:
         super().__init__(raw)
@@ -85,7 +85,7 @@ class _Later(CatalogueTxn):
 
 
 def ref_before_manifest() -> None:
-    """A publication commits the ref, and in a second transaction everything else."""
+    """A publication commits the ref first, and everything else in a second transaction."""
     real = Catalogue.write
 
     def write(self: Catalogue, body: Callable[[CatalogueTxn], Any]) -> Any:
@@ -110,8 +110,7 @@ def ref_before_manifest() -> None:
 
 
 def name_before_sync() -> None:
-    """Segments get their names, and their bytes are made durable after that, though before any record names
-    them."""
+    """Segments are renamed before their bytes are durable, though still before any record names them."""
     files.sync_file = lambda fd: None
     real = promote.promote
 
@@ -127,7 +126,7 @@ def name_before_sync() -> None:
 
 
 def after_a_lost_one() -> None:
-    """A resumed build keeps segments that came after a lost one."""
+    """A resumed build keeps segments that follow a lost one."""
     builds._present = lambda environment, segments: tuple(s for s in segments if environment.holds(s))
 
 
@@ -164,16 +163,16 @@ BUGS: Final = {
     "ref before manifest": ref_before_manifest,
     "named before its fsync": name_before_sync,
 }
-EDGES: Final = {  # and the job that sees them
+EDGES: Final = {  # with the job that finds each
     "segments after a lost one": (after_a_lost_one, "lost"),
     "resize at once": (resize_at_once, "growing"),
     "base unheld": (base_unheld, "ground"),
 }
-assert database.lmdb is lmdb  # or `sync_off` would change another module's
+assert database.lmdb is lmdb  # otherwise `sync_off` would change another module's
 
 
 def plant(name: str) -> None:
-    """In this process, for good. "" plants nothing."""
+    """Plant a bug in this process, for good; "" plants none."""
     if name in EDGES:
         EDGES[name][0]()
     elif name:

@@ -1,4 +1,5 @@
-"""Power cuts: the store is opened in every state that a disk may be left in, and planted bugs must show."""
+"""Power cuts: the store is opened in every state in which a cut may leave the disk;
+planted bugs must be found."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import play
 import plotlab as lab
 import pytest
 import sabotage
@@ -18,29 +18,23 @@ from nursery import Nurseries, Nursery
 from plain import SCRIPT, Op
 from powercut import MARK, Disk, Tree, read_log, read_tree, write_tree
 
-TWICE = [Op("publish", "r", 4), Op("publish", "r", 4)]  # the second names files whose names are there
-# Percent of the states to look at.
+# the second: a version names files whose names are there
+TWICE = [Op("publish", "r", 4), Op("publish", "r", 4)]
+# Percent of the states that are judged.
 RARE = {"named before its fsync": (TWICE, 40), "collection reversed": (SCRIPT, 6)}
 RECIPES = ("none", "all", "random", "random", "random", "random")
 
 
-@pytest.fixture(scope="module")
-def side() -> Iterator[Path]:
-    with lab.scratch() as folder:
-        play.prepare(folder)
-        yield folder
-
-
 @dataclass(frozen=True)
 class State:
-    """A disk after a cut: what was acknowledged, and what is there."""
+    """The disk after a cut: how many operations were acknowledged, and the files."""
 
     done: int
     tree: Tree
 
 
 class Recording:
-    """The log of a run of a script."""
+    """The log of the run of a script."""
 
     def __init__(self, nursery: Nursery, side: Path, bug: str = "", script: list[Op] = SCRIPT) -> None:
         self.script = script
@@ -58,14 +52,15 @@ class Recording:
             self._is_complete(read_tree(Path(self.root)))
 
     def _is_complete(self, there: Tree) -> None:
-        """What the log says is what is there: the recorder missed nothing."""
+        """Assert that the recorder missed nothing: the files are what the log says."""
         disk = Disk(self.root)
         for op in self.ops:
             disk.apply(op)
         assert disk.cut(random.Random(0), "all") == there
 
     def states(self, seed: int, share: float) -> Iterator[State]:
-        """States that were not there before. share: of every cut's six recipes, how many are taken."""
+        """The states that differ from earlier ones. `share`: the fraction of each cut's
+        six states that is taken."""
         rng, disk, done = random.Random(seed), Disk(self.root), -1
         for op in self.ops:
             if op.kind == MARK:
@@ -88,7 +83,7 @@ def digest(done: int, tree: Tree) -> bytes:
 
 
 def judge(nursery: Nursery, recording: Recording, side: Path, state: State) -> tuple[int, Any]:
-    """(what was acknowledged, the verdict on the store in this state)."""
+    """(how many operations were acknowledged, the verdict on the store in this state)."""
     with lab.scratch() as folder:
         write_tree(state.tree, recording.root, folder)
         outcome = nursery.run(
@@ -127,7 +122,7 @@ def test_no_power_cut_loses_anything(
     )
     assert not bad, bad.most_common(5)
     assert ends["old"] > wanted // 10
-    # All there are, some 80: a change that is done but not yet acknowledged is a short while.
+    # All of the roughly 80 states: the time between a change and its acknowledgement is short.
     assert ends["new"] > 30
 
 

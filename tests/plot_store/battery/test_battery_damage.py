@@ -1,17 +1,16 @@
-"""Damaged segments, records, exports and data.mdb files: all found, no wrong vector, no crash of who
-serves."""
+"""Damaged segments, records, exports and data.mdb files: all damage is found, with no
+wrong vector and no crash."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import play
 import plotlab as lab
 import pytest
+from grounds import Ground, prepared
 from nursery import Nurseries, Nursery
 from plain import Op
 
@@ -30,28 +29,16 @@ OPS = [
 BATCH = 20
 
 
-class Ground(NamedTuple):
-    """A sound store, to be copied; and the archives."""
-
-    folder: Path
-    side: Path
-    changed: list[bool]
-
-
 @pytest.fixture(scope="module")
 def ground(nurseries: Nurseries) -> Iterator[Ground]:
-    with lab.scratch() as folder:
-        (folder / "side").mkdir()
-        (folder / "ground").mkdir()
-        play.prepare(folder / "side")
-        outcome = nurseries.run("prepare", folder=folder / "ground", side=folder / "side", ops=OPS)
-        yield Ground(folder / "ground", folder / "side", outcome.result)
+    with prepared(nurseries, OPS) as made:
+        yield made
 
 
 def batches(
     nurseries: Nurseries, job: str, total: int, given: dict[str, Any], ground: Ground
 ) -> tuple[list[str], Counter]:
-    """(what is wrong, the answers) of `total` damages, in children of BATCH each that work on copies."""
+    """Try `total` damages, BATCH in each child, on copies; return (what is wrong, counts of the answers)."""
 
     def one(nursery: Nursery, first: int) -> Any:
         with lab.scratch() as copy:

@@ -1,7 +1,7 @@
-"""What is rare: a lost segment, a map that grows, a base that only a build holds, dead readers, too many
+"""Rare cases: a lost segment, a growing map, a base that only a build holds, dead readers, too many
 mappings.
 
-For each of the first three, a planted bug is caught by it; see sabotage.py.
+Each of the first three also finds a planted bug; see sabotage.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every operation of every call goes wrong once: a clean error, a sound store, and the next try works."""
+"""Every file operation of every call fails once: the error is clean, the store
+sound, and a second try works."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import play
 import plotlab as lab
 import pytest
+from grounds import Ground, prepared
 from nursery import Nurseries, Nursery
 from plain import Op
 from powercut import Disk, read_log, read_tree, write_tree
@@ -50,7 +51,7 @@ CALLS = [
 
 
 class Fault(NamedTuple):
-    """What goes wrong, and with which kinds of operation; see iolog.c."""
+    """The failure, and the kinds of operation that it hits; see iolog.c."""
 
     name: str
     action: str
@@ -71,22 +72,10 @@ FAULTS = [
 LOST = Fault("failed fsync", "fail", errno.EIO, "f")
 
 
-class Ground(NamedTuple):
-    """A store in which BEFORE was done, to be copied; and the archives."""
-
-    folder: Path
-    side: Path
-    changed: list[bool]
-
-
 @pytest.fixture(scope="module")
 def ground(nurseries: Nurseries) -> Iterator[Ground]:
-    with lab.scratch() as folder:
-        (folder / "side").mkdir()
-        (folder / "ground").mkdir()
-        play.prepare(folder / "side")
-        outcome = nurseries.run("prepare", folder=folder / "ground", side=folder / "side", ops=BEFORE)
-        yield Ground(folder / "ground", folder / "side", outcome.result)
+    with prepared(nurseries, BEFORE) as made:
+        yield made
 
 
 def strike(
@@ -98,7 +87,7 @@ def strike(
     log: Path | None = None,
     folder: Path | None = None,
 ) -> Any:
-    """The job's answer, with {"found": …} also where it died."""
+    """The answer of the job; {"found": …} if it died."""
     with lab.scratch() as made:
         place = folder or made / "disk"
         shutil.copytree(ground.folder, place, dirs_exist_ok=True)
@@ -124,7 +113,7 @@ def strike(
 def rounds(
     nurseries: Nurseries, ground: Ground, faults: list[Fault], most: int
 ) -> list[tuple[Op, Fault, int]]:
-    """(call, fault, which operation): all there are, or a random part of so many."""
+    """(call, fault, which operation): all combinations, or `most` random ones."""
     found: list[tuple[Op, Fault, int]] = []
     pairs = [(call, fault) for call in CALLS for fault in faults]
     for (call, fault), quiet in zip(
@@ -186,8 +175,8 @@ def test_creation_with_faults(nurseries: Nurseries, tell: Callable[[str], None])
 def test_a_failed_fsync_is_not_believed_later(
     nurseries: Nurseries, ground: Ground, counts: Callable[[int, int], int], tell: Callable[[str], None]
 ) -> None:
-    """After a failed fsync what was unsynced is lost, even if a later fsync succeeds: the power goes at the
-    end."""
+    """After a failed fsync, unsynced data is lost even if a later fsync succeeds.
+    The power is cut at the end."""
 
     def lose(nursery: Nursery, given: tuple[Op, Fault, int]) -> list[str]:
         with lab.scratch() as folder:

@@ -1,4 +1,4 @@
-"""Many processes at one store: every read is of one published version, and killed readers leave no trace."""
+"""Many processes on one store: each read is of one published version, and killed readers leave no trace."""
 
 from __future__ import annotations
 

@@ -1,37 +1,28 @@
-"""kill -9 at random moments and at named points: what was acknowledged is there, what was not is there whole
-or not."""
+"""SIGKILL at random and chosen moments: acknowledged operations are there, others
+completely or not at all."""
 
 from __future__ import annotations
 
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import play
 import plotlab as lab
-import pytest
 from job_kill import operations
 from nursery import Nurseries, Nursery
 from plain import Op
 
-COUNT = 16  # operations that a process tries
-ROUNDS = 25  # of one store, before a fresh one takes its place
+COUNT = 16  # operations that each process tries
+ROUNDS = 25  # of one store, before a new one replaces it
 POINTS = {"write": "w", "sync": "f", "rename": "r", "unlink": "u", "create": "c", "sync or rename": "fr"}
-
-
-@pytest.fixture(scope="module")
-def side() -> Iterator[Path]:
-    with lab.scratch() as folder:
-        play.prepare(folder)
-        yield folder
 
 
 @dataclass
 class Past:
-    """What has happened to one store so far."""
+    """The history of one store so far."""
 
     ops: list[Op] = field(default_factory=list)
     changed: list[bool] = field(default_factory=list)
@@ -46,7 +37,7 @@ class Past:
 
 
 def one_round(nursery: Nursery, folder: Path, side: Path, seed: int, past: Past) -> list[str]:
-    """Let a process work until it is killed, then look at the store; what is wrong."""
+    """Let a process work until it is killed, then check the store; return what is wrong."""
     rng = random.Random(seed)
     point = rng.choice([*POINTS, "any moment", "any moment", "any moment"])
     timed = point == "any moment"
@@ -75,7 +66,7 @@ def one_round(nursery: Nursery, folder: Path, side: Path, seed: int, past: Past)
 
 
 def after(nursery: Nursery, folder: Path, side: Path, past: Past, running: list[Op]) -> list[str]:
-    """Judge the store. running: the operation that the process died in, if it had begun one."""
+    """Check the store. `running`: the operation during which the process died, if any."""
     outcome = nursery.run(
         "judge",
         folder=folder / "store",

@@ -1,5 +1,4 @@
-"""Random operations against a dictionary. test_store_stateful.py does the same for less, and shrinks what it
-finds."""
+"""Random operations against the oracle. test_store_stateful.py does fewer, and shrinks what it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the fixtures of the format that this release writes: run it once for a release that has a new one.
+"""Writes the fixtures of the format of this release. Run it once for a release with a new format.
 
     python tests/plot_store/formats/make.py
 
@@ -22,11 +22,11 @@ from hmi_kernels.lookup.layout import roles  # noqa: E402 (the same)
 from plot_store import Store  # noqa: E402 (the same)
 from plot_store.segments.format import FORMAT  # noqa: E402 (the same)
 
-WIDTHS = {"": 3, "-n2": 2, "-n5": 5}  # by the end of the file's name; ref r is int8, its branch r/a fp16
+WIDTHS = {"": 3, "-n2": 2, "-n5": 5}  # by the end of the file name; ref r is int8, its branch r/a fp16
 
 
 def fixed(n: int = 3) -> lab.Content:
-    """Content that depends on no random generator."""
+    """Content that does not depend on a random generator."""
     made: lab.Content = {}
     for order in range(n, 0, -1):
         ngrams = (np.arange(6 * order).reshape(6, order) * 7 % 11).astype(np.uint32)

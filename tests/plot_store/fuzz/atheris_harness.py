@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the same targets, by hand: `pip install atheris`, then
+"""Coverage-guided fuzzing of the same targets, started by hand: `pip install atheris`, then
 
     python tests/plot_store/fuzz/atheris_harness.py archive -runs=1000000
 
@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["plot_store"]):
 
 def main() -> None:
     target = fuzztargets.make(sys.argv.pop(1))
-    target.input(Random(0))  # chooses the segment that the bytes stand for
+    target.input(Random(0))  # chooses the segment that the bytes replace
 
     def feed(data: bytes) -> None:
         target.feed(target.repaired(data), True)

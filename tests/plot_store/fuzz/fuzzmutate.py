@@ -1,5 +1,4 @@
-"""Seeded damage to bytes, and repair of the checksums above it, so that the code behind them is reached as
-well."""
+"""Seeded damage to bytes, and repair of the checksums above them, so that the code behind is reached too."""
 
 from __future__ import annotations
 
@@ -17,29 +16,15 @@ from plot_store.care.archive_format import Packer, Unpacker
 from plot_store.catalogue import records
 from plot_store.segments.format import HEADER_BYTES, ROWS, Layout
 
-NUMBERS = (
-    0,
-    1,
-    2,
-    3,
-    5,
-    0x7F,
-    0xFF,
-    0x7FFF,
-    0xFFFF,
-    1 << 20,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 40,
-    1 << 62,
-    (1 << 64) - 1,
-)
-HEAD = 320  # where the fields lie that decide sizes
+SMALL = (0, 1, 2, 3, 5)
+LARGE = (0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+NUMBERS = (*SMALL, *LARGE)
+HEAD = 320  # the fields that decide sizes lie within these bytes
 Bytes = bytearray
 
 
 def damaged(rng: Random, good: bytes, others: Sequence[bytes]) -> bytes:
-    """One to four random edits; `others` are what pieces may be taken from."""
+    """One to four random edits; pieces may be copied from `others`."""
     data = bytearray(good)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if data:
@@ -48,7 +33,7 @@ def damaged(rng: Random, good: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def _at(rng: Random, data: Bytes) -> int:
-    """Half of the time among the fields of the head."""
+    """A position: half of the time among the fields of the head."""
     return rng.randrange(min(HEAD, len(data)) if rng.random() < 0.5 else len(data))
 
 
@@ -93,24 +78,13 @@ def _grow(rng: Random, data: Bytes, other: bytes) -> None:
     data += rng.randbytes(rng.randrange(1, 64))
 
 
-EDITS: tuple[Callable[[Random, Bytes, bytes], None], ...] = (
-    _flip,
-    _flip,
-    _byte,
-    _number,
-    _number,
-    _number,
-    _zero,
-    _move,
-    _splice,
-    _cut,
-    _grow,
-)
+Edit = Callable[[Random, Bytes, bytes], None]
+EDITS: tuple[Edit, ...] = (*[_flip] * 2, _byte, *[_number] * 3, _zero, _move, _splice, _cut, _grow)
 
 
 def forged_segment(data: bytes) -> bytes:
-    """A segment of one block whose header and table match its content again; shorter ones stay as they
-    are."""
+    """A segment of one block with a header and table that match its content; shorter
+    input is returned unchanged."""
     if len(data) < HEADER_BYTES + 16:
         return data
     head = data[: HEADER_BYTES - 8]
@@ -120,7 +94,7 @@ def forged_segment(data: bytes) -> bytes:
 
 
 def forged_rows(data: bytes, layout: Layout) -> bytes:
-    """Rows whose own checks match what is in them now."""
+    """Rows whose checks match their present content."""
     if layout.kind != ROWS or len(data) != layout.file_bytes:
         return data
     raw = np.frombuffer(data, np.uint8).copy()
@@ -132,14 +106,14 @@ def forged_rows(data: bytes, layout: Layout) -> bytes:
 
 
 def parts(archive: bytes) -> tuple[bytes, bytes]:
-    """(the versions of its manifest as JSON, what follows the manifest)."""
+    """(the manifest's versions as JSON, the bytes after the manifest)."""
     file = io.BytesIO(archive)
     listed = [records.version_fields(version) for version in Unpacker(file).head()]
     return records.dump(listed), archive[file.tell() :]
 
 
 def forged_archive(rng: Random, manifest: bytes, rest: bytes) -> bytes:
-    """An export whose manifest was changed in one place and whose ids and checksums match it again."""
+    """An export with one changed place in its manifest, and ids and checksums that match."""
     listed = json.loads(manifest)
     _change(rng, rng.choice(listed))
     for at, fields in reversed(list(enumerate(listed))):
@@ -151,7 +125,7 @@ def forged_archive(rng: Random, manifest: bytes, rest: bytes) -> bytes:
 
 
 def _change(rng: Random, value: object) -> None:
-    """One leaf of the manifest becomes something else."""
+    """Replace one leaf of the manifest."""
     while isinstance(value, dict | list) and value:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = rng.choice(keys)
@@ -162,29 +136,9 @@ def _change(rng: Random, value: object) -> None:
         value = inner
 
 
-STRANGE: tuple[object, ...] = (
-    None,
-    "",
-    "x" * 300,
-    "../../etc/passwd",
-    "r/../a",
-    True,
-    -1,
-    1.5,
-    1e308,
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    "rows",
-    "index",
-    "int8",
-    "fp16",
-    "v" + "0" * 32,
-    "0" * 32 + ".rows",
-    "\0",
-    "\ud7ff",
-)
+STRANGE_TEXTS = ("", "x" * 300, "../../etc/passwd", "r/../a", "\0", "\ud7ff")
+NAMES = ("rows", "index", "int8", "fp16", "v" + "0" * 32, "0" * 32 + ".rows")
+STRANGE: tuple[object, ...] = (None, True, -1, 1.5, 1e308, [], {}, [[]], {"a": 1}, *STRANGE_TEXTS, *NAMES)
 
 
 def with_manifest(body: bytes, rest: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""`python fuzzrun.py TARGET SEED START COUNT NOTE`: feed inputs START…START+COUNT; one line of JSON at the
-end.
+"""`python fuzzrun.py TARGET SEED START COUNT NOTE` feeds inputs START…START+COUNT and prints a line of
+JSON.
 
-Input i depends on SEED and i alone, so any one can be run again. The index of the input in hand is kept in
-the file NOTE, for the parent to read when this process dies. An input that takes over LIMIT_S ends the
+Input i depends on SEED and i alone, so each can be run again. The file NOTE holds the index of the
+current input, for the parent to read if this process dies. An input that takes over LIMIT_S ends the
 process by SIGALRM.
 """
 
@@ -22,8 +22,8 @@ from fuzztargets import make
 
 LIMIT_S = 5.0
 WARM_UP = 300
-MEMORY_MIB = 64  # growth beyond what the warm-up took
-ADDRESSES = 2 << 30  # room for allocations: one that a damaged size asks for fails instead of swapping
+MEMORY_MIB = 64  # allowed growth after the warm-up
+ADDRESSES = 2 << 30  # room for allocations: an allocation of a damaged size fails instead of swapping
 
 
 def main() -> None:

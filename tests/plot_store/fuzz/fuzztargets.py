@@ -1,9 +1,9 @@
-"""What is fuzzed: each target feeds one input, all in memory, to the code that reads it and judges the
+"""The targets of the fuzzer: each feeds one input to the code that reads it, in memory, and judges the
 outcome.
 
-An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written). Anything
-else that happens to bytes that were merely damaged is a defect and raises. Forged bytes, whose checksums were
-made to match, may also be "served": they must not crash, hang or take memory.
+An outcome is "refused" (an error of the store) or "same" (accepted, and exactly what was written).
+Any other outcome of bytes that were merely damaged is a defect and raises. Forged bytes, whose
+checksums were made to match, may also be "served": they must not crash, hang or take memory.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ COUNTS = (60, 20, 6)
 
 class Target(Protocol):
     def input(self, rng: Random) -> tuple[bytes, bool]:
-        """(bytes, whether their checksums were forged)."""
+        """An input: (bytes, whether their checksums were forged)."""
 
     def repaired(self, data: bytes) -> bytes:
-        """Bytes of a fuzzer that cannot guess a checksum, with the checksums that let them in."""
+        """Bytes from a fuzzer that cannot guess checksums, with checksums that let them in."""
 
     def feed(self, data: bytes, forged: bool) -> str:
-        """The outcome. Raises AssertionError for what must not be."""
+        """The outcome of one input. Raises AssertionError for a defect."""
 
 
 class Archive:
-    """`Unpacker`, as an import drives it."""
+    """`Unpacker`, used as an import uses it."""
 
     def __init__(self, folder: Path) -> None:
         with Store.open(folder / "plots", create=True) as store:
@@ -138,7 +138,7 @@ class OneSegment:
         try:
             if (
                 forged and info.kind == "index"
-            ):  # its name is its content's: a stranger would write the right one
+            ):  # a segment is named by its content: a stranger would write the right name
                 info = replace(info, name=f"{xxhash.xxh3_128_hexdigest(data)}.index")
             segment = open_segment(self._path, info, self._schema)
             out = self._look_up(info, segment, find=forged)
@@ -152,14 +152,14 @@ class OneSegment:
     def _look_up(
         self, info: SegmentInfo, segment: MappedSegment, find: bool = False
     ) -> tuple[np.ndarray, ...]:
-        """What a text's look-up gives when this segment stands in the place of the sound one."""
+        """The answer of a look-up when this segment replaces the sound one."""
         opened = {**self._opened, self._infos[self._at].name: segment, info.name: segment}
         indexes = [s for s in self._version.segments if s.kind == "index" and s != self._infos[self._at]]
         indexes += [info] if info.kind == "index" else []
         runs = [index_run(opened, index, self._version, 0) for index in indexes]
         table = ops.level_table(runs, self._schema.n, self._schema.dim)
         for order, keys in self._keys.items() if find else ():
-            ops.find(table, order, keys)  # what an import does to every row
+            ops.find(table, order, keys)  # as an import does with each row
         out = np.empty((self._tokens.size, self._schema.dim), np.float32)
         order, depth = np.empty(self._tokens.size, np.int8), np.empty(self._tokens.size, np.int16)
         ops.lookup(table, self._tokens, self._offsets, self._schema.vocab, out, order, depth)
@@ -167,7 +167,7 @@ class OneSegment:
 
 
 class Catalogue:
-    """The walk of `probe` over LMDB's file."""
+    """The walk of `probe` through LMDB's file."""
 
     def __init__(self, folder: Path) -> None:
         with Store.open(folder / "plots", create=True) as store:
@@ -197,7 +197,7 @@ class Catalogue:
 
 
 def make(name: str) -> Target:
-    """A target by name; what it needs is made in a temporary folder that is gone afterwards."""
+    """A target by name; its files lie in a temporary folder that is removed afterwards."""
     with lab.scratch() as folder:
         return TARGETS[name](folder)
 
@@ -207,7 +207,7 @@ def _segments(kind: str) -> Callable[[Path], Target]:
 
 
 def _wide(folder: Path) -> Target:
-    """5-grams, whose keys take two words, in fp16."""
+    """A store of 5-grams, whose keys take two words, in fp16."""
     schema = Schema(n=5, dim=8, dtype="fp16", vocab=lab.VOCAB)
     made = lab.content(4, (30, 30, 20, 20, 6), dim=8)
     return OneSegment(folder, "rows", schema, made)

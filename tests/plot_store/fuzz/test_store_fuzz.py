@@ -1,4 +1,4 @@
-"""Raw bytes from strangers and from failing disks: never a crash, a hang, much memory or a wrong vector."""
+"""Bytes from strangers and failing disks cause no crash, no hang, no large allocation and no wrong vector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_a_million_inputs(target: str, tmp_path: Path) -> None:
 
 
 def run(target: str, count: int, folder: Path, seed: int = 0) -> dict[str, int]:
-    """Run inputs 0…count in a process of its own; its figures. Fails with the input that it died of."""
+    """Run inputs 0 to count - 1 in a child process and return its figures. Fails with the
+    input of which the child died."""
     note = folder / "note"
     note.write_bytes(bytes(8))
     command = [sys.executable, str(HERE / "fuzzrun.py"), target, str(seed), "0", str(count), str(note)]

@@ -1,0 +1,55 @@
+"""Data folders, registries and managers for the tests of the server's parts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hmi.config import Settings
+from hmi.manager import Manager
+from hmi.stores.registry import Registry
+from tests.hmi.api_world import made_folder
+from tests.hmi.registry_lab import add_tenant
+from tests.hmi.runner_lab import Lab
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """A registry with the tenant acme, in a map so small that it soon has to grow."""
+    opened = Registry.open(tmp_path / "registry", first_map=1 << 17)
+    add_tenant(opened, "acme")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    """A manager on an empty data folder, which runs no jobs."""
+    opened = Manager(Settings(data=tmp_path / "data", job_workers=0))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A data folder to run real jobs in."""
+    opened = Lab(tmp_path / "data")
+    yield opened
+    for runner in opened.runners:
+        runner.stop()
+    opened.registry.close()
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Path:
+    """A copy of `made_folder`: the root `tiny`, the tenant acme and its model acme.m."""
+    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
+    return Path(shutil.copytree(made, tmp_path / "d"))
