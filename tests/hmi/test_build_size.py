@@ -146,7 +146,7 @@ def test_a_budget_on_the_command_line(
 ) -> None:
     (tmp_path / "text").write_bytes(text(26))
     create_ = ("domain", "create", "tiny/typed", tmp_path / "text", "--data", manager.settings.data)
-    assert "no size" in hmi(capsys, *create_, "--budget", "many", code=2)
+    assert "is not a size" in hmi(capsys, *create_, "--budget", "many", code=2)
     assert "give one of them" in hmi(capsys, *create_, "--budget", "2M", "--alpha", 5, code=1)
     job = hmi(capsys, *create_, "--budget", "1.5M", "--option", "min_count=2", "--detach").split()[-1]
     spec = manager.job(job).spec

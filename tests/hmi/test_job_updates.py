@@ -136,9 +136,9 @@ def test_an_archive_is_accepted_only_where_its_root_is(
     manager.plots.export("tiny/news", archive)
     Manager(Settings(data=tmp_path / "empty", job_workers=0)).close()
     told = hmi(capsys, "store", "import", archive, "--data", tmp_path / "empty", code=1)
-    assert "root 'tiny' (none)" in told
+    assert "has none as root 'tiny'" in told
     told = hmi(capsys, "store", "import", archive, "--as", "other/news", "--data", data, code=1)
-    assert "root 'other' (none)" in told
+    assert "has none as root 'other'" in told
     with ManagerAt(tmp_path / "empty") as empty:
         assert empty.plots.refs() == {}
     told = hmi(capsys, "store", "import", archive, "--as", "tiny/copy", "--json", "--data", data)
