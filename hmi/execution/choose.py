@@ -1,22 +1,173 @@
-"""The choice of an executor for a root on this machine."""
+"""Which executor runs a root on this machine: the fastest one of those that its settings allow."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, get_args
 
-from hmi.execution.base import Executor
+import torch
+from torch import Tensor, nn
+
+from hmi.errors import InvalidInput
+from hmi.execution.base import Executor, Hook, Pause, no_pause
+from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.packed import PackedExecutor, pack_upper
-from hmi.model.prepacked import described
+from hmi.model.modules import TenantModule
 from hmi.model.root import Root
 
 log = logging.getLogger("hmi.execution")
+Wanted = Literal["auto", "fp32", "bf16", "int8"]
+"""`auto`: fp32, or bf16 where the processor has it and it is faster and close to fp32."""
+LEAST_COSINE = 0.999
+"""Rows of an executor in lower precision must be this close to those in fp32, or it is not taken."""
+PROBES = ((16,), (64, 32, 96, 64))
+"""Lengths of the texts of the measured batches: what is fast for one is not always fast for the other."""
+ROUNDS = 3
 
 
-def executor_for(root: Root) -> Executor:
-    """Return an executor that owns the root's upper layers. Prepares the layers in place."""
+@dataclass(frozen=True)
+class Measured:
+    """One executor on this machine."""
+
+    name: str
+    """`packed fp32`, `fused bf16` and so on."""
+    us_per_token: tuple[float, ...]
+    """Microseconds of each probe, a token."""
+    cosine: float
+    """The least cosine of a row to the same row of packed torch in fp32."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {'/'.join(f'{t:.0f}' for t in self.us_per_token)}"
+
+
+class Chosen:
+    """The fastest executor of a root, and its reference for requests that ask for exactness; see `Executor`.
+
+    Until the fastest is known, the reference runs everything.
+    """
+
+    def __init__(self, reference: Executor) -> None:
+        self._reference = self._best = reference
+        self.name = "packed fp32"
+        self.measured: tuple[Measured, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return self._reference.layers
+
+    def take(self, best: Executor, name: str, measured: Sequence[Measured]) -> None:
+        """Run on `best` from the next batch on."""
+        self._best, self.name, self.measured = best, name, tuple(measured)
+
+    def fits(self, key: BatchKey) -> bool:
+        return self._for(key).fits(key)
+
+    def space(self, tokens: int) -> Tensor:
+        return self._reference.space(tokens)
+
+    def run(
+        self,
+        key: BatchKey,
+        rows: Rows,
+        modules: Sequence[TenantModule | None],
+        hooks: Sequence[Hook] = (),
+        pause: Pause = no_pause,
+    ) -> Iterator[Left]:
+        return self._for(key).run(key, rows, modules, hooks, pause)
+
+    def _for(self, key: BatchKey) -> Executor:
+        return self._reference if key.exact else self._best
+
+
+def checked_precision(wanted: str) -> Wanted:
+    """Raises InvalidInput if it is none, or the processor has no instructions for it."""
+    if wanted not in get_args(Wanted):
+        raise InvalidInput(
+            f"precision {wanted!r} is unknown: use auto, fp32, bf16 or int8", field="precision"
+        )
+    return wanted  # type: ignore[return-value]
+
+
+def executor_for(root: Root, wanted: Wanted = "auto", *, wait: bool = False) -> Chosen:
+    """An executor of the root's upper layers, which are the executor's from here on: they are prepared in
+    place.
+
+    The compiled executors are built and measured on a thread of their own, which takes a second, and on a
+    machine that has not compiled their kernels yet half a minute; `wait` for that in a test or benchmark.
+    """
+    upper = copy.deepcopy(root.upper)
     pack_upper(root.upper)
-    executor = PackedExecutor(root.upper, root.info.shape)
-    log.info(
-        "root %s: reordered linear maps against plain ones on this machine: %s", root.info.name, described()
+    chosen = Chosen(PackedExecutor(root.upper, root.info.shape))
+    choosing = threading.Thread(
+        target=_choose, args=(chosen, upper, root, wanted), name="hmi-choose", daemon=True
     )
-    return executor
+    choosing.start()
+    if wait:
+        choosing.join()
+    return chosen
+
+
+def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: Wanted) -> None:
+    """Measure every executor and take the fastest. Whatever fails, the reference goes on."""
+    try:
+        found = _candidates(upper, root, wanted)
+        dim = root.info.shape.dim
+        measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
+        close = [m for m in measured if m.cosine >= LEAST_COSINE or wanted != "auto"]
+        if wanted in ("bf16", "int8"):
+            close = [m for m in close if m.name.endswith(wanted)] or close
+        base = _measured("packed fp32", chosen, chosen, dim)
+        best = min([base, *close], key=lambda m: _slowness(m, base))
+        if best is not base:
+            chosen.take(found[best.name], best.name, [base, *measured])
+        told = ", ".join(map(str, (base, *measured)))
+        log.info("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
+    except Exception:
+        log.exception("root %s stays on packed torch: no other executor could be measured", root.info.name)
+
+
+def _candidates(upper: nn.ModuleList, root: Root, wanted: Wanted) -> dict[str, Executor]:
+    # numba's import and compilation, which packed torch does not wait for
+    from hmi.execution.fused import FusedExecutor, precisions
+
+    shape = root.info.shape
+    allowed = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}.get(wanted, ("fp32", wanted))
+    return {f"fused {p}": FusedExecutor(upper, shape, p) for p in precisions(shape) if p in allowed}
+
+
+def _slowness(one: Measured, base: Measured) -> float:
+    """The mean of its times over the base's: each probe counts the same."""
+    return fmean(t / b for t, b in zip(one.us_per_token, base.us_per_token, strict=True))
+
+
+@torch.inference_mode()
+def _measured(name: str, executor: Executor, reference: Executor, dim: int) -> Measured:
+    times, cosine, g = [], 1.0, torch.Generator().manual_seed(0)
+    for lengths in PROBES:
+        rows = Rows.packed(torch.randn(sum(lengths), dim, generator=g), offsets_of(lengths))
+        work = _work(executor, rows, len(lengths))
+        ours, theirs = work(), _work(reference, rows, len(lengths))()
+        cosine = min(cosine, float(torch.cosine_similarity(ours, theirs).min()))
+        times.append(1e6 * min(_seconds(work) for _ in range(ROUNDS)) / sum(lengths))
+    return Measured(name, tuple(times), cosine)
+
+
+def _work(executor: Executor, rows: Rows, texts: int) -> Callable[[], Tensor]:
+    def work() -> Tensor:
+        (left,) = executor.run(BatchKey(("", ""), "cls", exact=False), rows, [None] * texts)
+        return left.last
+
+    return work
+
+
+def _seconds(work: Callable[[], Tensor]) -> float:
+    """Of this thread's own processor time, so that a busy machine changes it less."""
+    begun = time.thread_time()
+    work()
+    return time.thread_time() - begun

@@ -21,10 +21,15 @@ def relative_bias(table: Tensor, keys: int, queries: int | None = None) -> Tenso
 
     The queries are the text's first `queries` tokens, by default all.
     """
-    by_distance = table[_buckets_around(keys, len(table))].t()
     # Row r has the distances r - (keys - 1), …, r: those of the query at position keys - 1 - r.
-    rows = by_distance.unfold(1, keys, 1)
+    rows = by_distance(table, keys).unfold(1, keys, 1)
     return rows[:, keys - (keys if queries is None else queries) :].flip(1)
+
+
+def by_distance(table: Tensor, keys: int) -> Tensor:
+    """table [buckets, heads] -> what is added at each distance of key less query, from 1 - keys to keys - 1:
+    [heads, 2 keys - 1]."""
+    return table[_buckets_around(keys, len(table))].t()
 
 
 def bucket_of(distances: Tensor, buckets: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -53,6 +54,49 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """Compile a helper that is always inlined into kernels. It cannot be called from Python."""
     return _jit(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def whole(function: F) -> F:
+    """A kernel of int64 arguments only, addresses and numbers, compiled as soon as it is defined.
+
+    Without the fixed types numba would compile it again for each constant that it is called with.
+    """
+    dispatcher: Any = _jit(function)
+    dispatcher.compile((types.int64,) * function.__code__.co_argcount)
+    dispatcher.disable_compile()
+    return cast(F, dispatcher)
+
+
+def address_of(kernel: Any) -> int:
+    """Where the machine code of a `whole` kernel lies, for `calling`."""
+    (found,) = kernel.overloads.values()
+    return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+
+
+def calling(arguments: int) -> Any:
+    """An intrinsic that calls a `whole` kernel without a result: (its address, its arguments).
+
+    A kernel that is called by name is compiled into its caller once more, and again into the caller's
+    callers.
+    """
+
+    def typed(typingctx: Any, address: Any, *args: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * arguments)
+            builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * (arguments + 1)), codegen
+
+    return intrinsic(with_places(typed, arguments + 1))
+
+
+def with_places(typed: Any, arguments: int) -> Any:
+    """A typing function of *args with as many named places, which numba asks for."""
+    names = ["typingctx", *(f"a{i}" for i in range(arguments))]
+    places = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    typed.__signature__ = Signature(places)
+    return typed
 
 
 def _load(result: Any, width: Any) -> Any:
@@ -194,6 +238,7 @@ load_u32: Any = _load(types.uint32, ir.IntType(32))
 load_i32: Any = _load(types.int32, ir.IntType(32))
 load_f32: Any = _load(types.float32, ir.FloatType())
 store_i64: Any = _store(types.int64, ir.IntType(64))
+store_u32: Any = _store(types.uint32, ir.IntType(32))
 store_i16: Any = _store(types.int16, ir.IntType(16))
 store_i8: Any = _store(types.int8, ir.IntType(8))
 store_u8: Any = _store(types.uint8, ir.IntType(8))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.execution.base import Hook, Pause, Weights, no_pause
+from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.packed.attention import attend_first, attend_packed
 from hmi.execution.packed.segments import Segment, segment_delta, segments_of
@@ -133,7 +133,7 @@ def _encoder_layer(layer: nn.Module) -> EncoderLayer:
 
 @torch.inference_mode()
 def run_rows(
-    executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
+    executor: Executor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
 ) -> Tensor:
     """Run all layers and return every row, [tokens, dim]. For measurements and tests."""
     (left,) = executor.run(BatchKey(("", ""), "rows", exact=False), Rows.packed(x, offsets), modules)
@@ -142,7 +142,7 @@ def run_rows(
 
 @torch.inference_mode()
 def run_classified(
-    executor: PackedExecutor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
+    executor: Executor, x: Tensor, offsets: Sequence[int], modules: Sequence[TenantModule | None]
 ) -> Tensor:
     """Run all layers and return what a classification head without queries reads, [texts, 2·dim].
 

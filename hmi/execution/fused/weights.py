@@ -1,0 +1,77 @@
+"""Roots' layers and tenants' modules in the kernels' layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from hmi_kernels.encoder import ops
+from torch import Tensor, nn
+
+from hmi.model.encoder import EncoderLayer
+from hmi.model.modules import LORA_SCALE, LowRank, NormShift, TenantModule
+from hmi.model.relative import by_distance
+from hmi.model.shape import EncoderShape
+from hmi.modulespec import SITES
+
+Precision = Literal["fp32", "bf16", "int8"]
+KINDS: dict[Precision, int] = {"fp32": ops.FLOAT, "bf16": ops.BFLOAT, "int8": ops.INT8}
+_ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: ops.RELU, F.silu: ops.SILU}
+
+
+def precisions(shape: EncoderShape) -> list[Precision]:
+    """The precisions in which the kernels can run such layers on this machine; none where sizes do not
+    fit."""
+    if not ops.fits(shape.dim, shape.heads, shape.ffn):
+        return []
+    return [name for name, kind in KINDS.items() if kind in ops.kinds()]
+
+
+def fused_layers(upper: nn.ModuleList, shape: EncoderShape, precision: Precision) -> list[ops.Layer]:
+    """Copies of a root's upper layers as they were trained, in the kernels' layout."""
+    return [_layer(layer, shape, KINDS[precision]) for layer in upper]
+
+
+def _layer(layer: nn.Module, shape: EncoderShape, kind: int) -> ops.Layer:
+    assert isinstance(layer, EncoderLayer)
+    relative = None if layer.relative is None else by_distance(layer.relative, shape.positions)
+    weights = ops.LayerWeights(
+        qkv=_arrays(layer.qkv),
+        out=_arrays(layer.o),
+        inner=_arrays(layer.fi),
+        outer=_arrays(layer.fo),
+        norm1=_arrays(layer.ln1),
+        norm2=_arrays(layer.ln2),
+        relative=None if relative is None else relative.detach().numpy(),
+    )
+    return ops.pack_layer(kind, weights, shape.heads, shape.eps)
+
+
+def fused_module(module: TenantModule, layers: int, precision: Precision) -> ops.Module:
+    """A copy of a tenant's module in the kernels' layout, for layers of this precision."""
+    sites = [site for part in SITES.values() for site in part]
+    by_layer: list[dict[str, ops.LowRank | ops.NormChange]] = [
+        {site: _change(change) for site in sites if (change := module.at(i, site)) is not None}
+        for i in range(layers)
+    ]
+    return ops.pack_module(KINDS[precision], by_layer)
+
+
+def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:
+    if isinstance(change, NormShift):
+        return ops.NormChange(change.gain.detach().numpy(), change.bias.detach().numpy())
+    down: ops.Floats = change.down.detach().numpy()
+    up: ops.Floats = change.up.detach().numpy()
+    if change.down_bias is None or change.up_bias is None:
+        return ops.LowRank(down, up * np.float32(LORA_SCALE))
+    biases = change.down_bias.detach().numpy(), change.up_bias.detach().numpy()
+    return ops.LowRank(down, up, *biases, _ACTIVATIONS[change.activation])
+
+
+def _arrays(part: nn.Module) -> tuple[ops.Floats, ops.Floats]:
+    assert isinstance(part, nn.Linear | nn.LayerNorm), "layers are taken before they are packed otherwise"
+    with torch.no_grad():
+        return part.weight.float().numpy(), part.bias.float().numpy()

@@ -1,0 +1,211 @@
+"""A whole encoder layer over the packed rows of many texts.
+
+Texts pass in blocks of some hundred rows, each through all of the layer, so that what is between the products
+stays in the second-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hmi_kernels.encoder import room as rooms
+from hmi_kernels.encoder.attention import attend
+from hmi_kernels.encoder.change import (
+    AFTER_ATTN,
+    AFTER_FFN,
+    ATTN,
+    FFN,
+    NORM1,
+    NORM2,
+    ON_FFN,
+    ON_IN,
+    ON_OUT,
+    ON_QKV,
+    RUN_FIELDS,
+    changed,
+    changed_after_norm,
+    normalised,
+    set_segments,
+)
+from hmi_kernels.encoder.isa import FLOAT
+from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
+from hmi_kernels.encoder.room import operand, wide_operand
+from hmi_kernels.encoder.rowwise import copied
+from hmi_kernels.jit import get, load_i64, put, whole
+
+KIND, DIM, INNER, HEADS, EPS, FACTOR, GAIN1, BIAS1, GAIN2, BIAS2, RELATIVE, RELATIVE_STEP = range(12)
+QKV, OUT, IN_FFN, OUT_FFN = (12 + MATRIX_FIELDS * i for i in range(4))
+LAYER_FIELDS = 12 + 4 * MATRIX_FIELDS
+"""A layer: its kind of numbers, its sizes (INNER: of the FFN); EPS and FACTOR, the bits of float32 numbers;
+addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices."""
+BLOCK = 128
+"""Rows of a block, unless one text has more."""
+
+
+@whole
+def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, room: Any) -> Any:
+    """Group neighbouring texts with the same module, by rows and by texts of the block; how many runs."""
+    start, count, last = load_i64(offsets + 8 * begin), 0, -1
+    rows, texts = get(room, rooms.RUNS) - 8 * RUN_FIELDS, get(room, rooms.QUERY_RUNS) - 8 * RUN_FIELDS
+    for t in range(begin, end):
+        module = load_i64(modules + 8 * t)
+        if module != last:
+            count += 1
+            rows += 8 * RUN_FIELDS
+            texts += 8 * RUN_FIELDS
+            put(rows, 0, load_i64(offsets + 8 * t) - start)
+            put(texts, 0, t - begin)
+            put(rows, 2, module)
+            put(texts, 2, module)
+            last = module
+        put(rows, 1, load_i64(offsets + 8 * t + 8) - start)
+        put(texts, 1, t + 1 - begin)
+    return count
+
+
+@whole
+def product(
+    layer: Any,
+    room: Any,
+    matrix: Any,
+    slot: Any,
+    runs: Any,
+    count: Any,
+    first: Any,
+    last: Any,
+    part: Any,
+    c: Any,
+    c_step: Any,
+) -> None:
+    """c = the operand · panels first..last-1 of a matrix, with the runs' changes at a slot."""
+    kind = get(layer, KIND)
+    set_segments(kind, room, runs, count, slot)
+    multiply(room, kind, layer + 8 * matrix, count, first, last, part, c, c_step)
+
+
+@whole
+def attend_all(
+    layer: Any,
+    offsets: Any,
+    begin: Any,
+    end: Any,
+    plus: Any,
+    queries: Any,
+    query_step: Any,
+    first_only: Any,
+    room: Any,
+) -> None:
+    """CONTEXT = attention of each text of the block over its keys and values in QKV."""
+    d, heads, factor, step = get(layer, DIM), get(layer, HEADS), get(layer, FACTOR), 12 * get(layer, DIM)
+    start = load_i64(offsets + 8 * begin)
+    relative, relative_step = get(layer, RELATIVE), get(layer, RELATIVE_STEP)
+    for t in range(begin, end):
+        row = load_i64(offsets + 8 * t) - start
+        length = load_i64(offsets + 8 * t + 8) - start - row
+        at, mine = get(room, rooms.QKV) + row * step, (t - begin) if first_only else row
+        q, to = queries + mine * query_step, get(room, rooms.CONTEXT) + 4 * d * mine
+        by_key = plus + 4 * (start + row) if plus != 0 else 0
+        count = 1 if first_only else length
+        attend(
+            room,
+            q,
+            count,
+            query_step,
+            at + 4 * d,
+            at + 8 * d,
+            step,
+            length,
+            heads,
+            d // heads,
+            factor,
+            relative,
+            relative_step,
+            by_key,
+            to,
+            4 * d,
+        )
+
+
+@whole
+def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: Any) -> None:
+    """Everything after attention, from CONTEXT and x float32 [n, dim] to out."""
+    kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
+    y, middle, part = get(room, rooms.CONTEXT), get(room, rooms.MIDDLE), get(layer, DIM) // 64
+    operand(kind, room, y, n, d)
+    product(layer, room, OUT, ON_OUT, runs, count, 0, part, part, middle, 4 * d)
+    changed(kind, room, runs, count, ATTN, x, d, middle)
+    changed(kind, room, runs, count, AFTER_ATTN, middle, d, middle)
+    gain, bias = get(layer, GAIN1), get(layer, BIAS1)
+    normalised(room, runs, count, NORM1, middle, x, gain, bias, eps, d, middle)
+    operand(kind, room, middle, n, d)
+    set_segments(kind, room, runs, count, ON_IN)
+    wide, wide_step = get(room, rooms.WIDE), inner * (4 if kind == FLOAT else 2)
+    multiply_gelu(room, kind, layer + 8 * IN_FFN, count, inner // 64, wide, wide_step)
+    wide_operand(kind, room, n, inner)
+    product(layer, room, OUT_FFN, ON_FFN, runs, count, 0, part, part, y, 4 * d)
+    changed(kind, room, runs, count, FFN, middle, d, y)
+    changed(kind, room, runs, count, AFTER_FFN, y, d, y)
+    gain, bias = get(layer, GAIN2), get(layer, BIAS2)
+    changed_after_norm(kind, room, runs, count, y, middle, gain, bias, eps, d)
+    normalised(room, runs, count, NORM2, y, middle, gain, bias, eps, d, out)
+
+
+@whole
+def block(
+    layer: Any,
+    x: Any,
+    offsets: Any,
+    begin: Any,
+    end: Any,
+    count: Any,
+    plus: Any,
+    first_only: Any,
+    room: Any,
+    out: Any,
+) -> None:
+    """`run_layer` for the texts begin..end-1, whose runs are set."""
+    kind, d, part = get(layer, KIND), get(layer, DIM), get(layer, DIM) // 64
+    start = load_i64(offsets + 8 * begin)
+    n, mine, qkv = load_i64(offsets + 8 * end) - start, x + 4 * d * start, get(room, rooms.QKV)
+    runs, query_runs, step = get(room, rooms.RUNS), get(room, rooms.QUERY_RUNS), 12 * d
+    operand(kind, room, mine, n, d)
+    if first_only:
+        product(layer, room, QKV, ON_QKV, runs, count, part, 3 * part, part, qkv + 4 * d, step)
+        queries, firsts = end - begin, get(room, rooms.FIRSTS)
+        for t in range(queries):
+            copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
+        operand(kind, room, firsts, queries, d)
+        product(layer, room, QKV, ON_QKV, query_runs, count, 0, part, part, get(room, rooms.QUERIES), 4 * d)
+        attend_all(layer, offsets, begin, end, plus, get(room, rooms.QUERIES), 4 * d, True, room)
+        finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
+    else:
+        product(layer, room, QKV, ON_QKV, runs, count, 0, 3 * part, part, qkv, step)
+        attend_all(layer, offsets, begin, end, plus, qkv, step, False, room)
+        finish(layer, room, mine, n, runs, count, out + 4 * d * start)
+
+
+@whole
+def run_layer(
+    layer: Any,
+    x: Any,
+    offsets: Any,
+    texts: Any,
+    modules: Any,
+    plus: Any,
+    first_only: Any,
+    room: Any,
+    out: Any,
+) -> None:
+    """x float32 [rows, dim] -> out, the same shape, or [texts, dim] if only each text's first row is wanted.
+
+    offsets int64 [texts + 1]; modules int64 [texts], records of this layer or 0; plus: float32 [rows + 15]
+    that is added to the scores of each row as a key, or 0.
+    """
+    begin = 0
+    while begin < texts:
+        end = begin + 1
+        while end < texts and load_i64(offsets + 8 * end + 8) - load_i64(offsets + 8 * begin) <= BLOCK:
+            end += 1
+        count = set_runs(offsets, begin, end, modules, room)
+        block(layer, x, offsets, begin, end, count, plus, first_only, room, out)
+        begin = end

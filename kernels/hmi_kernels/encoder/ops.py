@@ -1,0 +1,279 @@
+"""Public face of the encoder kernels: packed layers, packed modules, and a layer's run over packed texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.encoder import change as c
+from hmi_kernels.encoder import layer as l
+from hmi_kernels.encoder import product as p
+from hmi_kernels.encoder import room as r
+from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8, kinds
+from hmi_kernels.encoder.pack import Array, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
+from hmi_kernels.encoder.tile import ROWS, STRIDE, narrow, tile
+from hmi_kernels.jit import address_of
+
+__all__ = [
+    "BFLOAT",
+    "FLOAT",
+    "INT8",
+    "RELU",
+    "SILU",
+    "Floats",
+    "Layer",
+    "LayerWeights",
+    "LowRank",
+    "Module",
+    "NormChange",
+    "Room",
+    "fits",
+    "kinds",
+    "pack_layer",
+    "pack_module",
+    "run_layer",
+]
+
+Record = NDArray[np.int64]
+RELU, SILU = c.RELU, c.SILU
+_SLOTS = {
+    "o": c.ON_OUT,
+    "fi": c.ON_IN,
+    "fo": c.ON_FFN,
+    "attn": c.ATTN,
+    "ffn": c.FFN,
+    "after_attn": c.AFTER_ATTN,
+    "after_ffn": c.AFTER_FFN,
+    "after_norm": c.AFTER_NORM,
+}
+_NORMS = {"ln1": c.NORM1, "ln2": c.NORM2}
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A post-LayerNorm layer in float32; matrices are [out, in]."""
+
+    qkv: tuple[Floats, Floats]
+    out: tuple[Floats, Floats]
+    inner: tuple[Floats, Floats]
+    outer: tuple[Floats, Floats]
+    norm1: tuple[Floats, Floats]
+    norm2: tuple[Floats, Floats]
+    relative: Floats | None = None
+    """[heads, 2 · positions - 1]: what a head adds at each distance of key less query, from 1 - positions."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer in the kernels' layout; the record holds addresses of the arrays."""
+
+    kind: int
+    dim: int
+    inner: int
+    heads: int
+    record: Record
+    arrays: list[Array]
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True)
+class NormChange:
+    """What is added to a LayerNorm's gain and bias, float32 [dim]."""
+
+    gain: Floats
+    bias: Floats
+
+
+@dataclass(frozen=True)
+class Module:
+    """A tenant's changes of every layer in the kernels' layout."""
+
+    records: list[Record]
+    """One for each layer."""
+    arrays: list[Array]
+    columns: int
+    """Of its widest low-rank row."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in (*self.arrays, *self.records))
+
+
+def fits(dim: int, heads: int, inner: int) -> bool:
+    """Whether the kernels can run such layers."""
+    return dim % 64 == 0 and inner % 64 == 0 and dim % heads == 0 and dim // heads % 16 == 0
+
+
+def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:
+    """Raises ValueError where the kernels cannot run the layer; see `fits`."""
+    inner, dim = weights.inner[0].shape
+    if not fits(dim, heads, inner):
+        raise ValueError(f"no kernel for {dim} dimensions, {heads} heads and an FFN of {inner}")
+    record, arrays = np.zeros(l.LAYER_FIELDS, np.int64), list[Array]()
+    record[[l.KIND, l.DIM, l.INNER, l.HEADS]] = kind, dim, inner, heads
+    record[l.EPS], record[l.FACTOR] = _bits(eps), _bits((dim // heads) ** -0.5)
+    for at, (gain, bias) in ((l.GAIN1, weights.norm1), (l.GAIN2, weights.norm2)):
+        record[at], record[at + 1] = _kept(arrays, gain), _kept(arrays, bias)
+    if weights.relative is not None:
+        around = np.pad(weights.relative, ((0, 0), (0, 16)))
+        record[l.RELATIVE] = _kept(arrays, around) + 4 * (weights.relative.shape[1] // 2)
+        record[l.RELATIVE_STEP] = 4 * around.shape[1]
+    for at, (weight, bias) in (
+        (l.QKV, weights.qkv),
+        (l.OUT, weights.out),
+        (l.IN_FFN, weights.inner),
+        (l.OUT_FFN, weights.outer),
+    ):
+        _put_matrix(record, at, pack_matrix(kind, weight, bias), arrays)
+    return Layer(kind, dim, inner, heads, record, arrays)
+
+
+def pack_module(kind: int, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
+    """layers: each layer's changes by site; sites as in `hmi.model.modules`."""
+    records, arrays, columns = [], list[Array](), 16
+    for sites in layers:
+        record = np.zeros(c.MODULE_FIELDS, np.int64)
+        of_qkv = [_low_rank(sites.get(site)) for site in "qkv"]
+        packed = {c.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
+        for site, found in sites.items():
+            if site in _SLOTS and isinstance(found, LowRank):
+                packed[_SLOTS[site]] = pack_change(kind, [found])
+            elif site in _NORMS and isinstance(found, NormChange):
+                record[_NORMS[site]], record[_NORMS[site] + 1] = (
+                    _kept(arrays, found.gain),
+                    _kept(arrays, found.bias),
+                )
+        for slot, change in packed.items():
+            _put_change(record, slot, change, arrays)
+            columns = max(columns, change.columns)
+        records.append(record)
+    return Module(records, arrays, columns)
+
+
+def _empty_record() -> Record:
+    record = np.zeros(r.FIELDS, np.int64)
+    record[[r.TILE_CODE, r.NARROW_CODE]] = address_of(tile), address_of(narrow)
+    return record
+
+
+@dataclass
+class Room:
+    """One thread's memory for a layer's run: it grows to what the largest block and module so far need."""
+
+    _record: Record = field(default_factory=_empty_record)
+    _arrays: list[Array] = field(default_factory=list)
+    _sizes: tuple[int, ...] = ()
+
+    def record(self, layer: Layer, rows: int, longest: int, columns: int) -> Record:
+        """For blocks of up to so many rows, texts of up to `longest`, low-rank rows of up to `columns`."""
+        needed = (layer.dim, layer.inner, max(rows, l.BLOCK), longest, columns)
+        if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
+            self._sizes = tuple(map(max, needed, self._sizes or needed))
+            self._allocate(*self._sizes)
+        return self._record
+
+    def _allocate(self, dim: int, inner: int, rows: int, longest: int, columns: int) -> None:
+        wide = max(dim, inner)
+        bytes_of = {
+            r.BFLOATS: 2 * rows * dim,
+            r.BYTES: rows * wide,
+            r.SCALES: 4 * rows,
+            r.QKV: 12 * rows * dim,
+            r.QUERIES: 4 * rows * dim,
+            r.FIRSTS: 4 * rows * dim,
+            r.CONTEXT: 4 * rows * dim,
+            r.MIDDLE: 4 * rows * dim,
+            r.WIDE: 4 * rows * inner,
+            r.LOW: 4 * rows * columns,
+            r.TILE: ROWS * max(4 * columns, STRIDE),
+            r.SPARE: 6 * ROWS * dim,
+            r.ATTEND: -(-longest // 64) * (dim + ROWS) * STRIDE,
+            r.SEGMENTS: 8 * p.SEGMENT_FIELDS * rows,
+            r.RUNS: 8 * c.RUN_FIELDS * rows,
+            r.QUERY_RUNS: 8 * c.RUN_FIELDS * rows,
+            r.NO_SEGMENT: 8 * p.SEGMENT_FIELDS,
+            r.ZEROS: 4 * (longest + 64),
+        }
+        self._arrays = []
+        for at, size in bytes_of.items():
+            self._record[at] = _kept(self._arrays, np.zeros(size + 64, np.uint8))
+
+
+def run_layer(
+    layer: Layer,
+    index: int,
+    x: Floats,
+    offsets: NDArray[np.int64],
+    modules: Sequence[Module | None],
+    room: Room,
+    *,
+    first_only: bool = False,
+    plus: Floats | None = None,
+) -> Floats:
+    """Take packed rows x float32 [rows, dim] through one layer; text i has the rows offsets[i]:offsets[i +
+    1].
+
+    index: the layer's place, for the modules, one for each text. Returns [rows, dim], or [texts, dim] if only
+    each text's first row is wanted. plus float32 [rows]: what is added to the scores of each row as a key.
+    The GIL is released. A row's result is the same bits in every batch.
+    """
+    texts = len(offsets) - 1
+    assert x.shape == (offsets[-1], layer.dim)
+    assert x.dtype == np.float32
+    assert x.flags.c_contiguous
+    assert offsets.dtype == np.int64
+    assert offsets[0] == 0
+    assert (np.diff(offsets) > 0).all()
+    assert len(modules) == texts
+    longest = int(np.diff(offsets).max())
+    columns = max((m.columns for m in modules if m is not None), default=16)
+    record = room.record(layer, longest, longest, columns)
+    addresses = np.array([0 if m is None else m.records[index].ctypes.data for m in modules], np.int64)
+    by_key = None if plus is None else np.pad(plus, (0, 15))
+    out = np.empty((texts if first_only else len(x), layer.dim), np.float32)
+    l.run_layer(
+        layer.record.ctypes.data,
+        x.ctypes.data,
+        offsets.ctypes.data,
+        texts,
+        addresses.ctypes.data,
+        0 if by_key is None else by_key.ctypes.data,
+        int(first_only),
+        record.ctypes.data,
+        out.ctypes.data,
+    )
+    return out
+
+
+def _bits(x: float) -> int:
+    return int(np.float32(x).view(np.uint32))
+
+
+def _kept(arrays: list[Array], array: Array) -> int:
+    """The address of a contiguous copy that the list keeps alive."""
+    arrays.append(np.array(array, order="C"))
+    return int(arrays[-1].ctypes.data)
+
+
+def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
+    return found if isinstance(found, LowRank) else None
+
+
+def _put_matrix(record: Record, at: int, matrix: Matrix, arrays: list[Array]) -> None:
+    record[at + p.PANELS], record[at + p.BIAS] = _kept(arrays, matrix.panels), _kept(arrays, matrix.bias)
+    record[at + p.SHARED], record[at + p.WORDS] = _kept(arrays, matrix.shared), matrix.words
+
+
+def _put_change(record: Record, slot: int, change: Change, arrays: list[Array]) -> None:
+    record[slot + c.DOWN], record[slot + c.COLUMNS] = _kept(arrays, change.down), change.columns
+    record[slot + c.DOWN_BIAS], record[slot + c.ACTIVATION] = (
+        _kept(arrays, change.down_bias),
+        change.activation,
+    )
+    _put_matrix(record, slot + c.MATRIX, change.up, arrays)

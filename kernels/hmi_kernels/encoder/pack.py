@@ -1,0 +1,130 @@
+"""The layouts that the kernels read: panels of matrices, and a tenant's low-rank changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+PER_WORD = {FLOAT: 1, BFLOAT: 2, INT8: 4}
+"""Numbers in a 32-bit word."""
+COLUMNS = 64
+"""Of a panel."""
+
+
+def rounded(x: Floats) -> NDArray[np.uint16]:
+    """The bits of x as bfloat16, to the nearest and half to even; x has no NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix [out, in] and its bias in panels of 64 output columns."""
+
+    panels: Array
+    """[out / 64, words, 64, numbers of a word]."""
+    bias: Floats
+    """[out]."""
+    shared: NDArray[np.int32]
+    """[out / 64, 2, 64] of int8 matrices: the bits of the columns' float32 scales; 128 times their sums."""
+    words: int
+    """32-bit words of a row."""
+
+    @property
+    def bytes(self) -> int:
+        return self.panels.nbytes + self.bias.nbytes + self.shared.nbytes
+
+
+def pack_matrix(kind: int, weight: Floats, bias: Floats) -> Matrix:
+    """weight [out, in], out a multiple of 64 and in of 4. In int8, each output has a scale of its own."""
+    shared = np.zeros((0, 2, COLUMNS), np.int32)
+    numbers: Array
+    if kind == INT8:
+        scale = np.maximum(np.abs(weight).max(1), 1e-30) / 127
+        numbers = np.rint(weight / scale[:, None]).astype(np.int8)
+        offset = 128 * numbers.astype(np.int32).sum(1)
+        both = np.stack([scale.astype(np.float32).view(np.int32), offset.astype(np.int32)])
+        shared = np.ascontiguousarray(both.reshape(2, -1, COLUMNS).swapaxes(0, 1))
+    else:
+        numbers = rounded(weight) if kind == BFLOAT else np.asarray(weight, np.float32)
+    return Matrix(
+        _panels(numbers, PER_WORD[kind]),
+        np.array(bias, np.float32),
+        shared,
+        weight.shape[1] // PER_WORD[kind],
+    )
+
+
+def _panels(numbers: Array, per_word: int) -> Array:
+    """[out, in] -> [out / 64, words, 64, numbers of a word]."""
+    size_out, size_in = numbers.shape
+    cut = numbers.reshape(size_out // COLUMNS, COLUMNS, size_in // per_word, per_word)
+    return np.ascontiguousarray(cut.swapaxes(1, 2))
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """activation(x · downᵀ + down_bias) · upᵀ + up_bias; a LoRA has neither biases nor an activation."""
+
+    down: Floats
+    """[rank, in]."""
+    up: Floats
+    """[out, rank], with the scale of a LoRA multiplied in."""
+    down_bias: Floats | None = None
+    up_bias: Floats | None = None
+    activation: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """Low-rank changes of the equal parts of one matrix, in the kernels' layout."""
+
+    down: Array
+    """[words, columns, numbers of a word]; the parts' columns follow one another, zeros follow them."""
+    down_bias: Floats
+    activation: int
+    up: Matrix
+
+    @property
+    def columns(self) -> int:
+        return int(self.down.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return self.down.nbytes + self.down_bias.nbytes + self.up.bytes
+
+
+def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
+    """parts: q, k and v of a joint matrix, or one. Ranks may differ, and a part may be missing."""
+    kind = FLOAT if kind == FLOAT else BFLOAT
+    per_word = PER_WORD[kind]
+    given = [part for part in parts if part is not None]
+    (size_in,), (size_out,) = {p.down.shape[1] for p in given}, {p.up.shape[0] for p in given}
+    most = max(p.down.shape[0] for p in given)
+    rank = -(-most // per_word) * per_word
+    columns = -(-rank * len(parts) // 16) * 16
+    down, bias = np.zeros((columns, size_in), np.float32), np.zeros(columns, np.float32)
+    up, up_bias = (
+        np.zeros((len(parts), size_out, rank), np.float32),
+        np.zeros((len(parts), size_out), np.float32),
+    )
+    for i, part in enumerate(parts):
+        if part is None:
+            continue
+        own = part.down.shape[0]
+        down[i * rank : i * rank + own], up[i, :, :own] = part.down, part.up
+        if part.down_bias is not None and part.up_bias is not None:
+            bias[i * rank : i * rank + own], up_bias[i] = part.down_bias, part.up_bias
+    numbers: Array = rounded(down) if kind == BFLOAT else down
+    panel = np.ascontiguousarray(numbers.reshape(columns, -1, per_word).swapaxes(0, 1))
+    return Change(
+        panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias.reshape(-1))
+    )

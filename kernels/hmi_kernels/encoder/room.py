@@ -1,0 +1,83 @@
+"""The memory that one thread computes in, as a record of addresses; `ops.Room` allocates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, to_bfloats
+from hmi_kernels.jit import get, put, whole
+
+(
+    A,
+    STEP,
+    READ,
+    READ_STEP,
+    READ_WORDS,
+    BFLOATS,
+    BYTES,
+    SCALES,
+    QKV,
+    QUERIES,
+    FIRSTS,
+    CONTEXT,
+    MIDDLE,
+    WIDE,
+    LOW,
+    TILE,
+    SPARE,
+    ATTEND,
+    SEGMENTS,
+    RUNS,
+    QUERY_RUNS,
+    NO_SEGMENT,
+    ZEROS,
+    TILE_CODE,
+    NARROW_CODE,
+) = range(25)
+FIELDS = 25
+"""The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
+them, with words of a row. The rest are buffers for the rows of a block of texts, but: LOW, TILE and SPARE
+(rows of a tile), ATTEND (`attention.attend`), SEGMENTS, RUNS, QUERY_RUNS and NO_SEGMENT (records), ZEROS; and
+the addresses of `tile.tile` and `tile.narrow`."""
+
+
+@whole
+def _put(room: Any, a: Any, step: Any, read: Any, read_step: Any, read_words: Any) -> None:
+    put(room, A, a)
+    put(room, STEP, step)
+    put(room, READ, read)
+    put(room, READ_STEP, read_step)
+    put(room, READ_WORDS, read_words)
+
+
+@whole
+def operand(kind: Any, room: Any, x: Any, n: Any, width: Any) -> None:
+    """Make n rows of float32 [n, width] the operand of the next product."""
+    bfloats, numbers, scales = get(room, BFLOATS), get(room, BYTES), get(room, SCALES)
+    if kind == FLOAT:
+        _put(room, x, 4 * width, x, 4 * width, width)
+        return
+    for i in range(n):
+        to_bfloats(x + 4 * width * i, bfloats + 2 * width * i, width // 16)
+    if kind == BFLOAT:
+        _put(room, bfloats, 2 * width, bfloats, 2 * width, width // 2)
+        return
+    for i in range(n):
+        floats_to_bytes(x + 4 * width * i, numbers + width * i, scales + 4 * i, width // 16)
+    _put(room, numbers, width, bfloats, 2 * width, width // 2)
+
+
+@whole
+def wide_operand(kind: Any, room: Any, n: Any, width: Any) -> None:
+    """The same of the rows in WIDE, which are float32 or bfloat16 already."""
+    wide, numbers = get(room, WIDE), get(room, BYTES)
+    size = 4 if kind == FLOAT else 2
+    _put(room, wide, size * width, wide, size * width, width * size // 4)
+    if kind == INT8:
+        for i in range(n):
+            bfloats_to_bytes(
+                wide + 2 * width * i, numbers + width * i, get(room, SCALES) + 4 * i, width // 16
+            )
+        put(room, A, numbers)
+        put(room, STEP, width)
