@@ -13,6 +13,7 @@ from hmi.sizes import FORMS, parse_bytes
 
 MIB = 1 << 20
 PREFIX = "HMI_"
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
 _MIN: dict[str, int] = {
     "port": 0,
     "job_workers": 0,
@@ -48,6 +49,9 @@ class Settings:
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1
     """The number of compute threads; each runs one batch at a time."""
+    precision: str = "auto"
+    """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
+    the fastest of fp32 and bf16 on this machine. Requests with `exact` always run in fp32."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. If another tenant sent a request in the last second and has nothing waiting, a
@@ -106,6 +110,10 @@ class Settings:
         object.__setattr__(self, "data", Path(self.data).expanduser().absolute())
         if not self.host:
             raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
+        if self.precision not in PRECISIONS:
+            raise InvalidInput(
+                f"precision = {self.precision!r} is unknown: use auto, fp32, bf16 or int8", field="precision"
+            )
         for field in fields(self):
             if isinstance(field.default, int):
                 _check_number(field.name, getattr(self, field.name))

@@ -38,6 +38,19 @@ class PoolCounters(Protocol):
     def bytes(self) -> int: ...
 
 
+class ExecutorTimes(Protocol):
+    """One executor's measured times, as `hmi.execution.choose.Measured` has them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def us_per_token(self) -> Iterable[float]: ...
+
+
+RootExecutors = tuple[str, str, Iterable[ExecutorTimes]]
+"""A root's name, the name of its executor, and the measured times."""
+
+
 @dataclass(frozen=True)
 class TenantUse:
     """One tenant's usage since the server started. `compute_ms` is its share of the batches' time."""
@@ -179,6 +192,10 @@ class Metrics:
         self.pool = pool
         self.registry.register(_PoolCollector(pool))
 
+    def watch_executors(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
+        """Report the executor of each root in memory, and the times that chose it."""
+        self.registry.register(_ExecutorCollector(executors))
+
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
         """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged."""
         self.registry.register(_JobsCollector(by_state, states))
@@ -217,6 +234,25 @@ class _PoolCollector(Collector):
         size = GaugeMetricFamily("hmi_adapter_pool_bytes", "Bytes of resident adapters.")
         size.add_metric([], self._pool.bytes)
         return [events, size]
+
+
+class _ExecutorCollector(Collector):
+    def __init__(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
+        self._executors = executors
+
+    def collect(self) -> Iterable[Metric]:
+        runs = GaugeMetricFamily("hmi_executor", "1 for the executor of a root.", labels=["root", "executor"])
+        times = GaugeMetricFamily(
+            "hmi_executor_token_seconds",
+            "Measured time of one token, by executor and batch: 0 is one short text, 1 is four texts.",
+            labels=["root", "executor", "batch"],
+        )
+        for root, name, measured in self._executors():
+            runs.add_metric([root, name], 1)
+            for one in measured:
+                for batch, us in enumerate(one.us_per_token):
+                    times.add_metric([root, one.name, str(batch)], us / 1e6)
+        return [runs, times]
 
 
 class _JobsCollector(Collector):

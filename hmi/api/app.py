@@ -51,9 +51,13 @@ def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
     """
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
+    from hmi.execution.choose import check_precision
 
     settings = manager.settings
-    bundles = Bundles(settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
+    check_precision(settings.precision)
+    stores = manager.registry, manager.plots, manager.adapters, manager.lowers
+    bundles = Bundles(settings.data, *stores, settings.precision)
+    metrics.watch_executors(bundles.executors)
     return Engine(bundles, settings, metrics, manager.misses)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
 from hmi.execution.base import Executor
-from hmi.execution.choose import executor_for
+from hmi.execution.choose import Chosen, Measured, executor_for
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
@@ -54,7 +54,7 @@ class Upper:
     """A root in memory, and the executor of its upper layers."""
 
     root: Root
-    executor: Executor
+    executor: Chosen
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,16 @@ class Bundles:
     """
 
     def __init__(
-        self, data: Path, registry: Registry, plots: Store, adapters: AdapterStore, lowers: AdapterStore
-    ):
+        self,
+        data: Path,
+        registry: Registry,
+        plots: Store,
+        adapters: AdapterStore,
+        lowers: AdapterStore,
+        precision: str = "auto",
+    ) -> None:
         self._layout, self._registry, self._plots = Layout(data), registry, plots
-        self._adapters, self._lowers = adapters, lowers
+        self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
@@ -138,6 +144,13 @@ class Bundles:
         )
         return part, sum(v.numel() * 4 for v in state.values())
 
+    def executors(self) -> list[tuple[str, str, tuple[Measured, ...]]]:
+        """For each root in memory: its name, its executor's, and what was measured to choose it."""
+        return [
+            (upper.root.info.name, upper.executor.name, upper.executor.measured)
+            for upper in self._uppers.values()
+        ]
+
     def close(self) -> None:
         self._readers.clear()
         self._uppers.clear()
@@ -145,7 +158,7 @@ class Bundles:
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         root = load_root(self._folder(version))
-        return Upper(root, executor_for(root))
+        return Upper(root, executor_for(root, self._precision))
 
     def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:

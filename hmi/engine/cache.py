@@ -39,6 +39,11 @@ class IdleCache(Generic[K, V]):
             self._drop()
             return value
 
+    def values(self) -> list[V]:
+        """Return the values in memory; this counts as no use."""
+        with self._lock:
+            return [value for value, _ in self._values.values()]
+
     def clear(self) -> None:
         with self._lock:
             self._values.clear()

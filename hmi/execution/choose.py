@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, get_args
 
 import torch
+from hmi_kernels.encoder import fits
 from torch import Tensor, nn
 
 from hmi.errors import InvalidInput
@@ -22,9 +22,9 @@ from hmi.model.modules import TenantModule
 from hmi.model.root import Root
 
 log = logging.getLogger("hmi.execution")
-Wanted = Literal["auto", "fp32", "bf16", "int8"]
-"""`auto`: fp32, or bf16 where the processor has it and it is faster and close to fp32."""
-LEAST_COSINE = 0.999
+ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}
+"""The precisions that compete under a setting; another setting allows itself alone."""
+MIN_COSINE = 0.999
 """Rows of an executor in lower precision must be this close to those in fp32, or it is not taken."""
 PROBES = ((16,), (64, 32, 96, 64))
 """Lengths of the texts of the measured batches: what is fast for one is not always fast for the other."""
@@ -61,9 +61,9 @@ class Chosen:
     def layers(self) -> int:
         return self._reference.layers
 
-    def take(self, best: Executor, name: str, measured: Sequence[Measured]) -> None:
-        """Run on `best` from the next batch on."""
-        self._best, self.name, self.measured = best, name, tuple(measured)
+    def take(self, best: Executor | None, name: str, measured: Sequence[Measured]) -> None:
+        """Run on `best` from the next batch on; None: on the reference."""
+        self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
 
     def fits(self, key: BatchKey) -> bool:
         return self._for(key).fits(key)
@@ -85,59 +85,58 @@ class Chosen:
         return self._reference if key.exact else self._best
 
 
-def checked_precision(wanted: str) -> Wanted:
-    """Raises InvalidInput if it is none, or the processor has no instructions for it."""
-    if wanted not in get_args(Wanted):
+def check_precision(wanted: str) -> None:
+    """Raises InvalidInput where this processor has no instructions for a precision that was asked for."""
+    if wanted in ("auto", "fp32"):
+        return
+    from hmi.execution.fused import available
+
+    if wanted not in available():
         raise InvalidInput(
-            f"precision {wanted!r} is unknown: use auto, fp32, bf16 or int8", field="precision"
+            f"precision = {wanted!r}: this processor has no instructions for it; use auto or fp32",
+            field="precision",
         )
-    return wanted  # type: ignore[return-value]
 
 
-def executor_for(root: Root, wanted: Wanted = "auto", *, wait: bool = False) -> Chosen:
+def executor_for(root: Root, wanted: str = "auto", *, wait: bool = False) -> Chosen:
     """An executor of the root's upper layers, which are the executor's from here on: they are prepared in
     place.
 
     The compiled executors are built and measured on a thread of their own, which takes a second, and on a
     machine that has not compiled their kernels yet half a minute; `wait` for that in a test or benchmark.
     """
-    upper = copy.deepcopy(root.upper)
+    shape, upper = root.info.shape, copy.deepcopy(root.upper)
     pack_upper(root.upper)
-    chosen = Chosen(PackedExecutor(root.upper, root.info.shape))
-    choosing = threading.Thread(
-        target=_choose, args=(chosen, upper, root, wanted), name="hmi-choose", daemon=True
-    )
-    choosing.start()
-    if wait:
-        choosing.join()
+    chosen = Chosen(PackedExecutor(root.upper, shape))
+    if fits(shape.dim, shape.heads, shape.ffn):
+        args = chosen, upper, root, wanted
+        work = threading.Thread(target=_choose, args=args, name="hmi-choose", daemon=True)
+        work.start()
+        if wait:
+            work.join()
     return chosen
 
 
-def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: Wanted) -> None:
+def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
     """Measure every executor and take the fastest. Whatever fails, the reference goes on."""
     try:
-        found = _candidates(upper, root, wanted)
-        dim = root.info.shape.dim
-        measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
-        close = [m for m in measured if m.cosine >= LEAST_COSINE or wanted != "auto"]
-        if wanted in ("bf16", "int8"):
-            close = [m for m in close if m.name.endswith(wanted)] or close
+        dim, found = root.info.shape.dim, _candidates(upper, root, wanted)
         base = _measured("packed fp32", chosen, chosen, dim)
-        best = min([base, *close], key=lambda m: _slowness(m, base))
-        if best is not base:
-            chosen.take(found[best.name], best.name, [base, *measured])
+        measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
+        able = [m for m in measured if wanted != "auto" or m.cosine >= MIN_COSINE]
+        best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
+        chosen.take(found.get(best.name), best.name, [base, *measured])
         told = ", ".join(map(str, (base, *measured)))
         log.info("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be measured", root.info.name)
 
 
-def _candidates(upper: nn.ModuleList, root: Root, wanted: Wanted) -> dict[str, Executor]:
-    # numba's import and compilation, which packed torch does not wait for
+def _candidates(upper: nn.ModuleList, root: Root, wanted: str) -> dict[str, Executor]:
+    # Imported here, since numba takes a second, and compiling the kernels for the first time many.
     from hmi.execution.fused import FusedExecutor, precisions
 
-    shape = root.info.shape
-    allowed = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}.get(wanted, ("fp32", wanted))
+    shape, allowed = root.info.shape, ALLOWED.get(wanted, (wanted,))
     return {f"fused {p}": FusedExecutor(upper, shape, p) for p in precisions(shape) if p in allowed}
 
 

@@ -4,6 +4,6 @@ interface."""
 from __future__ import annotations
 
 from hmi.execution.fused.executor import FusedExecutor
-from hmi.execution.fused.weights import Precision, fused_layers, precisions
+from hmi.execution.fused.weights import Precision, available, precisions
 
-__all__ = ["FusedExecutor", "Precision", "fused_layers", "precisions"]
+__all__ = ["FusedExecutor", "Precision", "available", "precisions"]

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from hmi_kernels.encoder import ops
+from hmi_kernels.encoder import fits, ops
 from torch import Tensor, nn
 
 from hmi.model.encoder import EncoderLayer
@@ -22,12 +22,17 @@ KINDS: dict[Precision, int] = {"fp32": ops.FLOAT, "bf16": ops.BFLOAT, "int8": op
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: ops.RELU, F.silu: ops.SILU}
 
 
+def available() -> list[Precision]:
+    """The precisions that this processor has instructions for."""
+    return [name for name, kind in KINDS.items() if kind in ops.kinds()]
+
+
 def precisions(shape: EncoderShape) -> list[Precision]:
     """The precisions in which the kernels can run such layers on this machine; none where sizes do not
     fit."""
-    if not ops.fits(shape.dim, shape.heads, shape.ffn):
+    if not fits(shape.dim, shape.heads, shape.ffn):
         return []
-    return [name for name, kind in KINDS.items() if kind in ops.kinds()]
+    return available()
 
 
 def fused_layers(upper: nn.ModuleList, shape: EncoderShape, precision: Precision) -> list[ops.Layer]:

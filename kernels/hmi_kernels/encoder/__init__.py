@@ -5,3 +5,10 @@ thread.
 rows, `attention` one text's attention, `change` the modules, `layer` the whole; `pack` makes the layouts that
 they read.
 """
+
+from __future__ import annotations
+
+
+def fits(dim: int, heads: int, inner: int) -> bool:
+    """Whether the kernels can run layers of these sizes; `inner` is the FFN's. Imports no compiler."""
+    return dim % 64 == 0 and inner % 64 == 0 and dim % heads == 0 and dim // heads % 16 == 0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.encoder import change as c
+from hmi_kernels.encoder import fits
 from hmi_kernels.encoder import layer as l
 from hmi_kernels.encoder import product as p
 from hmi_kernels.encoder import room as r
@@ -30,7 +31,6 @@ __all__ = [
     "Module",
     "NormChange",
     "Room",
-    "fits",
     "kinds",
     "pack_layer",
     "pack_module",
@@ -103,11 +103,6 @@ class Module:
     @property
     def bytes(self) -> int:
         return sum(array.nbytes for array in (*self.arrays, *self.records))
-
-
-def fits(dim: int, heads: int, inner: int) -> bool:
-    """Whether the kernels can run such layers."""
-    return dim % 64 == 0 and inner % 64 == 0 and dim % heads == 0 and dim // heads % 16 == 0
 
 
 def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:

@@ -1,0 +1,99 @@
+"""The choice of an executor: measured, close to fp32, not for exact requests, harmless where it fails."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hmi.config import Settings
+from hmi.errors import InvalidInput
+from hmi.execution import BatchKey, Executor, Rows
+from hmi.execution import fused as fused_room
+from hmi.execution.choose import check_precision, executor_for
+from hmi.execution.fused import FusedExecutor, available
+from hmi.execution.packed import PackedExecutor, pack_upper
+from hmi.metrics import Metrics
+from hmi.model.root import Root
+from tests.hmi.test_fused import BERT, packed, upper
+
+
+@pytest.fixture
+def root(tiny_root: Root) -> Root:
+    """A root whose sizes fit the compiled kernels; the tiny one's do not."""
+    return replace(tiny_root, info=replace(tiny_root.info, shape=BERT), upper=upper(BERT))
+
+
+def answer(executor: Executor, *, exact: bool = False) -> Tensor:
+    x, offsets = packed((9, 30), BERT.dim)
+    (left,) = executor.run(BatchKey(("", ""), "cls", exact), Rows.packed(x, offsets), [None, None])
+    return left.last
+
+
+def test_every_able_executor_is_measured_and_the_fastest_runs(root: Root) -> None:
+    chosen = executor_for(root, wait=True)
+    able = [f"fused {p}" for p in ("fp32", "bf16") if p in available()]
+    assert [m.name for m in chosen.measured] == ["packed fp32", *able]
+    assert chosen.name in ["packed fp32", *able]
+    assert all(time > 0 for m in chosen.measured for time in m.us_per_token)
+    assert all(m.cosine > 0.999 for m in chosen.measured)
+
+
+@pytest.mark.parametrize("precision", available())
+def test_a_precision_asked_for_runs_and_exact_requests_run_in_fp32(root: Root, precision: str) -> None:
+    chosen = executor_for(root, precision, wait=True)
+    layers = upper(BERT)
+    ours = FusedExecutor(layers, BERT, precision)  # type: ignore[arg-type]
+    pack_upper(layers)
+    reference = PackedExecutor(layers, BERT)
+    assert chosen.name == f"fused {precision}" or precision == "fp32"
+    if chosen.name == f"fused {precision}":
+        assert torch.equal(answer(chosen), answer(ours))
+    assert torch.equal(answer(chosen, exact=True), answer(reference, exact=True))
+
+
+def test_sizes_without_kernels_stay_on_packed_torch(tiny_root: Root) -> None:
+    chosen = executor_for(tiny_root, "int8", wait=True)
+    assert chosen.name == "packed fp32"
+    assert chosen.measured == ()
+
+
+def test_whatever_fails_the_reference_goes_on(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(fused_room, "FusedExecutor", broken)
+    with caplog.at_level(logging.ERROR, "hmi.execution"):
+        chosen = executor_for(root, wait=True)
+    assert chosen.name == "packed fp32"
+    assert "no such instruction" in caplog.text
+    assert torch.isfinite(answer(chosen)).all()
+
+
+def test_an_inaccurate_executor_is_not_taken(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.execution.choose.MIN_COSINE", 1.1)
+    assert executor_for(root, wait=True).name == "packed fp32"
+
+
+def test_unknown_and_unavailable_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="use auto, fp32, bf16 or int8") as caught:
+        Settings(precision="fp16")
+    assert caught.value.details["field"] == "precision"
+    monkeypatch.setattr(fused_room, "available", lambda: ["fp32"])
+    check_precision("auto")
+    with pytest.raises(InvalidInput, match="no instructions"):
+        check_precision("int8")
+
+
+def test_metrics_show_the_choice(root: Root) -> None:
+    chosen, metrics = executor_for(root, "fp32", wait=True), Metrics()
+    metrics.watch_executors(lambda: [("tiny", chosen.name, chosen.measured)])
+    text = metrics.render().decode()
+    assert f'hmi_executor{{executor="{chosen.name}",root="tiny"}} 1.0' in text
+    assert ("hmi_executor_token_seconds{" in text) == bool(chosen.measured)
