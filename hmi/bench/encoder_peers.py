@@ -10,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ from hmi.model.encoder import Encoder
 
 Batch = list[list[int]]
 Run = Callable[[Batch], object]
+Precision = Literal["fp32", "bf16", "int8"]
+Peer = tuple[str, Precision, Run]
+"""Name, the numbers that its products multiply, and its run."""
 CHUNK = 4
 """Texts of a chunk, if a batch's texts are of unequal lengths."""
 _NAMES = {"input_ids": {0: "b", 1: "t"}, "mask": {0: "b", 1: "t"}, "rows": {0: "b", 1: "t"}}
 
 
-def peers(teacher: Encoder, source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
-    """Yield (name, whether it computes in fp32, run) for each mode of each installed engine.
+def peers(teacher: Encoder, source: Path, folder: Path) -> Iterator[Peer]:
+    """Yield each mode of each installed engine.
 
     `source` is the folder of the published model.
     """
@@ -74,7 +77,7 @@ def _exported(teacher: Encoder, path: Path) -> Path | None:
     return path
 
 
-def _onnx_runtime(model: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
+def _onnx_runtime(model: Path, folder: Path) -> Iterator[Peer]:
     found = _found("onnxruntime", "onnxruntime.quantization")
     if found is None:
         return
@@ -86,37 +89,40 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
     logging.disable(logging.WARNING)  # the library logs a line for each matrix
     quantization.quantize_dynamic(model, small, weight_type=quantization.QuantType.QInt8, per_channel=True)
     logging.disable(logging.NOTSET)
-    for name, path in (("ONNX Runtime fp32", model), ("ONNX Runtime int8", small)):
+    precisions: list[tuple[Precision, Path]] = [("fp32", model), ("int8", small)]
+    for precision, path in precisions:
         session = ort.InferenceSession(str(path), options)
 
         def one(ids: NDArray[np.int64], mask: NDArray[np.int64], session: Any = session) -> object:
             return session.run(None, {"input_ids": ids, "mask": mask})
 
-        yield from _modes(name, path == model, one)
+        yield from _modes("ONNX Runtime", precision, one)
 
 
-def _openvino(model: Path) -> Iterator[tuple[str, bool, Run]]:
+def _openvino(model: Path) -> Iterator[Peer]:
     found = _found("openvino")
     if found is None:
         return
     core = found[0].Core()
-    for precision in ("f32", "bf16"):
-        settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
+    precisions: list[tuple[Precision, str]] = [("fp32", "f32"), ("bf16", "bf16")]
+    for precision, hint in precisions:
+        settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": hint}
         request = core.compile_model(core.read_model(str(model)), "CPU", settings).create_infer_request()
 
         def one(ids: NDArray[np.int64], mask: NDArray[np.int64], request: Any = request) -> object:
             return request.infer([ids, mask])[0]
 
-        yield from _modes(f"OpenVINO {precision}", precision == "f32", one)
+        yield from _modes("OpenVINO", precision, one)
 
 
-def _ctranslate2(source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
+def _ctranslate2(source: Path, folder: Path) -> Iterator[Peer]:
     found = _found("ctranslate2", "ctranslate2.converters")
     if found is None:
         return
     library, converters = found
     converters.TransformersConverter(str(source)).convert(str(folder / "ct2"))
-    for kind in ("float32", "int8"):
+    precisions: list[tuple[Precision, str]] = [("fp32", "float32"), ("int8", "int8")]
+    for precision, kind in precisions:
         encoder = library.Encoder(
             str(folder / "ct2"), device="cpu", compute_type=kind, intra_threads=1, inter_threads=1
         )
@@ -126,12 +132,12 @@ def _ctranslate2(source: Path, folder: Path) -> Iterator[tuple[str, bool, Run]]:
             chunks = [texts[i : i + 2 * CHUNK] for i in range(0, len(texts), 2 * CHUNK)]
             return [np.array(encoder.forward_batch(chunk).last_hidden_state) for chunk in chunks]
 
-        yield f"CTranslate2 {kind}", kind == "float32", run
+        yield f"CTranslate2 {precision}", precision, run
 
 
 def _modes(
-    name: str, fp32: bool, one: Callable[[NDArray[np.int64], NDArray[np.int64]], object]
-) -> Iterator[tuple[str, bool, Run]]:
+    name: str, precision: Precision, one: Callable[[NDArray[np.int64], NDArray[np.int64]], object]
+) -> Iterator[Peer]:
     """Yield two modes: in chunks, and text by text. The faster one counts."""
 
     def in_chunks(batch: Batch) -> object:
@@ -140,8 +146,12 @@ def _modes(
         texts = sorted(batch, key=len)
         return [one(*_padded(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK)]
 
-    yield name, fp32, in_chunks
-    yield f"{name}, text by text", fp32, lambda batch: [one(*_padded([text])) for text in batch]
+    yield f"{name} {precision}", precision, in_chunks
+    yield (
+        f"{name} {precision}, text by text",
+        precision,
+        lambda batch: [one(*_padded([text])) for text in batch],
+    )
 
 
 def _padded(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +16,10 @@ from torch import Tensor
 
 from hmi.bench.report import Row, median_ms, paired_ratio
 from hmi.core import ModuleSpec
-from hmi.execution.packed import PackedExecutor, pack_upper, run_classified, run_rows
+from hmi.execution.base import Executor
+from hmi.execution.choose import executor_for
+from hmi.execution.fused import available
+from hmi.execution.packed import run_classified, run_rows
 from hmi.jobs.ngrams import ragged
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
@@ -41,6 +45,10 @@ class Bench:
 
     teacher: Encoder
     root: Root
+    executors: dict[str, Executor]
+    """By precision: the executors of the root that this machine has."""
+    default: str
+    """The precision that a server here takes by itself."""
     reader: Reader
     texts: np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
@@ -110,13 +118,19 @@ def _prepare(folder: Path) -> Bench:
     lower, upper, bias = parts
     for part in parts:
         part.eval().requires_grad_(False)
-    pack_upper(upper)
     root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
+    executors: dict[str, Executor] = {p: executor_for(_copy(root), p, wait=True) for p in available()}
+    default = executor_for(root, wait=True).precision
     ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
     body = LENGTH - 2
     texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
     assert len(texts[-1]) == LENGTH, "too little text"
-    return Bench(teacher, root, _plot(folder, lower, texts), np.array(texts, np.int32))
+    return Bench(teacher, root, executors, default, _plot(folder, lower, texts), np.array(texts, np.int32))
+
+
+def _copy(root: Root) -> Root:
+    """Return the root with upper layers of its own, since an executor prepares them in place."""
+    return replace(root, upper=copy.deepcopy(root.upper))
 
 
 def _some_text() -> str:
@@ -171,7 +185,7 @@ def _ours(b: Bench, size: int, tenants: Modules, *, cls_only: bool = False) -> C
     positions = torch.arange(LENGTH).repeat(size)
     types = torch.zeros_like(positions)
     offsets = [i * LENGTH for i in range(size + 1)]
-    executor, run = PackedExecutor(b.root.upper, b.root.info.shape), run_classified if cls_only else run_rows
+    executor, run = b.executors[b.default], run_classified if cls_only else run_rows
 
     def work() -> Tensor:
         return run(executor, look_up() + b.root.bias(positions, types), offsets, tenants)

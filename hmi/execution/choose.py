@@ -65,6 +65,11 @@ class Chosen:
         """Run on `best` from the next batch on; None: on the reference."""
         self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
 
+    @property
+    def precision(self) -> str:
+        """What its products multiply: `fp32`, `bf16` or `int8`."""
+        return self.name.rpartition(" ")[2]
+
     def fits(self, key: BatchKey) -> bool:
         return self._for(key).fits(key)
 
