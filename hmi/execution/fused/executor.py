@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from hmi_kernels.encoder import ops
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ class FusedExecutor:
         """See `Executor.run`."""
         lengths = [b - a for a, b in rows.spans()]
         last, prepared = len(self._layers) - 1, [self._module(module) for module in modules]
-        below = rows.x
+        texts, below = _texts(rows, prepared), rows.x
         for i, layer in enumerate(self._layers):
             pause()
             for hook in hooks:
@@ -69,25 +68,23 @@ class FusedExecutor:
                     yield left
                 if not rows.texts:
                     return
+                texts = _texts(rows, prepared)
             below = rows.x
             first_only = i == last and key.reads == "cls"
-            x = self._run(layer, i, rows, [prepared[t] for t in rows.texts], first_only)
-            if first_only:
-                ended = x
-            else:
+            x = self._run(layer, i, below, texts, first_only)
+            if not first_only:
                 rows = Rows(x, rows.offsets, rows.texts, rows.source, rows.size)
-                ended = rows.by_token(x)
         offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
+        ended = rows.by_token(x) if key.reads == "rows" else x
         yield Left(rows.texts, ended, rows.by_token(below), offsets, after=last + 1)
 
-    def _run(
-        self, layer: ops.Layer, index: int, rows: Rows, modules: Sequence[ops.Module | None], first_only: bool
-    ) -> Tensor:
-        plus = None if rows.size is None else rows.size.float().log().numpy()
-        offsets = np.asarray(rows.offsets, np.int64)
-        x = rows.x.contiguous().numpy()
-        out = ops.run_layer(layer, index, x, offsets, modules, self._room(), first_only=first_only, plus=plus)
-        return torch.from_numpy(out)
+    def _run(self, layer: ops.Layer, index: int, x: Tensor, texts: ops.Texts, first_only: bool) -> Tensor:
+        x = x.contiguous()
+        assert x.dtype == torch.float32
+        assert x.shape == (texts.rows, layer.dim)
+        out = torch.empty(texts.count if first_only else len(x), layer.dim)
+        ops.run_layer(layer, index, x.data_ptr(), texts, self._room(), out.data_ptr(), first_only=first_only)
+        return out
 
     def _module(self, module: TenantModule | None) -> ops.Module | None:
         """The module in the kernels' layout, which lives as long as the module does."""
@@ -106,3 +103,8 @@ class FusedExecutor:
         if room is None:
             room = self._thread.room = ops.Room()
         return room
+
+
+def _texts(rows: Rows, modules: Sequence[ops.Module | None]) -> ops.Texts:
+    plus = None if rows.size is None else rows.size.float().log().numpy()
+    return ops.Texts(rows.offsets, [modules[t] for t in rows.texts], plus)

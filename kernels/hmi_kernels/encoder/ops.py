@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ __all__ = [
     "Module",
     "NormChange",
     "Room",
+    "Texts",
     "kinds",
     "pack_layer",
     "pack_module",
@@ -76,6 +78,8 @@ class Layer:
     heads: int
     record: Record
     arrays: list[Array]
+    address: int
+    """Of the record."""
 
     @property
     def bytes(self) -> int:
@@ -96,6 +100,8 @@ class Module:
 
     records: list[Record]
     """One for each layer."""
+    addresses: list[int]
+    """Of the records."""
     arrays: list[Array]
     columns: int
     """Of its widest low-rank row."""
@@ -126,7 +132,7 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
         (l.OUT_FFN, weights.outer),
     ):
         _put_matrix(record, at, pack_matrix(kind, weight, bias), arrays)
-    return Layer(kind, dim, inner, heads, record, arrays)
+    return Layer(kind, dim, inner, heads, record, arrays, int(record.ctypes.data))
 
 
 def pack_module(kind: int, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
@@ -148,7 +154,7 @@ def pack_module(kind: int, layers: Sequence[Mapping[str, LowRank | NormChange]])
             _put_change(record, slot, change, arrays)
             columns = max(columns, change.columns)
         records.append(record)
-    return Module(records, arrays, columns)
+    return Module(records, [int(record.ctypes.data) for record in records], arrays, columns)
 
 
 def _empty_record() -> Record:
@@ -164,14 +170,18 @@ class Room:
     _record: Record = field(default_factory=_empty_record)
     _arrays: list[Array] = field(default_factory=list)
     _sizes: tuple[int, ...] = ()
+    _address: int = 0
 
-    def record(self, layer: Layer, rows: int, longest: int, columns: int) -> Record:
-        """For blocks of up to so many rows, texts of up to `longest`, low-rank rows of up to `columns`."""
-        needed = (layer.dim, layer.inner, max(rows, l.BLOCK), longest, columns)
+    def __post_init__(self) -> None:
+        self._address = int(self._record.ctypes.data)
+
+    def address(self, layer: Layer, texts: Texts) -> int:
+        """The address of a record whose buffers are large enough for these texts."""
+        needed = (layer.dim, layer.inner, max(texts.longest, l.BLOCK), texts.longest, texts.columns)
         if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
             self._sizes = tuple(map(max, needed, self._sizes or needed))
             self._allocate(*self._sizes)
-        return self._record
+        return self._address
 
     def _allocate(self, dim: int, inner: int, rows: int, longest: int, columns: int) -> None:
         wide = max(dim, inner)
@@ -200,50 +210,54 @@ class Room:
             self._record[at] = _kept(self._arrays, np.zeros(size + 64, np.uint8))
 
 
-def run_layer(
-    layer: Layer,
-    index: int,
-    x: Floats,
-    offsets: NDArray[np.int64],
-    modules: Sequence[Module | None],
-    room: Room,
-    *,
-    first_only: bool = False,
-    plus: Floats | None = None,
-) -> Floats:
-    """Take packed rows x float32 [rows, dim] through one layer; text i has the rows offsets[i]:offsets[i +
-    1].
+class Texts:
+    """The packed texts of a batch and their modules: made once, and run through one layer after another."""
 
-    index: the layer's place, for the modules, one for each text. Returns [rows, dim], or [texts, dim] if only
-    each text's first row is wanted. plus float32 [rows]: what is added to the scores of each row as a key.
-    The GIL is released. A row's result is the same bits in every batch.
+    def __init__(
+        self, offsets: Sequence[int], modules: Sequence[Module | None], plus: Floats | None = None
+    ) -> None:
+        """Text i has the rows offsets[i]:offsets[i + 1], one at least, and modules[i].
+
+        plus float32 [rows]: what is added to the scores of each row as a key.
+        """
+        self.count, self.rows = len(offsets) - 1, offsets[-1]
+        lengths = [b - a for a, b in pairwise(offsets)]
+        assert offsets[0] == 0
+        assert min(lengths) > 0
+        assert len(modules) == self.count
+        self.longest = max(lengths)
+        self.columns = max((m.columns for m in modules if m is not None), default=16)
+        self._modules = modules
+        self._offsets = np.array(offsets, np.int64)
+        self._plus = None if plus is None else np.pad(plus, (0, 15))
+        self.offsets_address = self._offsets.ctypes.data
+        self.plus_address = 0 if self._plus is None else self._plus.ctypes.data
+
+    def records(self, index: int) -> Record:
+        """The addresses of the modules' records of one layer, int64 [texts]; 0 for no module."""
+        return np.array([0 if m is None else m.addresses[index] for m in self._modules], np.int64)
+
+
+def run_layer(
+    layer: Layer, index: int, x: int, texts: Texts, room: Room, out: int, *, first_only: bool = False
+) -> None:
+    """Take packed rows through one layer, the GIL released. A row's result is the same bits in every batch.
+
+    x: the address of float32 [rows, dim]. out: the address of as many rows, or [texts, dim] if only each
+    text's first row is wanted. index: the layer's place, for the modules.
     """
-    texts = len(offsets) - 1
-    assert x.shape == (offsets[-1], layer.dim)
-    assert x.dtype == np.float32
-    assert x.flags.c_contiguous
-    assert offsets.dtype == np.int64
-    assert offsets[0] == 0
-    assert (np.diff(offsets) > 0).all()
-    assert len(modules) == texts
-    longest = int(np.diff(offsets).max())
-    columns = max((m.columns for m in modules if m is not None), default=16)
-    record = room.record(layer, longest, longest, columns)
-    addresses = np.array([0 if m is None else m.records[index].ctypes.data for m in modules], np.int64)
-    by_key = None if plus is None else np.pad(plus, (0, 15))
-    out = np.empty((texts if first_only else len(x), layer.dim), np.float32)
+    records, record = texts.records(index), room.address(layer, texts)
     l.run_layer(
-        layer.record.ctypes.data,
-        x.ctypes.data,
-        offsets.ctypes.data,
-        texts,
-        addresses.ctypes.data,
-        0 if by_key is None else by_key.ctypes.data,
+        layer.address,
+        x,
+        texts.offsets_address,
+        texts.count,
+        records.ctypes.data,
+        texts.plus_address,
         int(first_only),
-        record.ctypes.data,
-        out.ctypes.data,
+        record,
+        out,
     )
-    return out
 
 
 def _bits(x: float) -> int:
