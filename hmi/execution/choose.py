@@ -132,7 +132,7 @@ def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> No
         best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
         chosen.take(found.get(best.name), best.name, [base, *measured])
         told = ", ".join(map(str, (base, *measured)))
-        log.info("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
+        log.debug("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be measured", root.info.name)
 

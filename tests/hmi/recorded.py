@@ -56,7 +56,8 @@ def served(tree: Path, data: Path, workers: int) -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     command = [sys.executable, "-m", "hmi", "serve", f"--data={data.resolve()}", f"--port={port}"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HMI_")}
+    kept = {name for name in os.environ if not name.startswith("HMI_") or name == "HMI_PRECISION"}
+    env = {name: os.environ[name] for name in kept}
     env["PYTHONPATH"] = f"{tree}{os.pathsep}{tree / 'kernels'}"
     server = subprocess.Popen([*command, f"--job-workers={workers}"], cwd=tree, env=env)
     try:
