@@ -104,7 +104,7 @@ class Share:
         """Tokenise the next text. Returns False, and sets `cold`, if its model is not in memory."""
         request = self.next
         wanted = request.model, request.exact
-        bundle = self.bundles.get(wanted) or loader.loaded(request.model, exact=request.exact)
+        bundle = self.bundles.get(wanted) or loader.now(request.model, exact=request.exact)
         if bundle is None:
             self.cold = wanted
             return False
@@ -182,7 +182,7 @@ class Admission:
         """Give turns to tenants, forever."""
         while True:
             share = await self._next()
-            self._turns.begin(share.tenant)
+            self._turns.begin(self._waiting)
             try:
                 took = await in_thread(self._thread, partial(share.run_turn, self._loader))
             except BaseException:

@@ -12,7 +12,7 @@ from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle, TaskPart
 from hmi.engine.item import Item, Piece
 from hmi.engine.loading import ModelLoader
-from hmi.engine.queue import BatchQueue, Cut
+from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.request import InferResult
 from hmi.engine.supervisor import Supervisor
 from hmi.stages import RoundRobin
@@ -65,13 +65,13 @@ async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = 
 
 def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
     """The next batch, cut as a stream cuts it."""
-    return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
+    return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, BatchLimits(seconds, tokens))
 
 
 def take_interleaved(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
     """The next batch that may run within the last one."""
     candidates = queue.interleavable()
-    return queue.cut(min(candidates), Cut(seconds, tokens, interleaved=True)) if candidates else []
+    return queue.cut(min(candidates), BatchLimits(seconds, tokens, interleaved=True)) if candidates else []
 
 
 @asynccontextmanager

@@ -131,17 +131,20 @@ async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
-    planner = Mad()
-    engine = home.engine(None, planner)
+    planner, metrics = Mad(), Metrics()
+    engine = home.engine(metrics, planner)
     await engine.start()
     await until(engine.ready)
     planner.mad = True
     waiting = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
     await until(lambda: not engine.ready())
     assert "stream 1 failed: RuntimeError: out of its mind" in str(engine.trouble())
+    assert f"hmi_queue_tokens {engine._queue.tokens:.1f}" in metrics.render().decode()
+    assert engine._queue.tokens > 0
     planner.mad = False
     (answer,) = await waiting
     assert answer.label, "what waits is answered once the loop is back"
+    assert b"hmi_queue_tokens 0.0" in metrics.render()
     await until(engine.ready)
     await engine.stop()
 
@@ -191,7 +194,7 @@ async def test_threads_that_ended_are_made_anew(home: Home, monkeypatch: pytest.
     engine = home.engine()
     await engine.start()
     await engine.infer([InferRequest(MOOD, home.covered[0])])
-    engine._threads.shutdown()
+    engine._compute._threads.shutdown()
     with pytest.raises(Exception, match="try again"):
         await engine.infer([InferRequest(MOOD, home.covered[0])])
     await until(lambda: engine.ready())

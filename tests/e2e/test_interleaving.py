@@ -177,7 +177,7 @@ async def test_a_guest_without_threads_fails_alone_and_is_to_try_again(
 ) -> None:
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        lab.engine._threads.shutdown(wait=False)
+        lab.engine._compute._threads.shutdown(wait=False)
         guest = await lab.call(InferRequest(OTHER, home.covered[0]))
         with pytest.raises(Unavailable, match="try again"):
             await guest

@@ -18,6 +18,7 @@ from hmi.core import ModelId
 from hmi.engine import InferRequest, InferResult
 from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
+from hmi.engine.engine import Cut
 from hmi.engine.item import Piece, work_in
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
 from hmi.engine.queue import BatchQueue
@@ -87,7 +88,7 @@ async def test_what_is_wrong_with_some_texts_of_a_batch_does_not_make_the_others
         item.bundle = spoilt(home, item.bundle, what)
     pieces = [Piece(item, 0) for item in (*sound[:3], *bad, *sound[3:])]
     plan = Plan(Candidate(0.0, 0.0, "acme", sound[0].key, 1))
-    await engine._serve(pieces, plan, engine._in_thread)
+    await engine._serve(Cut(pieces, plan, 1.0))
     assert len(ran) == 1
     errors = [cast(Kept, item.sink).errors for item in bad]
     assert all(isinstance(mine, error) for (mine,) in errors)
