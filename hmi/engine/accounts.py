@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hmi.engine.item import Item
-from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Ran
 from hmi.metrics import Metrics
 from hmi.stages import Plan
@@ -19,7 +19,7 @@ class Accounts:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def answered(self, requests: Sequence[InferRequest]) -> None:
+    def answered(self, requests: Sequence[TextRequest]) -> None:
         """Count a call that was answered: one request for each ask of each tenant."""
         asks = {(request.ask, request.model.tenant) for request in requests}
         for tenant, count in Counter(tenant for _, tenant in asks).items():
@@ -42,7 +42,7 @@ class Accounts:
                 piece.item.tenant, tokens=mine, compute_ms=mine * times.compute_s * 1e3 / tokens
             )
 
-    def timed(self, item: Item, answer: InferResult) -> InferResult:
+    def timed(self, item: Item, answer: TextResult) -> TextResult:
         """Count an answer, and return it with its timing."""
         self._metrics.usage.add(item.tenant, inputs=1)
         return replace(answer, timing=item.timing)

@@ -25,7 +25,7 @@ from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
-from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
@@ -125,7 +125,7 @@ class Engine:
             await asyncio.to_thread(self._misses.stop)
         await asyncio.to_thread(self._loader.close)
 
-    async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+    async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
         Raises NotFound, InvalidInput (field: the request's `place`), Unavailable, DeadlineExceeded, Damaged.
@@ -145,7 +145,7 @@ class Engine:
         self._accounts.answered(requests)
         return results
 
-    async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+    async def _answer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         if self._ended is not None:  # while the call stood in line
             raise self._ended
         # Refuse a call before work is spent on it: each text has at least three tokens.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hmi.engine.bundles import Bundle
 from hmi.engine.pace import work_of
-from hmi.engine.request import InferRequest
+from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
@@ -52,7 +52,7 @@ class Partial:
 class Item:
     """A text that waits for its answer. Its windows may run in several batches."""
 
-    request: InferRequest
+    request: TextRequest
     bundle: Bundle
     windows: list[Encoded]
     """The tokenised text: one window, or several if it is long."""

@@ -21,7 +21,7 @@ from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
 
-BATCH_QUOTA = 1 / 4
+BATCH_SHARE = 1 / 4
 """The fraction of a batch that a tenant gets while another tenant may send its next text at any moment."""
 
 
@@ -44,7 +44,7 @@ class BatchQueue:
     Within a batch, the tenant that has received least goes first; the others follow in that order, one window
     at a time. Once the first tenant has nothing more waiting, only tenants that have received no more than it
     may join, so a loud tenant does not fill up a quiet one's batch. While a tenant that sent something lately
-    has nothing waiting, every other tenant gets a small part of a batch (BATCH_QUOTA), so the absent tenant's
+    has nothing waiting, every other tenant gets a small part of a batch (BATCH_SHARE), so the absent tenant's
     next text does not wait for a long batch. Otherwise batches are as long as the limits allow.
     """
 
@@ -116,7 +116,7 @@ class BatchQueue:
         tenants = self._waiting[candidate.key]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
         heapq.heapify(line)
-        batch = _Batch(candidate.key, self._pace, limits, BATCH_QUOTA if self._somebody_away() else 1.0)
+        batch = _Batch(candidate.key, self._pace, limits, BATCH_SHARE if self._somebody_away() else 1.0)
         first = candidate.tenant
         while line:
             given, _, tenant = line[0]
@@ -132,7 +132,7 @@ class BatchQueue:
                 full = batch.is_full(piece)
                 if full and batch.pieces:
                     break
-                if (full and limits.interleaved) or batch.exceeds_quota(tenant, piece):
+                if (full and limits.interleaved) or batch.exceeds_share(tenant, piece):
                     heapq.heappop(line)  # the next tenant's window may be shorter
                     continue
                 self._turns.charge(tenant, batch.add(tenant, piece))
@@ -179,10 +179,10 @@ class BatchQueue:
 class _Batch:
     """A batch while it is being cut."""
 
-    def __init__(self, key: BatchKey, pace: Pace, limits: BatchLimits, quota: float) -> None:
+    def __init__(self, key: BatchKey, pace: Pace, limits: BatchLimits, share: float) -> None:
         self.pieces: list[Piece] = []
         self._key, self._pace, self._limits = key, pace, limits
-        self._quota_s = limits.seconds * quota
+        self._share_s = limits.seconds * share
         self._seconds, self._tokens = pace.seconds(key, BATCH_WORK), 0
         self._taken: defaultdict[str, float] = defaultdict(float)
 
@@ -191,10 +191,10 @@ class _Batch:
         seconds, tokens = self._seconds + self._takes(piece), self._tokens + len(piece.window)
         return seconds > self._limits.seconds or tokens > self._limits.tokens
 
-    def exceeds_quota(self, tenant: str, piece: Piece) -> bool:
-        """Whether the tenant would exceed its quota with this window. Its first window never does."""
+    def exceeds_share(self, tenant: str, piece: Piece) -> bool:
+        """Whether the tenant would exceed its share with this window. Its first window never does."""
         taken = self._taken[tenant]
-        return bool(taken) and taken + self._takes(piece) > self._quota_s
+        return bool(taken) and taken + self._takes(piece) > self._share_s
 
     def add(self, tenant: str, piece: Piece) -> float:
         """Add a window. Returns the seconds that it is predicted to take."""

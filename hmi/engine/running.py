@@ -17,7 +17,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.interleaving import Host
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.request import InferResult
+from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import Hook, Rows, no_pause
 from hmi.stages import Batch, Plan, Stage
@@ -25,7 +25,7 @@ from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
-Outcome = tuple[Item, InferResult | Exception]
+Outcome = tuple[Item, TextResult | Exception]
 """A text, with its answer or the error that it has instead."""
 
 
@@ -45,7 +45,7 @@ class Ran:
     """A batch that has run, the answers that it completed, and its times."""
 
     batch: Retrieved
-    answers: list[tuple[Item, InferResult]]
+    answers: list[tuple[Item, TextResult]]
     failed: Failed
     times: Times
     cpu_s: float
@@ -64,7 +64,7 @@ class Runner:
         times, cpu = Times(time.monotonic()), time.thread_time()
         batch = retrieve(held.pieces)
         times.retrieve_s = time.monotonic() - times.begun
-        answers: list[tuple[Item, InferResult]] = []
+        answers: list[tuple[Item, TextResult]] = []
         failed = [*held.failed, *batch.failed]
         if batch.pieces:
             for item, outcome in self._compute(batch, held.parts, plan, times, as_host):
@@ -135,7 +135,7 @@ def _computed(times: Times, as_host: Host | None) -> None:
     times.compute_s = time.monotonic() - times.begun - times.retrieve_s - away_s
 
 
-def _answer(item: Item, part: TaskPart) -> InferResult | Exception:
+def _answer(item: Item, part: TaskPart) -> TextResult | Exception:
     try:
         return answer_of(item, part)
     except Exception as error:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.engine.engine import Cut
 from hmi.engine.item import Piece
 from hmi.engine.pace import BATCH_WORK, Pace
@@ -59,9 +59,9 @@ class Always(RoundRobin):
         self.learnt.append((plan, measured))
 
 
-def asked(home: Home) -> list[InferRequest]:
-    requests = [InferRequest(MOOD, t, scores=True, provenance=True) for t in home.covered[:8]]
-    return requests + [InferRequest(TAGS, t.split(), provenance=True) for t in home.covered[:4]]
+def asked(home: Home) -> list[TextRequest]:
+    requests = [TextRequest(MOOD, t, scores=True, provenance=True) for t in home.covered[:8]]
+    return requests + [TextRequest(TAGS, t.split(), provenance=True) for t in home.covered[:4]]
 
 
 async def test_a_stage_reaches_provenance_metrics_and_planner(home: Home) -> None:

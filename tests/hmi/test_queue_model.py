@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import BATCH_WORK, Pace
@@ -49,7 +49,7 @@ def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = N
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
     return Item(
-        InferRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
+        TextRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
     )
 
 
