@@ -110,13 +110,15 @@ class BatchQueue:
         The batch has at least one window, unless it is interleaved, or no item is left. Items whose client
         has gone are dropped; items past their deadline fail with DeadlineExceeded.
         """
+        waiting = {tenant for tenants in self._waiting.values() for tenant in tenants}
         if not limits.interleaved:
-            self._turns.begin(self._tenants())
+            self._turns.begin(waiting)
             self._host_given_s = self._turns.given(candidate.tenant)
         tenants = self._waiting[candidate.key]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
         heapq.heapify(line)
-        batch = _Batch(candidate.key, self._pace, limits, BATCH_SHARE if self._somebody_away() else 1.0)
+        somebody_away = self._recent.other_than(waiting)
+        batch = _Batch(candidate.key, self._pace, limits, BATCH_SHARE if somebody_away else 1.0)
         first = candidate.tenant
         while line:
             given, _, tenant = line[0]
@@ -154,14 +156,6 @@ class BatchQueue:
                     item.sink.fail(copy_of(error))
         self._waiting.clear()
         self._room.clear()
-
-    def _somebody_away(self) -> bool:
-        """Whether a tenant that sent something lately has nothing waiting."""
-        return self._recent.other_than(self._tenants())
-
-    def _tenants(self) -> set[str]:
-        """The tenants that have something waiting."""
-        return {tenant for tenants in self._waiting.values() for tenant in tenants}
 
     def _advance(self, items: deque[Item]) -> None:
         """Mark the first item's next window as cut, and remove the item after its last one."""

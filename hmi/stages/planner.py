@@ -71,7 +71,7 @@ class Planner(Protocol):
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         """Pick any of the candidates; there is at least one. now: `time.monotonic()`.
 
-        A tenant that is passed over keeps its place: what it has received stays less than the others'.
+        A tenant that is passed over loses nothing: it still counts as the one that has received least.
         """
         ...
 

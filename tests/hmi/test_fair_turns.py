@@ -127,5 +127,5 @@ async def test_an_error_is_never_its_own_cause(error: Exception) -> None:
         await loader._module(ModelId("acme", "mood"), version)
     assert caught.value.__cause__ is not caught.value
     if isinstance(error, DamagedArtefact):
-        assert "version 3 of model acme/mood" in str(caught.value)
+        assert "version 3 of model acme.mood" in str(caught.value)
         assert caught.value.__cause__ is error
