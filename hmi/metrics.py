@@ -184,8 +184,9 @@ class Metrics:
             if count:
                 self._plot.labels(order).inc(count)
 
-    def queue_tokens(self, tokens: int) -> None:
-        self._queue.set(tokens)
+    def watch_queue(self, tokens: Callable[[], int]) -> None:
+        """Report the tokens that wait in the queue at each scrape, on the scrape's thread."""
+        self._queue.set_function(tokens)
 
     def watch_pool(self, pool: PoolCounters) -> None:
         """Report an adapter pool's own counters at each scrape."""

@@ -75,7 +75,7 @@ MAX_FIELDS = 5
 """A message lists at most this many fields."""
 
 
-def said(problem: ErrorDetails, model: Any) -> str:
+def explain(problem: ErrorDetails, model: Any) -> str:
     """Say what is wrong and what to do, for one of pydantic's errors. `model` is the expected type."""
     kind, given, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind == "extra_forbidden":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hmi.core import ModelId
-from hmi.engine import InferResult
+from hmi.engine import TextResult
 from hmi.engine.request import Provenance
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AskResult:
 
     model: ModelId
     version: int
-    outputs: Sequence[InferResult]
+    outputs: Sequence[TextResult]
     """One for each input, in their order."""
     timing: Mapping[str, float]
     """Milliseconds by stage, each of the input that took longest. `total_ms` is the time since the call

@@ -154,8 +154,8 @@ class Connection(web.RequestHandler):
         (500)."""
         request_id = uuid.uuid4().hex
         if status < 500:
-            said = " ".join((message or "it cannot be read").split())[:200]
-            error: HmiError = Malformed(f"this is not a well-formed HTTP request: {said}")
+            reason = " ".join((message or "it cannot be read").split())[:200]
+            error: HmiError = Malformed(f"this is not a well-formed HTTP request: {reason}")
         else:
             log.error("request %s: answering failed", request_id, exc_info=exc)
             error = HmiError(INTERNAL)

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
 from hmi.stores.plots import as_hmi
-from hmi.words import said
+from hmi.words import explain
 from plot_store import PlotStoreError
 
 STATUS: dict[str, int] = {
@@ -151,6 +151,6 @@ def _merged(problems: Sequence[ErrorDetails], model: Any) -> dict[str, str]:
     """For each field what is wrong with it, in the order of the problems."""
     fields: dict[str, str] = {}
     for problem in problems:
-        field, message = pointer(problem["loc"]), said(problem, model)
+        field, message = pointer(problem["loc"]), explain(problem, model)
         fields[field] = f"{fields[field]}; {message}" if field in fields else message
     return fields

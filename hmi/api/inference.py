@@ -13,7 +13,7 @@ from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
 from hmi.config import Settings
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
 
@@ -28,7 +28,7 @@ class InferenceEngine(Protocol):
 
     async def stop(self, *, drain: bool = True) -> None: ...
 
-    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
+    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         """Answer all requests, in their order, or raise."""
         ...
 
@@ -74,15 +74,15 @@ class Inference:
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
         return [_result(ask, list(islice(results, len(ask.inputs))), total_ms) for ask in asks]
 
-    def _requests(self, asks: Sequence[Ask], arrived: float) -> list[InferRequest]:
+    def _requests(self, asks: Sequence[Ask], arrived: float) -> list[TextRequest]:
         return [
             request for number, ask in enumerate(asks) for request in self._requests_of(ask, number, arrived)
         ]
 
-    def _requests_of(self, ask: Ask, number: int, arrived: float) -> Iterator[InferRequest]:
+    def _requests_of(self, ask: Ask, number: int, arrived: float) -> Iterator[TextRequest]:
         deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
         for given in ask.inputs:
-            yield InferRequest(
+            yield TextRequest(
                 model=ask.model,
                 text=_checked(given, self.settings.max_text_bytes),
                 exact=ask.exact,
@@ -124,7 +124,7 @@ def _blank(field: str) -> InvalidInput:
     return InvalidInput(f"{field} is blank: send some text", field=field)
 
 
-def _result(ask: Ask, outputs: list[InferResult], total_ms: float) -> AskResult:
+def _result(ask: Ask, outputs: list[TextResult], total_ms: float) -> AskResult:
     made_by = [output.provenance for output in outputs if output.provenance is not None]
     return AskResult(
         model=ask.model,
@@ -135,7 +135,7 @@ def _result(ask: Ask, outputs: list[InferResult], total_ms: float) -> AskResult:
     )
 
 
-def _timing(outputs: Sequence[InferResult]) -> dict[str, float]:
+def _timing(outputs: Sequence[TextResult]) -> dict[str, float]:
     """The longest time of any input, by stage: inputs run side by side."""
     names = sorted({name for output in outputs for name in output.timing})
     return {name: round(max(output.timing.get(name, 0.0) for output in outputs), 3) for name in names}

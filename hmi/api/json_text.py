@@ -81,11 +81,11 @@ def malformed(problem: ErrorDetails, data: bytes) -> Malformed:
         return Malformed("the body is UTF-16 or UTF-32: send UTF-8", field="body")
     if _TRUNCATED.search(data[-8:]):
         return Malformed("the body is not JSON: it ends within a string: send all of it", field="body")
-    told = not_json(problem)
-    place = _place_of(data, _is_half) if HALF_A_PAIR in told else None
+    reason = not_json(problem)
+    place = _place_of(data, _is_half) if HALF_A_PAIR in reason else None
     if not place:
-        return Malformed(f"the body is not JSON: {told}", field="body")
-    return Malformed(f"the body is not JSON: in {pointer(place)} {told}", field=pointer(place))
+        return Malformed(f"the body is not JSON: {reason}", field="body")
+    return Malformed(f"the body is not JSON: in {pointer(place)} {reason}", field=pointer(place))
 
 
 def too_deep() -> Malformed:

@@ -22,7 +22,7 @@ from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings
 from hmi.core import Progress
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.manager import Manager
 from hmi.metrics import Metrics
@@ -44,7 +44,7 @@ class EngineAtStart:
         if self._engine is not None:
             await self._engine.stop(drain=drain)
 
-    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
+    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
 

@@ -15,9 +15,8 @@ Holder = str | None
 class Shares:
     """`total` units of the resource `what`, lent to holders. Thread-safe.
 
-    A holder may hold at most as much as it leaves free for others: one holder alone half of all,
-    each of two a third. So a newcomer finds room however greedy the others are, and their number
-    need not be known beforehand.
+    A holder may have at most as much as stays free: alone half of all, and each of two a third. So a newcomer
+    always finds something free, however many holders there are.
     """
 
     def __init__(self, total: int, what: str) -> None:

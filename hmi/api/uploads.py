@@ -229,10 +229,10 @@ _NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpP
 
 
 def _malformed(error: Exception) -> Malformed:
-    said = error.message if isinstance(error, HttpProcessingError) else str(error)
-    said = " ".join(said.split())[:200]
+    reason = error.message if isinstance(error, HttpProcessingError) else str(error)
+    reason = " ".join(reason.split())[:200]
     return Malformed(
-        f"the multipart body is not well-formed ({said}): check its boundary and its parts' headers"
+        f"the multipart body is not well-formed ({reason}): check its boundary and its parts' headers"
     )
 
 

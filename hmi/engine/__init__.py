@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.request import TextRequest, TextResult
 
 if TYPE_CHECKING:
     from hmi.engine.engine import Engine
 
-__all__ = ["Engine", "InferRequest", "InferResult"]
+__all__ = ["Engine", "TextRequest", "TextResult"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from hmi.core import ModelId
 from hmi.engine.bundles import Bundle
 from hmi.engine.loading import ModelLoader
 from hmi.engine.recent import Recent
-from hmi.engine.request import InferRequest
+from hmi.engine.request import TextRequest
 from hmi.engine.room import Room
 from hmi.engine.threads import contained, in_thread
 from hmi.engine.turns import Turns
@@ -30,10 +30,10 @@ from hmi.model.windows import encode_texts
 TURN_S = 0.003
 """Length of a turn, in seconds. A turn ends with the first text that ends after this time."""
 REST_RATIO = 3
-"""How many times as long as its turn a tenant rests, while other tenants have sent something lately.
+"""While other tenants have sent something lately, a tenant rests this many times as long as its turn took.
 
-Much of tokenising holds the interpreter's lock, which each step of a batch needs. A quarter of the time is
-enough: it gives more tokens than can be computed."""
+Tokenising holds the interpreter's lock most of the time, and each step of a batch needs that lock. A tenant
+that tokenises for a quarter of the time still gets more tokens than can be computed."""
 SHORT_TURN_S = 0.001
 """After a turn shorter than this, a tenant does not rest."""
 LONG_TURN_S = 0.02
@@ -48,11 +48,15 @@ Wanted = tuple[ModelId, bool]
 
 
 @dataclass
-class Share:
-    """One tenant's texts of one call. All texts of a model get the same bundle."""
+class TenantCall:
+    """One tenant's texts of one call.
+
+    Texts of one model get the same bundle if all, or none, want the exact reference. Otherwise a version that
+    is published in between may answer some of them.
+    """
 
     tenant: str
-    texts: list[tuple[int, InferRequest]]
+    texts: list[tuple[int, TextRequest]]
     """Each text's index in the call, and the text."""
     future: asyncio.Future[list[Admitted]]
     done: list[Admitted] = field(default_factory=list)
@@ -65,7 +69,7 @@ class Share:
     """The first error of a text or its model."""
 
     @property
-    def next(self) -> InferRequest:
+    def next(self) -> TextRequest:
         """The first text that is not tokenised yet."""
         return self.texts[len(self.done)][1]
 
@@ -88,7 +92,7 @@ class Share:
         self.error = error
 
     def settle(self) -> None:
-        """Resolve the future if the share has failed or is done."""
+        """Resolve the future if the call has failed or is done."""
         if self.future.done():
             return
         if self.error is not None:
@@ -104,7 +108,7 @@ class Share:
         """Tokenise the next text. Returns False, and sets `cold`, if its model is not in memory."""
         request = self.next
         wanted = request.model, request.exact
-        bundle = self.bundles.get(wanted) or loader.loaded(request.model, exact=request.exact)
+        bundle = self.bundles.get(wanted) or loader.now(request.model, exact=request.exact)
         if bundle is None:
             self.cold = wanted
             return False
@@ -117,8 +121,8 @@ class Share:
 class Admission:
     """Owns the texts that are not tokenised yet, and the thread that tokenises.
 
-    Batches do not wait for that thread, which is no compute thread. It does not wait for loads: a share whose
-    model is not in memory stands aside until the model is loaded.
+    Batches do not wait for that thread, and that thread does not wait for loads: a call whose model is not in
+    memory stands aside until the model is loaded.
     """
 
     def __init__(self, loader: ModelLoader) -> None:
@@ -128,104 +132,101 @@ class Admission:
         self._recent = Recent()
         self._resting: dict[str, float] = {}
         """The `time.monotonic()` at which each tenant's rest ends."""
-        self._waiting: dict[str, deque[Share]] = {}
-        self._aside: dict[asyncio.Task[None], Share] = {}
-        """The shares whose models are being loaded."""
+        self._waiting: dict[str, deque[TenantCall]] = {}
+        self._aside: dict[asyncio.Task[None], TenantCall] = {}
+        """The calls whose models are being loaded."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
 
     def fail_all(self, error: Exception) -> None:
         """Fail everything that waits with `error`, at a shutdown."""
-        for share in (
-            *(share for shares in self._waiting.values() for share in shares),
-            *self._aside.values(),
-        ):
-            share.error = copy_of(error)
-            share.settle()
+        for call in (*(call for calls in self._waiting.values() for call in calls), *self._aside.values()):
+            call.error = copy_of(error)
+            call.settle()
 
     async def close(self) -> None:
-        """Drop the loads under way and end the thread. No share may wait any more."""
+        """Drop the loads under way and end the thread. No call may wait any more."""
         for task in self._aside:
             task.cancel()
         await asyncio.gather(*self._aside, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def admit(self, requests: Sequence[InferRequest]) -> list[Admitted]:
+    async def admit(self, requests: Sequence[TextRequest]) -> list[Admitted]:
         """Return the bundle and windows of each text of a call, in order. Cancelling the call drops it.
 
         Raises NotFound, InvalidInput (field: the request's `place`), Damaged, and Unavailable if too much
         text waits.
         """
         characters: Counter[str] = Counter()
-        by_tenant: dict[str, list[tuple[int, InferRequest]]] = {}
+        by_tenant: dict[str, list[tuple[int, TextRequest]]] = {}
         for i, request in enumerate(requests):
             tenant = request.model.tenant
-            characters[tenant] += _length(request.text)
+            characters[tenant] += request.characters
             by_tenant.setdefault(tenant, []).append((i, request))
         self._room.take(characters)
         loop = asyncio.get_running_loop()
-        shares = [Share(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
-        for share in shares:
-            self._recent.sent(share.tenant)
-            self._line_up(share)
+        calls = [TenantCall(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
+        for call in calls:
+            self._recent.sent(call.tenant)
+            self._line_up(call)
         try:
-            await asyncio.gather(*(share.future for share in shares))
+            await asyncio.gather(*(call.future for call in calls))
         finally:
-            for share in shares:
-                share.future.cancel()
+            for call in calls:
+                call.future.cancel()
             for tenant, amount in characters.items():
                 self._room.release(tenant, amount)
-        found = {place: done for s in shares for (place, _), done in zip(s.texts, s.done, strict=True)}
+        found = {i: done for c in calls for (i, _), done in zip(c.texts, c.done, strict=True)}
         return [found[i] for i in range(len(requests))]
 
     async def run(self) -> None:
         """Give turns to tenants, forever."""
         while True:
-            share = await self._next()
-            self._turns.begin(share.tenant)
+            call = await self._next()
+            self._turns.begin(self._waiting)
             try:
-                took = await in_thread(self._thread, partial(share.run_turn, self._loader))
+                took = await in_thread(self._thread, partial(call.run_turn, self._loader))
             except BaseException:
-                share.error = HmiError("tokenising ended unexpectedly; send the request again")
-                share.settle()
+                call.error = HmiError("tokenising ended unexpectedly; send the request again")
+                call.settle()
                 raise
-            self._turns.charge(share.tenant, took)
-            if took > SHORT_TURN_S and self._recent.other_than((share.tenant,)):
-                self._resting[share.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
-            if share.cold is not None and not share.future.done():  # no load for a call that is gone
-                self._stand_aside(share)
-            share.settle()
+            self._turns.charge(call.tenant, took)
+            if took > SHORT_TURN_S and self._recent.other_than((call.tenant,)):
+                self._resting[call.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
+            if call.cold is not None and not call.future.done():  # no load for a call that is gone
+                self._stand_aside(call)
+            call.settle()
 
-    def _line_up(self, share: Share) -> None:
-        self._waiting.setdefault(share.tenant, deque()).append(share)
+    def _line_up(self, call: TenantCall) -> None:
+        self._waiting.setdefault(call.tenant, deque()).append(call)
         self._arrived.set()
 
-    def _stand_aside(self, share: Share) -> None:
-        """Load the share's model in a task; the tenant's other shares take its turns meanwhile."""
-        self._waiting[share.tenant].remove(share)
-        task = asyncio.create_task(self._warm(share))
-        self._aside[task] = share
+    def _stand_aside(self, call: TenantCall) -> None:
+        """Load the call's model in a task; the tenant's other calls take its turns meanwhile."""
+        self._waiting[call.tenant].remove(call)
+        task = asyncio.create_task(self._warm(call))
+        self._aside[task] = call
         task.add_done_callback(self._aside.pop)
 
-    async def _warm(self, share: Share) -> None:
-        assert share.cold is not None
-        model, exact = share.cold
+    async def _warm(self, call: TenantCall) -> None:
+        assert call.cold is not None
+        model, exact = call.cold
         try:
-            share.bundles[share.cold] = await self._loader.load(model, exact=exact)
+            call.bundles[call.cold] = await self._loader.load(model, exact=exact)
         except Exception as error:
-            share.fail(copy_of(error))  # several shares may wait for the same load
-            share.settle()
+            call.fail(copy_of(error))  # several calls may wait for the same load
+            call.settle()
         else:
-            share.cold = None
-            self._line_up(share)
+            call.cold = None
+            self._line_up(call)
 
-    async def _next(self) -> Share:
-        """Wait for the share whose turn it is. Forgets shares that are done, failed or cancelled."""
+    async def _next(self) -> TenantCall:
+        """Wait for the call whose turn it is. Forgets calls that are done, failed or cancelled."""
         while True:
-            for tenant, shares in list(self._waiting.items()):
-                while shares and shares[0].future.done():
-                    shares.popleft()
-                if not shares:
+            for tenant, calls in list(self._waiting.items()):
+                while calls and calls[0].future.done():
+                    calls.popleft()
+                if not calls:
                     del self._waiting[tenant]
             now = time.monotonic()
             self._resting = {tenant: until for tenant, until in self._resting.items() if until > now}
@@ -239,7 +240,7 @@ class Admission:
                     await self._arrived.wait()
 
 
-def check_form(request: InferRequest, bundle: Bundle) -> None:
+def check_form(request: TextRequest, bundle: Bundle) -> None:
     """Raise InvalidInput if the model's task does not take an input of this form."""
     wanted, called = bundle.task.form
     if not isinstance(request.text, wanted):
@@ -252,7 +253,3 @@ def _windows(text: Text, bundle: Bundle) -> list[Encoded]:
     length, windows = bundle.version.max_length, bundle.task.rules.windows
     (found,) = encode_texts(bundle.root.tokenizer, [text], length, windows=windows)
     return found
-
-
-def _length(text: Text) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text))

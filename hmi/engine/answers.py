@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
-from hmi.engine.request import InferResult, Provenance, Versions
+from hmi.engine.request import Provenance, TextResult, Versions
 
 
-def answer_of(item: Item, part: TaskPart) -> InferResult:
+def answer_of(item: Item, part: TaskPart) -> TextResult:
     """Return the answer of a text whose windows have all run, without its timing."""
     task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
     outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
-    return InferResult(
+    return TextResult(
         **vars(task.answer(merged, scores=item.request.scores)),
         model=item.request.model,
         version=item.bundle.version.version,

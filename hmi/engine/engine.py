@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from hmi.config import Settings
 from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
+from hmi.engine.compute import Compute
 from hmi.engine.in_flight import InFlight
 from hmi.engine.interleaving import Host, Hosts
 from hmi.engine.isolate import by_model, fail
@@ -23,26 +24,33 @@ from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import BatchQueue, Cut
-from hmi.engine.request import InferRequest, InferResult
+from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
-from hmi.engine.threads import contained, in_thread
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
 from hmi.model.tagging import best_path, marginals
-from hmi.stages import Measured, Plan, Planner, RoundRobin
-from hmi.stages.planner import share_left
+from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
-Where = Callable[[Callable[[], Ran]], Awaitable[Ran]]
-"""Runs a batch's work on a compute thread."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A batch that was cut from the queue."""
+
+    pieces: list[Piece]
+    plan: Plan
+    work_left: float
+    """The fraction of the layers' work that the plan's stages are expected to leave."""
 
 
 class Engine:
@@ -69,10 +77,11 @@ class Engine:
         self._queue = BatchQueue(settings.queue_tokens, self._pace)
         pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         metrics.watch_pool(pool)
+        metrics.watch_queue(lambda: self._queue.tokens)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
         self._runner = Runner(self._planner.stages, misses)
-        self._threads = _threads(settings.streams)
+        self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._interleaved: set[asyncio.Task[None]] = set()
         self._calls = InFlight()
@@ -111,12 +120,12 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._interleaved, return_exceptions=True)
         await self._admission.close()
-        await asyncio.to_thread(self._threads.shutdown)
+        await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
         await asyncio.to_thread(self._loader.close)
 
-    async def infer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+    async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
         Raises NotFound, InvalidInput (field: the request's `place`), Unavailable, DeadlineExceeded, Damaged.
@@ -136,7 +145,7 @@ class Engine:
         self._accounts.answered(requests)
         return results
 
-    async def _answer(self, requests: Sequence[InferRequest]) -> list[InferResult]:
+    async def _answer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         if self._ended is not None:  # while the call stood in line
             raise self._ended
         # Refuse a call before work is spent on it: each text has at least three tokens.
@@ -155,14 +164,19 @@ class Engine:
         """Plan, cut and run batches, forever."""
         while True:
             await self._queue.wait()
-            plan = self._planner.plan(self._queue.candidates(), time.monotonic())
-            pieces = self._queue.cut(plan.candidate, self._most(plan, self._settings.batch_ms / 1e3))
-            self._accounts.waiting(self._queue.tokens)
-            if not pieces:
+            batch = self._cut(self._queue.candidates(), self._settings.batch_ms / 1e3)
+            if not batch.pieces:
                 continue
-            alone = len({piece.item.tenant for piece in pieces}) == 1
-            with self._hosts.running(self._expected_s(pieces) if alone else 0.0) as host:
-                await self._serve(pieces, plan, self._in_thread, host)
+            alone = len({piece.item.tenant for piece in batch.pieces}) == 1
+            with self._hosts.running(self._expected_s(batch) if alone else 0.0) as host:
+                await self._serve(batch, as_host=host)
+
+    def _cut(self, candidates: Sequence[Candidate], seconds: float, *, interleaved: bool = False) -> Cut:
+        """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
+        plan = self._planner.plan(candidates, time.monotonic())
+        left = work_left(plan, self._planner.stages)
+        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, interleaved)
+        return Cut(self._queue.cut(plan.candidate, limits), plan, left)
 
     def _interleave(self) -> None:
         """Start a small batch of other tenants between the layers of a running batch that has one tenant.
@@ -174,27 +188,22 @@ class Engine:
         if host is None or not candidates:
             return
         try:
-            plan = self._planner.plan(candidates, time.monotonic())
-            most = self._most(plan, host.room_s, interleaved=True)
+            batch = self._cut(candidates, host.room_s, interleaved=True)
         except Exception as error:  # no fault of the call or the batch that led here
             tell(log, "no interleaved batch could be planned", error)
             return
-        pieces = self._queue.cut(plan.candidate, most)
-        if pieces:
-            at_hand = self._loader.in_memory(artefacts_of(pieces))
-            host.reserve(self._expected_s(pieces), at_hand)
-            task = asyncio.create_task(self._run_interleaved(pieces, plan, host, at_hand))
+        if batch.pieces:
+            at_hand = self._loader.in_memory(artefacts_of(batch.pieces))
+            host.reserve(self._expected_s(batch), at_hand)
+            task = asyncio.create_task(self._run_interleaved(batch, host, at_hand))
             self._interleaved.add(task)
             task.add_done_callback(self._interleaved.discard)
-            if not at_hand:  # it must load modules first, and leaves the host's place to another batch
+            if not at_hand:  # it must load modules first, and leaves the host's slot to another batch
                 asyncio.get_running_loop().call_soon(self._interleave)
 
-    async def _run_interleaved(self, pieces: list[Piece], plan: Plan, host: Host, at_hand: bool) -> None:
-        def between(work: Callable[[], Ran]) -> Awaitable[Ran]:
-            return self._begin(lambda: host.run_between(contained(work), self._threads))
-
+    async def _run_interleaved(self, batch: Cut, host: Host, at_hand: bool) -> None:
         try:
-            await self._serve(pieces, plan, between)
+            await self._serve(batch, within=host)
         except Broken as error:
             tell(log, "an interleaved batch could not run", error)
         finally:
@@ -202,57 +211,64 @@ class Engine:
                 host.occupied = False
         self._interleave()
 
-    async def _serve(self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None) -> None:
+    async def _serve(self, batch: Cut, *, as_host: Host | None = None, within: Host | None = None) -> None:
         """Run a batch and reply. If it fails as a whole, run it again model by model.
 
-        Every text gets an answer or an error, also if this task is cancelled or the threads have ended.
+        as_host: lets others run between the layers of this batch. within: the batch between whose layers this
+        one runs. Every text gets an answer or an error, also if this task is cancelled or the threads have
+        ended.
         """
         try:
             try:
-                await self._run(pieces, plan, where, host)
+                await self._run(batch, as_host=as_host, within=within)
             except Broken:
                 raise
             except Exception as error:
-                parts = by_model([piece for piece in pieces if piece.item.sink.wanted])
-                for part in parts:
-                    try:
-                        if len(parts) == 1:
-                            raise error
-                        await self._run(part, plan, self._in_thread, again=True)
-                    except Broken:
-                        raise
-                    except Exception as alone:
-                        fail([(piece.item, alone) for piece in part])
+                await self._run_apart(batch, error)
         except BaseException:
             ended = self._ended or Unavailable(
                 "the work ended before its time; try again shortly", retry_after_s=1
             )
-            fail([(piece.item, ended) for piece in pieces])
+            fail([(piece.item, ended) for piece in batch.pieces])
             raise
 
+    async def _run_apart(self, batch: Cut, error: Exception) -> None:
+        """Run a batch that failed with `error` again, model by model. A batch of one model fails."""
+        groups = by_model([piece for piece in batch.pieces if piece.item.sink.wanted])
+        if len(groups) == 1:
+            fail([(piece.item, error) for piece in batch.pieces])
+            return
+        for group in groups:
+            try:
+                await self._run(replace(batch, pieces=group), again=True)
+            except Broken:
+                raise
+            except Exception as alone:
+                fail([(piece.item, alone) for piece in group])
+
     async def _run(
-        self, pieces: list[Piece], plan: Plan, where: Where, host: Host | None = None, *, again: bool = False
+        self, batch: Cut, *, as_host: Host | None = None, within: Host | None = None, again: bool = False
     ) -> None:
-        artefacts = artefacts_of(pieces)
+        artefacts = artefacts_of(batch.pieces)
         parts, broken = await self._loader.hold(artefacts, again=again)
         try:
-            sound = [piece for piece in pieces if piece.bundle.version.artefact in parts]
-            failed = [(p.item, broken[a]) for p in pieces if (a := p.bundle.version.artefact) in broken]
-            ran = await where(lambda: self._runner.run(Held(sound, parts, failed), plan, host))
+            sound = [piece for piece in batch.pieces if piece.bundle.version.artefact in parts]
+            failed = [(p.item, broken[a]) for p in batch.pieces if (a := p.bundle.version.artefact) in broken]
+            held = Held(sound, parts, failed)
+            ran = await self._compute.run(lambda: self._runner.run(held, batch.plan, as_host), within)
         finally:
             self._loader.let_go(artefacts)
-        self._reply(ran, plan)
+        self._reply(ran, batch)
 
-    def _reply(self, ran: Ran, plan: Plan) -> None:
+    def _reply(self, ran: Ran, batch: Cut) -> None:
         pieces, cpu_s = ran.batch.pieces, ran.cpu_s
         if pieces:
-            key, share = plan.candidate.key, self._share(plan)
-            self._pace.ran(key, work_in(pieces) * share, cpu_s)
-            self._accounts.ran(ran, plan)
+            self._pace.ran(batch.plan.candidate.key, work_in(pieces) * batch.work_left, cpu_s)
+            self._accounts.ran(ran, batch.plan)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
                     item.sink.done(self._accounts.timed(item, answer))
-            self._learn(plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
+            self._learn(batch.plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
         fail(ran.failed)
 
     def _learn(self, plan: Plan, measured: Measured) -> None:
@@ -261,29 +277,9 @@ class Engine:
         except Exception as error:  # the batch has run and must not run again for this
             tell(log, "the planner failed to learn from a batch", error)
 
-    def _in_thread(self, work: Callable[[], Ran]) -> Awaitable[Ran]:
-        return self._begin(lambda: in_thread(self._threads, work))
-
-    def _begin(self, begin: Callable[[], Awaitable[Ran]]) -> Awaitable[Ran]:
-        """Give work to the compute threads. If they have ended, start new ones and raise Broken."""
-        try:
-            return begin()
-        except RuntimeError as error:
-            self._threads = _threads(self._settings.streams)
-            raise Broken(f"the compute threads have ended ({error})") from error
-
-    def _expected_s(self, pieces: list[Piece]) -> float:
-        return self._pace.seconds(pieces[0].item.key, work_in(pieces) + BATCH_WORK)
-
-    def _most(self, plan: Plan, seconds: float, *, interleaved: bool = False) -> Cut:
-        return Cut(seconds, self._settings.max_batch_tokens, self._share(plan), interleaved)
-
-    def _share(self, plan: Plan) -> float:
-        return share_left(plan, self._planner.stages)
-
-
-def _threads(streams: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(streams, thread_name_prefix="hmi-engine")
+    def _expected_s(self, batch: Cut) -> float:
+        work = work_in(batch.pieces) * batch.work_left + BATCH_WORK
+        return self._pace.seconds(batch.plan.candidate.key, work)
 
 
 def _compile() -> None:

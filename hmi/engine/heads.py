@@ -37,20 +37,20 @@ def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -
 
 
 def _together(
-    left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], places: list[int]
+    left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], indexes: list[int]
 ) -> list[Output]:
-    """Outputs of texts of one head, by their places in `left`; if they fail together, one by one."""
-    mine, part = [pieces[left.texts[i]] for i in places], parts[left.texts[places[0]]]
+    """Outputs of texts of one head, by their indexes in `left.texts`; if they fail together, one by one."""
+    mine, part = [pieces[left.texts[i]] for i in indexes], parts[left.texts[indexes[0]]]
     try:
         rows = [
             _read(left, i, piece.bundle.task.reads, piece, part)
-            for i, piece in zip(places, mine, strict=True)
+            for i, piece in zip(indexes, mine, strict=True)
         ]
         return [_finite(output, piece) for output, piece in zip(_head(rows, mine, part), mine, strict=True)]
     except Exception as error:
-        if len(places) == 1:
+        if len(indexes) == 1:
             return [error]
-        return [output for place in places for output in _together(left, pieces, parts, [place])]
+        return [output for i in indexes for output in _together(left, pieces, parts, [i])]
 
 
 def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Tensor:

@@ -31,7 +31,7 @@ class Host:
         self._most_s, self._left_s = expected_s / SHORTER, expected_s
         self._waiting: deque[Callable[[], None]] = deque()
         self.occupied = False
-        """Whether an interleaved batch has the host's only place."""
+        """Whether an interleaved batch has the host's only slot."""
         self.away_s = 0.0
         """Seconds that the host's thread gave to interleaved batches."""
         self.away_cpu_s = 0.0
@@ -43,9 +43,9 @@ class Host:
         return 0.0 if self.occupied else min(self._most_s, self._left_s)
 
     def reserve(self, expected_s: float, at_hand: bool) -> None:
-        """Reserve time for a batch, and the place if its modules are at hand.
+        """Reserve time for a batch, and the slot if its modules are at hand.
 
-        A batch that must load modules first takes no place, since the load may outlast the host. The caller
+        A batch that must load modules first takes no slot, since the load may outlast the host. The caller
         resets `occupied` when the batch ends.
         """
         self.occupied, self._left_s = at_hand, self._left_s - expected_s

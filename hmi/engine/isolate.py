@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from hmi.core import ModelId
+from hmi.core import ModelId, ModelVersion
 from hmi.engine.item import Piece
-from hmi.engine.loading import named
 from hmi.engine.retrieval import Failed
 from hmi.errors import copy_of
+from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.failures import tell
 
 log = logging.getLogger("hmi.engine")
@@ -20,14 +20,19 @@ def fail(failed: Failed) -> None:
 
     The log gets each failed version of a model once, with the artefact's hash or the traceback.
     """
-    said: dict[str, Exception] = {}
+    first: dict[str, Exception] = {}
     for item, error in failed:
         if item.sink.wanted:
             model, version = item.request.model, item.bundle.version
             item.sink.fail(copy_of(named(error, model, version)))
-            said.setdefault(f"version {version.version} of model {model}", error)
-    for version_of, error in said.items():
-        tell(log, f"texts for {version_of} failed", error)
+            first.setdefault(_name_of(model, version), error)
+    for name, error in first.items():
+        tell(log, f"texts for {name} failed", error)
+
+
+def named(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
+    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
+    return error.of(_name_of(model, version)) if isinstance(error, DamagedArtefact) else error
 
 
 def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -39,3 +44,7 @@ def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
     for piece in pieces:
         groups.setdefault((piece.item.request.model, piece.bundle.version.version), []).append(piece)
     return list(groups.values())
+
+
+def _name_of(model: ModelId, version: ModelVersion) -> str:
+    return f"version {version.version} of model {model}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,13 +12,24 @@ from torch import Tensor
 
 from hmi.engine.bundles import Bundle
 from hmi.engine.pace import work_of
-from hmi.engine.request import InferRequest
+from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
 
 _ADDING = threading.Lock()
 """One lock for all items, since it is held only for an instant."""
+
+
+@dataclass(eq=False)
+class Times:
+    """The times of one batch. Its compute thread writes them while the batch runs."""
+
+    begun: float
+    """The `time.monotonic()` at which the batch began."""
+    retrieve_s: float = 0.0
+    compute_s: float = 0.0
+    """Seconds of upper layers, heads and answers so far, without the time of interleaved batches."""
 
 
 @dataclass
@@ -33,13 +44,15 @@ class Partial:
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
     """The setting of each stage that was on."""
+    batches: set[Times] = field(default_factory=set)
+    """The times of each batch that a window was in."""
 
 
 @dataclass
 class Item:
     """A text that waits for its answer. Its windows may run in several batches."""
 
-    request: InferRequest
+    request: TextRequest
     bundle: Bundle
     windows: list[Encoded]
     """The tokenised text: one window, or several if it is long."""
@@ -48,8 +61,6 @@ class Item:
     cut: int = 0
     """The number of windows that are in batches already."""
     partial: Partial = field(default_factory=Partial)
-    timing: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Times in seconds, under the names that the answer uses for milliseconds."""
 
     def __post_init__(self) -> None:
         version, reads = self.bundle.version, self.bundle.task.reads
@@ -65,8 +76,25 @@ class Item:
     def tokens(self) -> int:
         return sum(map(len, self.windows))
 
+    @property
+    def timing(self) -> dict[str, float]:
+        """The answer's times in milliseconds, once all windows have run."""
+        batches = self.partial.batches
+        seconds = {
+            "queue_ms": min(times.begun for times in batches) - self.queued,
+            "retrieve_ms": sum(times.retrieve_s for times in batches),
+            "compute_ms": sum(times.compute_s for times in batches),
+        }
+        return {name: round(s * 1e3, 3) for name, s in seconds.items()}
+
     def add(
-        self, index: int, output: Tensor, hits: Mapping[str, int], layers: int, stages: Mapping[str, str]
+        self,
+        index: int,
+        output: Tensor,
+        hits: Mapping[str, int],
+        layers: int,
+        stages: Mapping[str, str],
+        times: Times,
     ) -> bool:
         """Store a window's results. Returns whether all windows of the text have run.
 
@@ -78,6 +106,7 @@ class Item:
                 mine.hits.update(hits)
                 mine.layers = max(mine.layers, layers)
                 mine.stages.update(stages)
+                mine.batches.add(times)
             mine.outputs[index] = output
             return len(mine.outputs) == len(self.windows)
 

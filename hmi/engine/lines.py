@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from hmi.engine.request import InferRequest
+from hmi.engine.request import TextRequest
 
 LARGE_CHARACTERS = 1 << 16
 """A call above this size (`size_of`) is large: it takes seconds, or most of its text is cut off."""
@@ -18,12 +18,9 @@ TEXT_CHARACTERS = 64
 """The fixed cost of a text, in characters."""
 
 
-def size_of(requests: Sequence[InferRequest]) -> int:
+def size_of(requests: Sequence[TextRequest]) -> int:
     """The cost of admitting a call, in characters."""
-    return sum(
-        TEXT_CHARACTERS + (len(r.text) if isinstance(r.text, str) else sum(map(len, r.text)))
-        for r in requests
-    )
+    return sum(TEXT_CHARACTERS + request.characters for request in requests)
 
 
 class Lines:
@@ -37,7 +34,7 @@ class Lines:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def through(self, requests: Sequence[InferRequest]) -> AsyncIterator[None]:
+    async def through(self, requests: Sequence[TextRequest]) -> AsyncIterator[None]:
         """Wait for the call's turn. Small calls, and calls of several tenants, do not wait."""
         tenants = {request.model.tenant for request in requests}
         if len(tenants) > 1 or size_of(requests) <= LARGE_CHARACTERS:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
+from hmi.engine.isolate import named
 from hmi.engine.threads import in_thread
 from hmi.model.lower import LocalLower
 from hmi.model.tasks import task_of_version
@@ -33,7 +34,7 @@ class ModelLoader:
     """Gives out models' bundles, and holds batches' modules in memory.
 
     Each part is loaded by itself, so a root, domain or module that takes seconds delays only the texts that
-    wait for it. `loaded` may be called on any thread, `close` on any but the event loop's, the rest only on
+    wait for it. `now` may be called on any thread, `close` on any but the event loop's, the rest only on
     the event loop's.
     """
 
@@ -43,7 +44,7 @@ class ModelLoader:
         self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
 
-    def loaded(self, model: ModelId, *, exact: bool) -> Bundle | None:
+    def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
         version = self._bundles.live(model)
         upper, reader = self._bundles.upper(version).now(), self._bundles.reader(version).now()
@@ -109,7 +110,7 @@ class ModelLoader:
         if not self._pool.has(version.artefact):
             try:
                 await self._once(key, lambda: self._read(version.artefact), self._module_threads)
-            except Exception as error:
+            except DamagedArtefact as error:
                 raise named(error, model, version) from error
 
     def _read(self, artefact: str) -> None:
@@ -128,7 +129,7 @@ class ModelLoader:
         loading = self._loads.get(key)
         if loading is None:
             loading = self._loads[key] = in_thread(threads, load)
-            loading.add_done_callback(lambda done: self._loaded(key, done))
+            loading.add_done_callback(lambda done: self._end(key, done))
         found: V = await asyncio.shield(loading)
         return found
 
@@ -137,7 +138,7 @@ class ModelLoader:
         if not done.cancelled() and done.exception() is None:
             self._pool.give_back(artefacts)
 
-    def _loaded(self, key: Key, done: asyncio.Future[Any]) -> None:
+    def _end(self, key: Key, done: asyncio.Future[Any]) -> None:
         del self._loads[key]
         if not done.cancelled():
             done.exception()  # mark it as retrieved: nobody may be waiting any more
@@ -147,9 +148,3 @@ def _bundle(
     model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None
 ) -> Bundle:
     return Bundle(model, version, upper.root, upper.executor, reader, task_of_version(version), lower)
-
-
-def named(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
-    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
-    whose = f"version {version.version} of model {model}"
-    return error.of(whose) if isinstance(error, DamagedArtefact) else error

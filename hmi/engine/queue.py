@@ -21,21 +21,21 @@ from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
 
-TENANT_PART = 4
-"""A tenant gets this fraction (1/4) of a batch while another tenant may send its next text at any moment."""
+BATCH_SHARE = 1 / 4
+"""The fraction of a batch that a tenant gets while another tenant may send its next text at any moment."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchLimits:
     """The limits of a batch that is to be cut."""
 
     seconds: float
     tokens: int
-    share: float = 1.0
-    """The fraction of the layers' work that the active stages leave."""
+    work_left: float = 1.0
+    """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
     interleaved: bool = False
-    """Whether the batch is to run between two layers of another. It then admits only tenants whose turn comes
-    before that of the other batch's tenant, and no window that exceeds the limits."""
+    """Whether the batch is to run between two layers of another, its host. It then admits only tenants that
+    have received no more than the host's tenant had before it, and no window that exceeds the limits."""
 
 
 class BatchQueue:
@@ -44,7 +44,7 @@ class BatchQueue:
     Within a batch, the tenant that has received least goes first; the others follow in that order, one window
     at a time. Once the first tenant has nothing more waiting, only tenants that have received no more than it
     may join, so a loud tenant does not fill up a quiet one's batch. While a tenant that sent something lately
-    has nothing waiting, every other tenant's part of a batch is small (TENANT_PART), so the absent tenant's
+    has nothing waiting, every other tenant gets a small part of a batch (BATCH_SHARE), so the absent tenant's
     next text does not wait for a long batch. Otherwise batches are as long as the limits allow.
     """
 
@@ -52,13 +52,15 @@ class BatchQueue:
         self._room = Room(capacity_tokens, "tokens")
         self._pace = pace
         self._turns = Turns()
+        self._host_given_s = 0.0
+        """What the first tenant of the last batch that was not interleaved had received before it."""
         self._waiting: dict[BatchKey, dict[str, deque[Item]]] = {}
         self._recent = Recent()
         self._arrived = asyncio.Event()
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that wait."""
+        """The number of tokens that wait. It may be read on any thread."""
         return self._room.taken
 
     def check(self, wanted: Counter[str]) -> None:
@@ -95,28 +97,32 @@ class BatchQueue:
         return found
 
     def interleavable(self) -> list[Candidate]:
-        """Return the candidates that may run between the layers of the batch that was cut last.
+        """Return the candidates that may run between the layers of a running batch.
 
-        Their tenants have received no more than that batch's tenant had before it.
+        Their tenants have received no more than the first tenant of the last batch had before it. Interleaved
+        batches do not count as the last one.
         """
-        return [candidate for candidate in self.candidates() if candidate.given_s <= self._turns.now]
+        return [candidate for candidate in self.candidates() if candidate.given_s <= self._host_given_s]
 
-    def cut(self, candidate: Candidate, most: Cut) -> list[Piece]:
+    def cut(self, candidate: Candidate, limits: BatchLimits) -> list[Piece]:
         """Cut a batch of the candidate's key, its tenant first.
 
         The batch has at least one window, unless it is interleaved, or no item is left. Items whose client
         has gone are dropped; items past their deadline fail with DeadlineExceeded.
         """
-        if not most.interleaved:
-            self._turns.begin(candidate.tenant)
+        waiting = {tenant for tenants in self._waiting.values() for tenant in tenants}
+        if not limits.interleaved:
+            self._turns.begin(waiting)
+            self._host_given_s = self._turns.given(candidate.tenant)
         tenants = self._waiting[candidate.key]
         line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
         heapq.heapify(line)
-        batch = _Batch(candidate.key, self._pace, most, TENANT_PART if self._somebody_away() else 1)
+        somebody_away = self._recent.other_than(waiting)
+        batch = _Batch(candidate.key, self._pace, limits, BATCH_SHARE if somebody_away else 1.0)
         first = candidate.tenant
         while line:
             given, _, tenant = line[0]
-            if (most.interleaved and given > self._turns.now) or (
+            if (limits.interleaved and given > self._host_given_s) or (
                 batch.pieces and first not in tenants and given > self._turns.given(first)
             ):
                 break
@@ -128,7 +134,7 @@ class BatchQueue:
                 full = batch.is_full(piece)
                 if full and batch.pieces:
                     break
-                if (full and most.interleaved) or batch.has_its_part(tenant, piece):
+                if (full and limits.interleaved) or batch.exceeds_share(tenant, piece):
                     heapq.heappop(line)  # the next tenant's window may be shorter
                     continue
                 self._turns.charge(tenant, batch.add(tenant, piece))
@@ -151,10 +157,6 @@ class BatchQueue:
         self._waiting.clear()
         self._room.clear()
 
-    def _somebody_away(self) -> bool:
-        """Whether a tenant that sent something lately has nothing waiting."""
-        return self._recent.other_than({tenant for tenants in self._waiting.values() for tenant in tenants})
-
     def _advance(self, items: deque[Item]) -> None:
         """Mark the first item's next window as cut, and remove the item after its last one."""
         item = items[0]
@@ -171,22 +173,22 @@ class BatchQueue:
 class _Batch:
     """A batch while it is being cut."""
 
-    def __init__(self, key: BatchKey, pace: Pace, most: Cut, parts: int) -> None:
+    def __init__(self, key: BatchKey, pace: Pace, limits: BatchLimits, share: float) -> None:
         self.pieces: list[Piece] = []
-        self._key, self._pace, self._most = key, pace, most
-        self._part_s = most.seconds / parts
+        self._key, self._pace, self._limits = key, pace, limits
+        self._share_s = limits.seconds * share
         self._seconds, self._tokens = pace.seconds(key, BATCH_WORK), 0
         self._taken: defaultdict[str, float] = defaultdict(float)
 
     def is_full(self, piece: Piece) -> bool:
         """Whether the batch would exceed its limits with this window."""
         seconds, tokens = self._seconds + self._takes(piece), self._tokens + len(piece.window)
-        return seconds > self._most.seconds or tokens > self._most.tokens
+        return seconds > self._limits.seconds or tokens > self._limits.tokens
 
-    def has_its_part(self, tenant: str, piece: Piece) -> bool:
-        """Whether this window would exceed the tenant's part. A tenant's first window never does."""
+    def exceeds_share(self, tenant: str, piece: Piece) -> bool:
+        """Whether the tenant would exceed its share with this window. Its first window never does."""
         taken = self._taken[tenant]
-        return bool(taken) and taken + self._takes(piece) > self._part_s
+        return bool(taken) and taken + self._takes(piece) > self._share_s
 
     def add(self, tenant: str, piece: Piece) -> float:
         """Add a window. Returns the seconds that it is predicted to take."""
@@ -197,7 +199,7 @@ class _Batch:
         return takes
 
     def _takes(self, piece: Piece) -> float:
-        return self._pace.seconds(self._key, piece.work * self._most.share)
+        return self._pace.seconds(self._key, piece.work * self._limits.work_left)
 
 
 def _wanted(item: Item) -> bool:

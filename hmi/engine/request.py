@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InferRequest:
+class TextRequest:
     """One text, pair or list of words for one model. `deadline` is a `time.monotonic()` time, None = none."""
 
     model: ModelId
@@ -31,10 +31,15 @@ class InferRequest:
     ask: int = 0
     """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
 
+    @property
+    def characters(self) -> int:
+        """The length of the text: of all words, or of both texts of a pair."""
+        return len(self.text) if isinstance(self.text, str) else sum(map(len, self.text))
+
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions that answered. All inputs for one model in a call have the same."""
+    """The versions that answered. All inputs of an ask have the same."""
 
     model: int
     plot: str
@@ -65,7 +70,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferResult(Answer):
+class TextResult(Answer):
     """One answer, in the form of its model's task, with the version that made it."""
 
     model: ModelId

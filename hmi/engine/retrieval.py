@@ -6,7 +6,7 @@ The rows are looked up in the PLOT, or computed for the exact reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -35,7 +35,7 @@ class Lookup:
     hits: Hits
 
 
-@dataclass(frozen=True)
+@dataclass
 class Retrieved:
     """A batch that is ready for the upper layers. Piece i has the rows offsets[i]:offsets[i + 1]."""
 
@@ -80,9 +80,9 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
         batch.offsets.extend(ends)
     if not batch.pieces:
         return batch
-    rows = batch.rows[: batch.offsets[-1]]
-    bundle.root.add_bias(rows, [p.window for p in batch.pieces])
-    return replace(batch, rows=rows)
+    batch.rows = batch.rows[: batch.offsets[-1]]
+    bundle.root.add_bias(batch.rows, [p.window for p in batch.pieces])
+    return batch
 
 
 def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 
 from hmi.errors import Unavailable
 
-TENANT_SHARE = 4
-"""A tenant may fill this fraction (1/4) of a room."""
+ROOM_SHARE = 1 / 4
+"""The fraction of a room that one tenant may fill."""
 
 
 class Room:
@@ -18,38 +18,40 @@ class Room:
 
     def __init__(self, capacity: int, unit: str) -> None:
         self._capacity, self._unit = capacity, unit
-        self._share = max(1, capacity // TENANT_SHARE)
+        self._share = max(1, int(capacity * ROOM_SHARE))
         self._taken: Counter[str] = Counter()
-
-    @property
-    def taken(self) -> int:
-        """The waiting work of all tenants."""
-        return self._taken.total()
+        self.taken = 0
+        """The waiting work of all tenants. It may be read on any thread."""
 
     def check(self, wanted: Counter[str]) -> None:
         """Raise Unavailable if a tenant would exceed its share, or all tenants together the capacity.
 
         If nothing else waits, a call of any size is accepted.
         """
-        taken = sum(min(amount, self._share) for amount in self._taken.values())
-        for tenant, amount in wanted.items():
-            mine = self._taken[tenant]
-            if (mine and mine + amount > self._share) or (
-                taken and taken + min(amount, self._share) > self._capacity
-            ):
-                raise Unavailable(
-                    f"overloaded: {self.taken} {self._unit} are waiting; try again shortly", retry_after_s=1
-                )
+        mine = self._taken
+        over_share = any(mine[t] and mine[t] + amount > self._share for t, amount in wanted.items())
+        waiting, added = self._counted(self._taken), self._counted(wanted)
+        if over_share or (waiting and waiting + added > self._capacity):
+            raise Unavailable(
+                f"overloaded: {self.taken} {self._unit} are waiting; try again shortly", retry_after_s=1
+            )
 
     def take(self, wanted: Counter[str]) -> None:
         """Add `wanted`, or raise Unavailable as `check` does and add nothing."""
         self.check(wanted)
         self._taken.update(wanted)
+        self.taken += wanted.total()
 
     def release(self, tenant: str, amount: int) -> None:
         self._taken[tenant] -= amount
+        self.taken -= amount
         if not self._taken[tenant]:
             del self._taken[tenant]
 
     def clear(self) -> None:
         self._taken.clear()
+        self.taken = 0
+
+    def _counted(self, amounts: Counter[str]) -> int:
+        """The sum of these amounts, without what exceeds each tenant's share."""
+        return sum(min(amount, self._share) for amount in amounts.values())

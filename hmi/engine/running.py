@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,15 +16,17 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.interleaving import Host
-from hmi.engine.item import Item, Piece
-from hmi.engine.request import InferResult
+from hmi.engine.item import Item, Piece, Times
+from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
-from hmi.execution import Hook, Left, Rows, no_pause
+from hmi.execution import Hook, Rows, no_pause
 from hmi.stages import Batch, Plan, Stage
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
+Outcome = tuple[Item, TextResult | Exception]
+"""A text, with its answer or the error that it has instead."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,11 @@ class Ran:
     """A batch that has run, the answers that it completed, and its times."""
 
     batch: Retrieved
-    answers: list[tuple[Item, InferResult]]
+    answers: list[tuple[Item, TextResult]]
     failed: Failed
-    begun: float
-    """The `time.monotonic()` at which it began."""
-    retrieve_s: float
-    compute_s: float
-    """Seconds of upper layers, heads and answers, without the time of interleaved batches."""
+    times: Times
     cpu_s: float
-    """CPU seconds of the compute thread in both, without the time of interleaved batches."""
+    """CPU seconds of the compute thread, without the time of interleaved batches."""
 
 
 class Runner:
@@ -61,20 +59,23 @@ class Runner:
         self._stages, self._misses = {stage.name: stage for stage in stages}, misses
 
     @torch.inference_mode()
-    def run(self, held: Held, plan: Plan, host: Host | None) -> Ran:
-        """Run a batch. `host` lets other batches run between its layers; None if it takes none."""
-        begun, cpu = time.monotonic(), time.thread_time()
+    def run(self, held: Held, plan: Plan, as_host: Host | None) -> Ran:
+        """Run a batch. `as_host` runs other batches between its layers; None if it takes none."""
+        times, cpu = Times(time.monotonic()), time.thread_time()
         batch = retrieve(held.pieces)
-        retrieved = time.monotonic()
-        answers: list[tuple[Item, InferResult]] = []
+        times.retrieve_s = time.monotonic() - times.begun
+        answers: list[tuple[Item, TextResult]] = []
         failed = [*held.failed, *batch.failed]
         if batch.pieces:
-            self._compute(batch, held.parts, plan, host, answers, failed)
-        compute_s, cpu_s = time.monotonic() - retrieved, time.thread_time() - cpu
-        if host is not None:
-            compute_s, cpu_s = compute_s - host.away_s, cpu_s - host.away_cpu_s
+            for item, outcome in self._compute(batch, held.parts, plan, times, as_host):
+                if isinstance(outcome, Exception):
+                    failed.append((item, outcome))
+                else:
+                    answers.append((item, outcome))
+        _computed(times, as_host)
+        cpu_s = time.thread_time() - cpu - (0.0 if as_host is None else as_host.away_cpu_s)
         self._record(batch)
-        return Ran(batch, answers, failed, begun, retrieved - begun, compute_s, cpu_s)
+        return Ran(batch, answers, failed, times, cpu_s)
 
     def _record(self, batch: Retrieved) -> None:
         """Record the batch's misses. Answers are worth more than their record: a failure is logged."""
@@ -89,47 +90,31 @@ class Runner:
         batch: Retrieved,
         by_artefact: Mapping[str, TaskPart],
         plan: Plan,
-        host: Host | None,
-        answers: list[tuple[Item, InferResult]],
-        failed: Failed,
-    ) -> None:
+        times: Times,
+        as_host: Host | None,
+    ) -> Iterator[Outcome]:
         """Run the upper layers, and the head of each text as soon as the text has left them.
 
         Rows of different texts never mix, so a NaN stays in its own text.
         """
         key, parts = plan.candidate.key, [by_artefact[p.bundle.version.artefact] for p in batch.pieces]
-        rows, pause = Rows.packed(batch.rows, batch.offsets), no_pause if host is None else host.pause
+        rows, pause = Rows.packed(batch.rows, batch.offsets), no_pause if as_host is None else as_host.pause
         executor = batch.pieces[0].bundle.executor
-        names = {name: setting.name for name, setting in plan.on.items()}
+        stages = {name: setting.name for name, setting in plan.on.items()}
         hooks = self._hooks(batch, plan)
         inside = set(range(len(batch.pieces)))
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
             inside.difference_update(left.texts)
-            self._finish(left, batch, parts, names, answers, failed)
-        failed.extend(
-            (batch.pieces[text].item, RuntimeError("a text was lost between layers")) for text in inside
-        )
-
-    def _finish(
-        self,
-        left: Left,
-        batch: Retrieved,
-        parts: Sequence[TaskPart],
-        stages: Mapping[str, str],
-        answers: list[tuple[Item, InferResult]],
-        failed: Failed,
-    ) -> None:
-        outputs = outputs_of(left, batch.pieces, parts)
-        for text, output in zip(left.texts, outputs, strict=True):
-            piece, part = batch.pieces[text], parts[text]
-            if isinstance(output, Exception):
-                failed.append((piece.item, output))
-                continue
-            try:
-                if piece.item.add(piece.index, output, batch.hits[text], left.after, stages):
-                    answers.append((piece.item, answer_of(piece.item, part)))
-            except Exception as error:
-                failed.append((piece.item, error))
+            outputs = outputs_of(left, batch.pieces, parts)
+            _computed(times, as_host)
+            for text, output in zip(left.texts, outputs, strict=True):
+                piece, hits = batch.pieces[text], batch.hits[text]
+                if isinstance(output, Exception):
+                    yield piece.item, output
+                elif piece.item.add(piece.index, output, hits, left.after, stages, times):
+                    yield piece.item, _answer(piece.item, parts[text])
+        for text in inside:
+            yield batch.pieces[text].item, RuntimeError("a text was lost between layers")
 
     def _hooks(self, batch: Retrieved, plan: Plan) -> list[Hook]:
         if not plan.on:
@@ -142,3 +127,16 @@ class Runner:
         return [
             hook for name, setting in plan.on.items() for hook in self._stages[name].hooks(setting, about)
         ]
+
+
+def _computed(times: Times, as_host: Host | None) -> None:
+    """Set the compute time up to now."""
+    away_s = 0.0 if as_host is None else as_host.away_s
+    times.compute_s = time.monotonic() - times.begun - times.retrieve_s - away_s
+
+
+def _answer(item: Item, part: TaskPart) -> TextResult | Exception:
+    try:
+        return answer_of(item, part)
+    except Exception as error:
+        return error

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Protocol
 
-from hmi.engine.request import InferResult
+from hmi.engine.request import TextResult
 
 
 class Sink(Protocol):
@@ -20,7 +20,7 @@ class Sink(Protocol):
         """Whether the caller still waits. The engine begins no work for a sink that is not wanted."""
         ...
 
-    def done(self, result: InferResult) -> None: ...
+    def done(self, result: TextResult) -> None: ...
 
     def fail(self, error: Exception) -> None:
         """Take an error. The sink owns the object; no other sink gets the same one."""
@@ -31,18 +31,18 @@ class Waiting:
     """A sink whose caller awaits the answer."""
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[TextResult] = asyncio.get_running_loop().create_future()
 
     @property
     def wanted(self) -> bool:
         return not self._future.done()
 
     @property
-    def answer(self) -> Awaitable[InferResult]:
+    def answer(self) -> Awaitable[TextResult]:
         """The answer; awaiting it raises the error that `fail` was given."""
         return self._future
 
-    def done(self, result: InferResult) -> None:
+    def done(self, result: TextResult) -> None:
         if self.wanted:
             self._future.set_result(result)
 

@@ -48,6 +48,7 @@ class Supervisor:
         while True:
             begun = time.monotonic()
             running = asyncio.ensure_future(loop())
+            # The loop counts as down until it has run for a while, not only until it is started again.
             up = asyncio.get_running_loop().call_later(pause, self._down.pop, name, None)
             try:
                 await running

@@ -24,7 +24,7 @@ class Hook(Protocol):
 
     @property
     def at(self) -> frozenset[int]:
-        """The layers before which the hook is called. Layer 0 is called right after retrieval."""
+        """The layers before which the hook is called. At 0 it is called right after retrieval."""
         ...
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
@@ -51,7 +51,10 @@ class Executor(Protocol):
         ...
 
     def fits(self, key: BatchKey) -> bool:
-        """Whether the executor can run batches with this key."""
+        """Whether the executor can run batches with this key.
+
+        Nothing calls it yet: each root has one executor, which runs every key.
+        """
         ...
 
     def space(self, tokens: int) -> Tensor:

@@ -69,6 +69,7 @@ class Left:
     after: int
     """The number of layers that these texts went through."""
     why: Literal["end", "exit"] = "end"
+    """Whether the texts went through all layers or left early. The engine does not read it."""
 
 
 def offsets_of(lengths: Sequence[int]) -> list[int]:

@@ -54,8 +54,11 @@ class Checked:
 
 
 def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
-    """Read the beginnings of a job's files and return their rows by field. Raises InvalidData, with
-    field and line in its details, for a file that the job would refuse."""
+    """Read the beginnings of a job's files and return their rows by field.
+
+    Raises InvalidData, with field and line in its details, if the job would refuse a file for what its first
+    CHECKED_BYTES hold.
+    """
     found: dict[str, RowFile] = {}
     if task == "embedding":
         return found

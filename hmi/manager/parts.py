@@ -17,7 +17,7 @@ from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.registry import Registry
-from hmi.words import said
+from hmi.words import explain
 from plot_store import Store
 
 HOUR_S = 3600.0
@@ -71,4 +71,4 @@ def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(["options", *map(str, first["loc"])])
-        raise InvalidInput(f"{field}: {said(first, kind)}", field=field) from error
+        raise InvalidInput(f"{field}: {explain(first, kind)}", field=field) from error

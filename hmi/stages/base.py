@@ -39,9 +39,11 @@ class Effect:
     rows: tuple[float, ...]
     """[layers]: the fraction of the batch's rows that enter each layer."""
     loss: float = 0.0
-    """An upper bound of the fraction of answers that are expected to differ from those under OFF."""
+    """An upper bound of the fraction of answers that are expected to differ from those under OFF.
+
+    Planners should weigh it. The engine does not read it."""
     stall_s: float = 0.0
-    """Seconds that the batch waits for the stage."""
+    """Seconds that the batch waits for the stage. Planners should weigh it. The engine does not read it."""
 
     @property
     def work(self) -> float:
@@ -67,11 +69,14 @@ class Stage(Protocol):
     def name(self) -> str: ...
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
-        """Return the settings that the planner may choose for batches with this key. The first is OFF."""
+        """Return the settings for batches with this key. The first is OFF.
+
+        Planners must choose among them. The engine does not call it.
+        """
         ...
 
     def effect(self, setting: Setting, shape: Shape) -> Effect:
-        """Return the expected effect of a setting other than OFF."""
+        """Return the expected effect of a setting other than OFF. Called for each plan that uses it."""
         ...
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:

@@ -51,13 +51,13 @@ class Measured:
     """CPU seconds of the thread that ran it."""
 
 
-def share_left(plan: Plan, stages: Sequence[Stage]) -> float:
+def work_left(plan: Plan, stages: Sequence[Stage]) -> float:
     """The fraction of the layers' work that the plan's stages are expected to leave."""
-    shape, share = Shape(plan.candidate.key, plan.candidate.layers), 1.0
+    shape, left = Shape(plan.candidate.key, plan.candidate.layers), 1.0
     for stage in stages:
         setting = plan.on.get(stage.name)
-        share *= 1.0 if setting is None else stage.effect(setting, shape).work
-    return share
+        left *= 1.0 if setting is None else stage.effect(setting, shape).work
+    return left
 
 
 class Planner(Protocol):
@@ -69,11 +69,14 @@ class Planner(Protocol):
         ...
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
-        """Pick one of the candidates; there is at least one. now: `time.monotonic()`."""
+        """Pick any of the candidates; there is at least one. now: `time.monotonic()`.
+
+        A tenant that is passed over loses nothing: it still counts as the one that has received least.
+        """
         ...
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """Take note of what a batch of this plan cost. Called after every batch."""
+        """Take note of what a batch of this plan cost. Not called if all texts of the batch failed."""
         ...
 
 

@@ -32,7 +32,7 @@ def spared(log: logging.Logger, what: str) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        tell(log, f"{what} cannot go on", error)
+        tell(log, f"{what} cannot continue", error)
 
 
 def run_each(log: logging.Logger, parts: dict[str, Callable[[], object]]) -> None:

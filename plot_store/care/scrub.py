@@ -107,17 +107,17 @@ def scrub(
     command = [sys.executable, "-P", "-m", "plot_store.care.scrub_child", str(path)]
     command += ["--ref", ref] if ref is not None else []
     command += ["--rate", str(bytes_per_second)] if bytes_per_second is not None else []
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             text=True,
             env=_environment(),
         )
         try:
-            return _follow(path, child, said, progress, silence_s)
+            return _follow(path, child, stderr, progress, silence_s)
         finally:
             child.kill()
             child.communicate()
@@ -126,7 +126,7 @@ def scrub(
 def _follow(
     path: Path,
     child: subprocess.Popen[str],
-    said: IO[bytes],
+    stderr: IO[bytes],
     progress: Callable[[ScrubProgress], None] | None,
     silence_s: float,
 ) -> VerifyReport:
@@ -153,8 +153,10 @@ def _follow(
         )
     _check_end("the scrub", path, code)
     if code >= 0:
-        said.seek(0)
-        raise StoreIO(f"the scrub ended early ({_last_line(said.read())}): check memory and the installation")
+        stderr.seek(0)
+        raise StoreIO(
+            f"the scrub ended early ({_last_line(stderr.read())}): check memory and the installation"
+        )
     what = f"reading it killed the process ({_signal(code)}), and nothing after it was read: check the disk"
     return VerifyReport(0, 0, at.done, (Damage(at.segment, what),))
 
@@ -216,6 +218,6 @@ def _signal(code: int) -> str:
         return f"signal {-code}"
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
     return lines[-1][:300] if lines else "no error output"

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle, TaskPart
 from hmi.engine.item import Item, Piece
 from hmi.engine.loading import ModelLoader
-from hmi.engine.queue import BatchQueue, Cut
-from hmi.engine.request import InferResult
+from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.request import TextResult
 from hmi.engine.supervisor import Supervisor
 from hmi.stages import RoundRobin
 from hmi.stores.adapter_pool import AdapterPool
@@ -27,10 +27,10 @@ class Kept:
 
     def __init__(self) -> None:
         self.wanted = True
-        self.results: list[InferResult] = []
+        self.results: list[TextResult] = []
         self.errors: list[Exception] = []
 
-    def done(self, result: InferResult) -> None:
+    def done(self, result: TextResult) -> None:
         self.results.append(result)
         self.wanted = False
 
@@ -58,20 +58,20 @@ async def items(home: Home, model: ModelId, texts: Sequence[str], exact: bool = 
     bundle = await bundle_of(home, model, exact=exact)
     encoded = bundle.root.tokenizer.encode(texts, 64)
     return [
-        Item(InferRequest(model, t, exact=exact), bundle, [e], Kept())
+        Item(TextRequest(model, t, exact=exact), bundle, [e], Kept())
         for t, e in zip(texts, encoded, strict=True)
     ]
 
 
 def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
     """The next batch, cut as a stream cuts it."""
-    return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, Cut(seconds, tokens))
+    return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, BatchLimits(seconds, tokens))
 
 
 def take_interleaved(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
     """The next batch that may run within the last one."""
     candidates = queue.interleavable()
-    return queue.cut(min(candidates), Cut(seconds, tokens, interleaved=True)) if candidates else []
+    return queue.cut(min(candidates), BatchLimits(seconds, tokens, interleaved=True)) if candidates else []
 
 
 @asynccontextmanager

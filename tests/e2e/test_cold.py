@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundles
 from hmi.errors import Damaged, Unavailable
 from tests.e2e.conftest import Home
@@ -54,7 +54,7 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
     version = home.manager.registry.model(OTHER).live
     engine = home.engine()
     await engine.start()
-    await engine.infer([InferRequest(MOOD, home.covered[0])])  # loads the model and with it the root
+    await engine.infer([TextRequest(MOOD, home.covered[0])])  # loads the model and with it the root
     exact = part == "lower"
     owner, name, wanted = {
         "domain": (home.manager.plots, "reader", lambda v, *_: v == version.plot_version),
@@ -63,12 +63,12 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
     }[part]
     with gate(owner, name, wanted, monkeypatch) as held:
         cold = [
-            asyncio.create_task(engine.infer([InferRequest(OTHER, t, exact=exact)])) for t in home.covered[:5]
+            asyncio.create_task(engine.infer([TextRequest(OTHER, t, exact=exact)])) for t in home.covered[:5]
         ]
         await until(lambda: held.calls > 0)
-        warm = await asyncio.gather(*(engine.infer([InferRequest(MOOD, t)]) for t in home.covered))
+        warm = await asyncio.gather(*(engine.infer([TextRequest(MOOD, t)]) for t in home.covered))
         assert len(warm) == len(home.covered)
-        same_tenant = await engine.infer([InferRequest(TAGS, home.covered[0].split())])
+        same_tenant = await engine.infer([TextRequest(TAGS, home.covered[0].split())])
         assert same_tenant[0].tags
         assert not any(task.done() for task in cold)
         held.opened.set()
@@ -89,11 +89,11 @@ async def test_a_load_that_fails_is_told_to_each_by_itself(
 
     with monkeypatch.context() as patch:
         patch.setattr(Bundles, "_load_upper", broken)
-        calls = [engine.infer([InferRequest(MOOD, t)]) for t in home.covered[:4]]
+        calls = [engine.infer([TextRequest(MOOD, t)]) for t in home.covered[:4]]
         errors = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(error, Damaged) for error in errors)
     assert len({id(error) for error in errors}) == 4
-    assert (await engine.infer([InferRequest(MOOD, home.covered[0])]))[0].label, "the next one loads it again"
+    assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label, "the next one loads it again"
     await engine.stop()
 
 
@@ -101,7 +101,7 @@ async def test_an_end_while_something_loads(home: Home, monkeypatch: pytest.Monk
     engine = home.engine()
     await engine.start()
     with gate(Bundles, "_load_upper", lambda *_: True, monkeypatch) as held:
-        waiting = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
+        waiting = asyncio.create_task(engine.infer([TextRequest(MOOD, home.covered[0])]))
         await until(lambda: held.calls > 0)
         stop = asyncio.create_task(engine.stop(drain=False))
         with pytest.raises(Unavailable):

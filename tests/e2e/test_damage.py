@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.errors import Damaged
 from hmi.model import checked
 from hmi.model.root import load_root
@@ -46,7 +46,7 @@ def infer(home: Home, model: ModelId, text: str) -> list[object]:
         engine = home.engine()
         await engine.start()
         try:
-            return list(await engine.infer([InferRequest(model, text)]))
+            return list(await engine.infer([TextRequest(model, text)]))
         finally:
             await engine.stop()
 
@@ -143,7 +143,7 @@ async def all_at_once(home: Home, models: list[ModelId]) -> list[object]:
     engine = home.engine()
     await engine.start()
     try:
-        asked = [engine.infer([InferRequest(model, home.covered[0])]) for model in models for _ in range(2)]
+        asked = [engine.infer([TextRequest(model, home.covered[0])]) for model in models for _ in range(2)]
         return list(await asyncio.gather(*asked, return_exceptions=True))
     finally:
         await engine.stop()

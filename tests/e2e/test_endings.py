@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest
+from hmi.engine import Engine, TextRequest
 from hmi.engine.running import Runner
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
@@ -32,12 +32,12 @@ async def test_threads_that_end_before_a_batch_runs_again_end_it_with_try_again(
     def ends_threads(held: Any, plan: Any, host: Any) -> Any:
         sizes.append(len(held.pieces))
         if len(sizes) == 1:
-            engine._threads.shutdown(wait=False)
+            engine._compute._threads.shutdown(wait=False)
             raise RuntimeError("planted")
         return run(held, plan, host)
 
     monkeypatch.setattr(engine._runner, "run", ends_threads)
-    both = [InferRequest(model, home.covered[0]) for model in (MOOD, OTHER)]
+    both = [TextRequest(model, home.covered[0]) for model in (MOOD, OTHER)]
     with pytest.raises(Unavailable, match="try again"):
         await engine.infer(both)
     assert sizes == [2], "its parts did not run"
@@ -61,7 +61,7 @@ async def test_only_the_calls_own_deadline_is_deadline_exceeded(
     monkeypatch.setattr(engine._admission, "admit", admit)
     deadline = time.monotonic() + (60.0 if inside else 0.01)
     with pytest.raises((TimeoutError, DeadlineExceeded)) as caught:
-        await engine.infer([InferRequest(MOOD, home.covered[0], deadline=deadline)])
+        await engine.infer([TextRequest(MOOD, home.covered[0], deadline=deadline)])
     assert caught.type is (TimeoutError if inside else DeadlineExceeded)
     await engine.stop()
 
@@ -83,7 +83,7 @@ async def test_misses_that_cannot_be_recorded_cost_no_answer(
     engine = home.engine(metrics)
     engine._runner = Runner((), recorder)  # type: ignore[arg-type]
     await engine.start()
-    assert (await engine.infer([InferRequest(MOOD, home.covered[0])]))[0].label
+    assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label
     await engine.stop()
     assert recorder.asked == 1
     assert b"hmi_batch_inputs_count 1.0" in metrics.render(), "the batch ran once"
@@ -95,8 +95,8 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
 ) -> None:
     engine = home.engine(batch_ms=1 << 20)
     await engine.start()
-    pool, requests = engine._loader._pool, [InferRequest(MOOD, t) for t in home.covered[:3]]
-    both = [*requests, InferRequest(OTHER, home.covered[0])]
+    pool, requests = engine._loader._pool, [TextRequest(MOOD, t) for t in home.covered[:3]]
+    both = [*requests, TextRequest(OTHER, home.covered[0])]
     await engine.infer(requests)
     assert (pool.hits, pool.misses) == (0, 1), "cold: read when the call was admitted"
     await engine.infer(requests)
@@ -120,7 +120,7 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
 def threads_of(engine: Engine) -> dict[str, ThreadPoolExecutor]:
     loader = engine._loader
     return {
-        "compute": engine._threads,
+        "compute": engine._compute._threads,
         "tokenise": engine._admission._thread,
         "load": loader._part_threads,
         "modules": loader._module_threads,

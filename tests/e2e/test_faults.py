@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, InferResult, admission, running
-from hmi.engine.admission import Share
+from hmi.engine import Engine, TextRequest, TextResult, admission, running
+from hmi.engine.admission import TenantCall
 from hmi.engine.sink import Waiting
 from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
@@ -86,7 +86,7 @@ async def test_every_text_is_told_once_whatever_fails(
     engine = home.engine(pool_bytes=1 if place == "pool" else 1 << 20, streams=2)
     await engine.start()
     requests = {
-        model: [InferRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)
+        model: [TextRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)
     }
     sound = {model: [(await engine.infer([r]))[0] for r in mine] for model, mine in requests.items()}
     fault = Sometimes(11, error)
@@ -131,17 +131,20 @@ async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
-    planner = Mad()
-    engine = home.engine(None, planner)
+    planner, metrics = Mad(), Metrics()
+    engine = home.engine(metrics, planner)
     await engine.start()
     await until(engine.ready)
     planner.mad = True
-    waiting = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
+    waiting = asyncio.create_task(engine.infer([TextRequest(MOOD, home.covered[0])]))
     await until(lambda: not engine.ready())
     assert "stream 1 failed: RuntimeError: out of its mind" in str(engine.trouble())
+    assert f"hmi_queue_tokens {engine._queue.tokens:.1f}" in metrics.render().decode()
+    assert engine._queue.tokens > 0
     planner.mad = False
     (answer,) = await waiting
     assert answer.label, "what waits is answered once the loop is back"
+    assert b"hmi_queue_tokens 0.0" in metrics.render()
     await until(engine.ready)
     await engine.stop()
 
@@ -157,28 +160,26 @@ async def test_a_planner_that_cannot_learn_makes_nothing_run_again(home: Home) -
     metrics = Metrics()
     engine = home.engine(metrics, Slow())
     await engine.start()
-    (answer,) = await engine.infer([InferRequest(MOOD, home.covered[0])])
+    (answer,) = await engine.infer([TextRequest(MOOD, home.covered[0])])
     await engine.stop()
     assert answer.label
     assert b"hmi_batch_inputs_count 1.0" in metrics.render()
 
 
-async def test_tokenising_that_dies_fails_its_share_alone(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokenising_that_dies_fails_its_call_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
-    run_turn = Share.run_turn
+    run_turn = TenantCall.run_turn
 
-    def dies(self: Share, loader: Any) -> float:
+    def dies(self: TenantCall, loader: Any) -> float:
         if self.tenant == "globex":
             raise RuntimeError("the thread is gone")
         return run_turn(self, loader)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Share, "run_turn", dies)
-        calls = [engine.infer([InferRequest(model, home.covered[0])]) for model in (OTHER, MOOD)]
+        patch.setattr(TenantCall, "run_turn", dies)
+        calls = [engine.infer([TextRequest(model, home.covered[0])]) for model in (OTHER, MOOD)]
         failed, answered = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(failed, Exception)
     assert isinstance(answered, list)
@@ -190,18 +191,18 @@ async def test_threads_that_ended_are_made_anew(home: Home, monkeypatch: pytest.
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
-    await engine.infer([InferRequest(MOOD, home.covered[0])])
-    engine._threads.shutdown()
+    await engine.infer([TextRequest(MOOD, home.covered[0])])
+    engine._compute._threads.shutdown()
     with pytest.raises(Exception, match="try again"):
-        await engine.infer([InferRequest(MOOD, home.covered[0])])
+        await engine.infer([TextRequest(MOOD, home.covered[0])])
     await until(lambda: engine.ready())
-    assert (await engine.infer([InferRequest(MOOD, home.covered[0])]))[0].label
+    assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label
     await engine.stop()
 
 
-async def leave_after(engine: Engine, requests: list[InferRequest], steps: int) -> bool:
+async def leave_after(engine: Engine, requests: list[TextRequest], steps: int) -> bool:
     """Whether the call was over before its client left, after so many steps of the loop."""
-    task: asyncio.Task[list[InferResult]] = asyncio.create_task(engine.infer(requests))
+    task: asyncio.Task[list[TextResult]] = asyncio.create_task(engine.infer(requests))
     for _ in range(steps):
         await asyncio.sleep(0)
     over = task.done()
@@ -213,10 +214,10 @@ async def leave_after(engine: Engine, requests: list[InferRequest], steps: int) 
 async def test_a_client_may_leave_at_each_step(home: Home) -> None:
     engine = home.engine()
     await engine.start()
-    others = [InferRequest(OTHER, t) for t in home.covered[:3]]
+    others = [TextRequest(OTHER, t) for t in home.covered[:3]]
     for steps in (*range(30), 60, 200, 1000):
         beside = asyncio.create_task(engine.infer(others))
-        await leave_after(engine, [InferRequest(MOOD, t) for t in home.covered[:3]], steps)
+        await leave_after(engine, [TextRequest(MOOD, t) for t in home.covered[:3]], steps)
         assert len(await beside) == 3
     assert engine._queue.tokens == 0
     assert engine.ready()
@@ -235,7 +236,7 @@ async def test_a_load_or_a_text_that_panics_fails_its_own_call(
 ) -> None:
     engine = home.engine()
     await engine.start()
-    await engine.infer([InferRequest(MOOD, home.covered[0])])
+    await engine.infer([TextRequest(MOOD, home.covered[0])])
     version = home.manager.registry.model(OTHER).live
     read, windows = AdapterPool.load, admission._windows
 
@@ -253,13 +254,13 @@ async def test_a_load_or_a_text_that_panics_fails_its_own_call(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fault)
             async with asyncio.timeout(30):
-                calls = (engine.infer([InferRequest(m, home.covered[0])]) for m in (OTHER, MOOD))
+                calls = (engine.infer([TextRequest(m, home.covered[0])]) for m in (OTHER, MOOD))
                 failed, answered = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(failed, Exception)
         assert not isinstance(failed, TimeoutError)
         assert isinstance(answered, list)
         assert engine.ready(), "one call's fault takes no loop with it"
-        assert (await engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
+        assert (await engine.infer([TextRequest(OTHER, home.covered[0])]))[0].label
         engine._loader._pool._cached.pop(version.artefact, None)
     await engine.stop()
 
@@ -278,7 +279,7 @@ async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytes
     await engine.start()
     async with asyncio.timeout(30):
         with pytest.raises(RuntimeError, match="lost"):
-            await engine.infer([InferRequest(MOOD, t) for t in home.covered[:2]])
+            await engine.infer([TextRequest(MOOD, t) for t in home.covered[:2]])
     await engine.stop()
 
 
@@ -301,16 +302,16 @@ async def test_windows_that_run_again_count_their_text_once(
     monkeypatch.setattr(engine._runner, "run", fails_once)
     monkeypatch.setattr("hmi.engine.engine.by_model", lambda pieces: [pieces[:1], pieces[1:]])
     words = " ".join(home.covered).split() * 8
-    assert (await engine.infer([InferRequest(ModelId("globex", "tags"), words)]))[0].tags
+    assert (await engine.infer([TextRequest(ModelId("globex", "tags"), words)]))[0].tags
     await until(lambda: len(sizes) == 3)
-    await engine.infer([InferRequest(OTHER, home.covered[0])])  # the stream is done with the other parts
+    await engine.infer([TextRequest(OTHER, home.covered[0])])  # the stream is done with the other parts
     await engine.stop()
     assert sizes[0] > 1
     assert sizes[1:3] == [1, sizes[0] - 1]
     assert metrics.usage.of("globex").inputs == 2
 
 
-async def test_a_planner_that_fails_at_a_guest_fails_no_call(
+async def test_a_planner_that_fails_at_an_interleaved_batch_fails_no_call(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = home.engine()
@@ -320,7 +321,7 @@ async def test_a_planner_that_fails_at_a_guest_fails_no_call(
     with engine._hosts.running(60.0), monkeypatch.context() as patch:
         patch.setattr(engine, "_planner", planner)
         patch.setattr(engine._queue, "wait", asyncio.Event().wait)
-        call = asyncio.create_task(engine.infer([InferRequest(MOOD, home.covered[0])]))
+        call = asyncio.create_task(engine.infer([TextRequest(MOOD, home.covered[0])]))
         await until(lambda: engine._queue.tokens > 0 or call.done())
         await asyncio.sleep(0)
         assert not call.done()

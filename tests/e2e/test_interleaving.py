@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, InferRequest, InferResult, running
+from hmi.engine import Engine, TextRequest, TextResult, running
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import Output
 from hmi.engine.interleaving import Hosts
@@ -29,7 +29,7 @@ from tests.waiting import until
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
 LONG = 64
-"""Rows of a batch that is held; guests have fewer."""
+"""Rows of a batch that is held; interleaved ones have fewer."""
 
 
 class Held:
@@ -39,19 +39,19 @@ class Held:
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self.engine, self.metrics = engine, metrics
         self.reached, self.go_on = threading.Event(), threading.Event()
-        self.guest_s = 0.0
-        """So long every other batch takes, at least."""
+        self.inner_s = 0.0
+        """Every other batch takes at least this many seconds."""
         self.puts = 0
-        self.ended: list[asyncio.Task[list[InferResult]]] = []
+        self.ended: list[asyncio.Task[list[TextResult]]] = []
 
     def layer(self, layer: Any, given: tuple[Any, ...]) -> None:
         if len(given[0]) >= LONG and not self.reached.is_set():
             self.reached.set()
             assert self.go_on.wait(60)
         else:
-            time.sleep(self.guest_s)
+            time.sleep(self.inner_s)
 
-    async def call(self, *requests: InferRequest) -> asyncio.Task[list[InferResult]]:
+    async def call(self, *requests: TextRequest) -> asyncio.Task[list[TextResult]]:
         """Send a call, and wait until its texts are queued."""
         before = self.puts
         task = asyncio.create_task(self.engine.infer(requests))
@@ -59,7 +59,7 @@ class Held:
         await until(lambda: self.puts > before)
         return task
 
-    async def host(self, *requests: InferRequest) -> asyncio.Task[list[InferResult]]:
+    async def host(self, *requests: TextRequest) -> asyncio.Task[list[TextResult]]:
         task = await self.call(*requests)
         await until(self.reached.is_set)
         return task
@@ -88,58 +88,58 @@ async def held(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hel
         await engine.stop()
 
 
-def long_call(home: Home) -> list[InferRequest]:
-    return [InferRequest(MOOD, t, scores=True) for t in home.covered]
+def long_call(home: Home) -> list[TextRequest]:
+    return [TextRequest(MOOD, t, scores=True) for t in home.covered]
 
 
-def answers(results: list[InferResult]) -> list[Any]:
+def answers(results: list[TextResult]) -> list[Any]:
     return [(r.label, r.scores, r.tags, r.tag_scores) for r in results]
 
 
 async def test_a_small_batch_runs_within_a_long_one_and_changes_nothing(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = InferRequest(OTHER, home.covered[0], scores=True)
-    tags = InferRequest(TAGS, home.covered[0].split(), scores=True)
-    for guest_request in (small, tags):
+    small = TextRequest(OTHER, home.covered[0], scores=True)
+    tags = TextRequest(TAGS, home.covered[0].split(), scores=True)
+    for inner_request in (small, tags):
         async with held(home, monkeypatch) as lab:
             host = await lab.host(*long_call(home))
-            guest = await lab.call(guest_request)
+            inner = await lab.call(inner_request)
             lab.go_on.set()
-            await asyncio.gather(host, guest)
-            assert lab.ended == [guest, host]
+            await asyncio.gather(host, inner)
+            assert lab.ended == [inner, host]
             assert lab.metrics.usage.of("globex").tokens < LONG
             again = await lab.engine.infer(long_call(home))
             assert answers(again) == answers(host.result()), "interrupted or not: the same, to the last bit"
-            assert answers(await lab.engine.infer([guest_request])) == answers(guest.result())
+            assert answers(await lab.engine.infer([inner_request])) == answers(inner.result())
 
 
 async def test_each_is_charged_its_own_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     async with held(home, monkeypatch) as lab:
-        lab.guest_s = 0.3
+        lab.inner_s = 0.3
         begun = time.monotonic()
         host = await lab.host(*long_call(home))
-        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        inner = await lab.call(TextRequest(OTHER, home.covered[0]))
         lab.go_on.set()
-        (result, *_), _ = await asyncio.gather(host, guest)
+        (result, *_), _ = await asyncio.gather(host, inner)
         took = (time.monotonic() - begun) * 1e3
         assert result.timing["compute_ms"] < took - 299
-        assert guest.result()[0].timing["compute_ms"] > 299
+        assert inner.result()[0].timing["compute_ms"] > 299
 
 
-async def test_who_is_no_guest_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_may_not_interleave_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tenant; a batch that is not much shorter; and where several tenants' texts run, nobody."""
     text = home.covered[0]
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home)[:12])
-        same = await lab.call(InferRequest(PAIRS, (text, text)))
-        longer = await lab.call(InferRequest(OTHER, " ".join(home.covered[:12])))
+        same = await lab.call(TextRequest(PAIRS, (text, text)))
+        longer = await lab.call(TextRequest(OTHER, " ".join(home.covered[:12])))
         lab.go_on.set()
         await asyncio.gather(host, same, longer)
         assert lab.ended[0] is host
     async with held(home, monkeypatch) as lab:
-        host = await lab.host(*long_call(home), InferRequest(OTHER, text))
-        third = await lab.call(InferRequest(TAGS, text.split()))
+        host = await lab.host(*long_call(home), TextRequest(OTHER, text))
+        third = await lab.call(TextRequest(TAGS, text.split()))
         lab.go_on.set()
         await asyncio.gather(host, third)
         assert lab.ended == [host, third]
@@ -155,40 +155,40 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
 
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        gone = await lab.call(InferRequest(TAGS, home.covered[0].split()))
+        gone = await lab.call(TextRequest(TAGS, home.covered[0].split()))
         with monkeypatch.context() as patch:
             patch.setattr(running, "outputs_of", spoilt)
-            guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+            inner = await lab.call(TextRequest(OTHER, home.covered[0]))
             gone.cancel()
             lab.go_on.set()
-            results = await asyncio.gather(host, guest, gone, return_exceptions=True)
+            results = await asyncio.gather(host, inner, gone, return_exceptions=True)
         assert len(results[0]) == len(home.covered)  # type: ignore[arg-type]
         assert [type(r) for r in results[1:]] == [Damaged, asyncio.CancelledError]
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        inner = await lab.call(TextRequest(OTHER, home.covered[0]))
         host.cancel()
         lab.go_on.set()
-        assert (await guest)[0].label
+        assert (await inner)[0].label
 
 
-async def test_a_guest_without_threads_fails_alone_and_is_to_try_again(
+async def test_an_interleaved_batch_without_threads_fails_alone_and_is_to_try_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        lab.engine._threads.shutdown(wait=False)
-        guest = await lab.call(InferRequest(OTHER, home.covered[0]))
+        lab.engine._compute._threads.shutdown(wait=False)
+        inner = await lab.call(TextRequest(OTHER, home.covered[0]))
         with pytest.raises(Unavailable, match="try again"):
-            await guest
+            await inner
         assert "an interleaved batch could not run" in caplog.text
         lab.go_on.set()
         assert len(await host) == len(home.covered)
-        assert lab.engine.ready(), "a guest takes no loop with it"
-        assert (await lab.engine.infer([InferRequest(OTHER, home.covered[0])]))[0].label
+        assert lab.engine.ready(), "an interleaved batch takes no loop with it"
+        assert (await lab.engine.infer([TextRequest(OTHER, home.covered[0])]))[0].label
 
 
-async def test_a_guest_that_waits_for_its_module_leaves_its_place_to_another(
+async def test_an_interleaved_batch_that_waits_for_its_module_leaves_its_slot(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third, registry = ModelId("initech", "tags"), home.manager.registry
@@ -209,21 +209,21 @@ async def test_a_guest_that_waits_for_its_module_leaves_its_place_to_another(
 
             monkeypatch.setattr(pool, "_load", load)
             monkeypatch.setattr(pool, "_budget", 0)
-            waiting = await lab.call(InferRequest(OTHER, home.covered[0]))
+            waiting = await lab.call(TextRequest(OTHER, home.covered[0]))
             await until(lambda: loads.count(slow) == 2)
-            guest = await lab.call(InferRequest(third, home.covered[0].split()))
+            inner = await lab.call(TextRequest(third, home.covered[0].split()))
             await until(lambda: len(lab.engine._hosts._running[0]._waiting) == 1)
             lab.go_on.set()
-            await asyncio.gather(host, guest)
-            assert lab.ended == [guest, host]
+            await asyncio.gather(host, inner)
+            assert lab.ended == [inner, host]
             disk.set()
             assert (await waiting)[0].label
     finally:
         home.manager.delete_tenant("initech")
 
 
-async def test_guests_together_take_no_longer_than_their_host(home: Home) -> None:
-    """And a tenant is a guest until it was given more than the host's tenant had, which is soon."""
+async def test_interleaved_batches_together_take_no_longer_than_their_host(home: Home) -> None:
+    """And a tenant may interleave until it has received more than the host's tenant had, which is soon."""
     queue = BatchQueue(1_000_000, Pace())
     queue.put(await items(home, MOOD, home.covered * 2))
     take(queue, 200)

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
+from hmi.engine.engine import Cut
 from hmi.engine.item import Piece, work_in
 from hmi.engine.pace import BATCH_WORK, Pace, work_of
 from hmi.engine.queue import BatchQueue
@@ -39,7 +40,7 @@ async def test_a_damaged_module_fails_its_own_tenant_only(home: Home) -> None:
     intact = path.read_bytes()
     engine = home.engine()
     await engine.start()
-    calls = [engine.infer([InferRequest(m, t)]) for t in home.covered[:6] for m in (MOOD, OTHER)]
+    calls = [engine.infer([TextRequest(m, t)]) for t in home.covered[:6] for m in (MOOD, OTHER)]
     try:
         path.write_bytes(intact[:-8] + b"\0" * 8)
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -47,7 +48,7 @@ async def test_a_damaged_module_fails_its_own_tenant_only(home: Home) -> None:
         path.write_bytes(intact)
     assert all(isinstance(r, list) for r in results[::2]), "a neighbour's damage reached this tenant"
     assert all(isinstance(r, Damaged) for r in results[1::2])
-    (again,) = await engine.infer([InferRequest(OTHER, home.covered[0])])
+    (again,) = await engine.infer([TextRequest(OTHER, home.covered[0])])
     assert again.label, "a repaired module must answer again without a restart"
     await engine.stop()
 
@@ -87,7 +88,7 @@ async def test_what_is_wrong_with_some_texts_of_a_batch_does_not_make_the_others
         item.bundle = spoilt(home, item.bundle, what)
     pieces = [Piece(item, 0) for item in (*sound[:3], *bad, *sound[3:])]
     plan = Plan(Candidate(0.0, 0.0, "acme", sound[0].key, 1))
-    await engine._serve(pieces, plan, engine._in_thread)
+    await engine._serve(Cut(pieces, plan, 1.0))
     assert len(ran) == 1
     errors = [cast(Kept, item.sink).errors for item in bad]
     assert all(isinstance(mine, error) for (mine,) in errors)
@@ -102,11 +103,11 @@ async def test_what_is_wrong_with_some_texts_of_a_batch_does_not_make_the_others
 async def test_a_deadline_ends_the_wait(home: Home) -> None:
     engine = home.engine()
     await engine.start()
-    flood = asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered * 20]))
+    flood = asyncio.create_task(engine.infer([TextRequest(MOOD, t) for t in home.covered * 20]))
     await asyncio.sleep(0.05)
     begun = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await engine.infer([InferRequest(MOOD, t, deadline=begun + 0.001) for t in home.covered])
+        await engine.infer([TextRequest(MOOD, t, deadline=begun + 0.001) for t in home.covered])
     flood.cancel()
     await asyncio.gather(flood, return_exceptions=True)
     await engine.stop()
@@ -220,21 +221,21 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
     monkeypatch.setattr(Tokenizer, "encode", counted)
     async with admitting(loader_of(home)) as admission:
         for model in (MOOD, OTHER):
-            await admission.admit([InferRequest(model, "warm")])
-        flood = asyncio.create_task(admission.admit([InferRequest(MOOD, t) for t in home.covered * 30]))
+            await admission.admit([TextRequest(model, "warm")])
+        flood = asyncio.create_task(admission.admit([TextRequest(MOOD, t) for t in home.covered * 30]))
         while len(read) < 3:
             await asyncio.sleep(0.001)
         before = len(read)
-        ((_, windows),) = await admission.admit([InferRequest(OTHER, "a quiet text")])
+        ((_, windows),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
         assert len(windows[0]) == 5
         assert read.index("a quiet text") <= before + 1, "one text of the flood that was begun, and no more"
         flood.cancel()
         await asyncio.gather(flood, return_exceptions=True)
-        await admission.admit([InferRequest(OTHER, "the last")])
+        await admission.admit([TextRequest(OTHER, "the last")])
         assert len(read) < len(home.covered * 30), "a call whose client has gone is dropped"
         with pytest.raises(InvalidInput, match=r"give a text in \[1\]\.inputs") as error:
             await admission.admit(
-                [InferRequest(OTHER, "good"), InferRequest(OTHER, ["bad"], place="[1].inputs")]
+                [TextRequest(OTHER, "good"), TextRequest(OTHER, ["bad"], place="[1].inputs")]
             )
         assert error.value.details["field"] == "[1].inputs"
 
@@ -248,7 +249,7 @@ async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
 
         async def call(model: ModelId, *texts: Text) -> None:
             with suppress(InvalidInput):
-                await admission.admit([InferRequest(model, text) for text in texts])
+                await admission.admit([TextRequest(model, text) for text in texts])
             ended.append(model.tenant)
 
         calls = [asyncio.create_task(call(MOOD, "fine", ["not so"])) for _ in range(20)]
@@ -277,8 +278,8 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
     texts = (home.covered * 4)[:100]
     ended: list[str] = []
 
-    async def call(name: str, model: ModelId, texts: list[str]) -> list[InferResult]:
-        results = await engine.infer([InferRequest(model, text) for text in texts])
+    async def call(name: str, model: ModelId, texts: list[str]) -> list[TextResult]:
+        results = await engine.infer([TextRequest(model, text) for text in texts])
         ended.append(name)
         return results
 
@@ -286,7 +287,7 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
     calls += [call("small", MOOD, texts[:1]), call("other", OTHER, texts)]
     tasks = [asyncio.create_task(c) for c in calls]
     late = asyncio.create_task(
-        engine.infer([InferRequest(MOOD, t, deadline=time.monotonic() + 0.001) for t in texts])
+        engine.infer([TextRequest(MOOD, t, deadline=time.monotonic() + 0.001) for t in texts])
     )
     results = await asyncio.gather(*tasks)
     assert [len(answers) for answers in results] == [100, 100, 100, 100, 1, 100], "all at once would not fit"
@@ -310,9 +311,9 @@ async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: 
     loader = loader_of(home)
     await loader.load(MOOD, exact=False)
     async with admitting(loader) as admission:
-        await admission.admit([InferRequest(OTHER, "a quiet text")])
+        await admission.admit([TextRequest(OTHER, "a quiet text")])
         begun = time.monotonic()
-        await admission.admit([InferRequest(MOOD, t) for t in home.covered[:10]])
+        await admission.admit([TextRequest(MOOD, t) for t in home.covered[:10]])
         took = time.monotonic() - begun
     assert took >= 10 * 0.005 + 9 * 0.015, "a quarter of the time: nine rests between ten turns"
 
@@ -321,8 +322,7 @@ async def test_an_end_without_draining_tokenises_nothing_more(home: Home) -> Non
     engine = home.engine()
     await engine.start()
     calls = [
-        asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered * 20]))
-        for _ in range(8)
+        asyncio.create_task(engine.infer([TextRequest(MOOD, t) for t in home.covered * 20])) for _ in range(8)
     ]
     await asyncio.sleep(0)
     await engine.stop(drain=False)
@@ -336,7 +336,7 @@ async def test_a_text_in_several_batches_answers_as_in_one(home: Home) -> None:
         engine = home.engine(batch_ms=batch_ms, streams=2)
         await engine.start()
         engine._pace.ran = lambda *_: None  # type: ignore[method-assign]
-        answers.append(await engine.infer([InferRequest(TAGS, words[i:]) for i in range(4)]))
+        answers.append(await engine.infer([TextRequest(TAGS, words[i:]) for i in range(4)]))
         await engine.stop()
     for apart, together in zip(*answers, strict=True):
         assert apart.tags == together.tags

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hmi.core import JobRecord, ModelId, Task
-from hmi.engine import Engine, InferRequest, InferResult
+from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError, InvalidInput
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.jobs.options import FineTuneOptions
@@ -76,11 +76,11 @@ def kinds(home: Home) -> Iterator[dict[str, JobRecord]]:
     manager.delete_tenant("kinds")
 
 
-async def ask(engine: Engine, inputs: list[tuple[ModelId, Text]]) -> list[InferResult]:
-    return await engine.infer([InferRequest(m, t, scores=True, provenance=True) for m, t in inputs])
+async def ask(engine: Engine, inputs: list[tuple[ModelId, Text]]) -> list[TextResult]:
+    return await engine.infer([TextRequest(m, t, scores=True, provenance=True) for m, t in inputs])
 
 
-def figures(result: InferResult) -> list[float]:
+def figures(result: TextResult) -> list[float]:
     """All numbers of an answer."""
     found = [*(result.scores or {}).values(), *(result.tag_scores or []), *(result.embedding or [])]
     return found if result.value is None else [*found, result.value]
@@ -174,8 +174,8 @@ async def test_an_embedding_is_the_mean_of_the_last_layer(home: Home, kinds: dic
     text = home.covered[0]
     engine = home.engine()
     await engine.start()
-    (exact,) = await engine.infer([InferRequest(VECTORS, text, exact=True)])
-    (stored,) = await engine.infer([InferRequest(VECTORS, text)])
+    (exact,) = await engine.infer([TextRequest(VECTORS, text, exact=True)])
+    (stored,) = await engine.infer([TextRequest(VECTORS, text)])
     await engine.stop()
     (folder,) = (home.settings.data / "roots" / "tiny").glob("*")
     root = load_root(folder, with_lower=True)
@@ -208,7 +208,7 @@ async def test_inputs_of_another_form_are_refused(
     engine = home.engine()
     await engine.start()
     with pytest.raises(InvalidInput, match=message):
-        await engine.infer([InferRequest(model, text)])
+        await engine.infer([TextRequest(model, text)])
     await engine.stop()
 
 

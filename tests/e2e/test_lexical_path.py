@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hmi.core import JobRecord, ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from tests.e2e.conftest import QUICK, Home, jsonl
 from tests.tiny import random_texts
 
@@ -54,10 +54,10 @@ async def test_lexical_features_learn_case_and_alone_equals_batched(home: Home) 
     rows = [json.loads(line)["tokens"] for line in cased_rows(2, 20).decode().splitlines()]
     engine = home.engine()
     await engine.start()
-    together = await engine.infer([InferRequest(MODEL, row) for row in rows])
+    together = await engine.infer([TextRequest(MODEL, row) for row in rows])
     right = total = 0
     for row, batched in zip(rows, together, strict=True):
-        (alone,) = await engine.infer([InferRequest(MODEL, row)])
+        (alone,) = await engine.infer([TextRequest(MODEL, row)])
         assert alone.tags == batched.tags
         assert alone.tag_scores == pytest.approx(batched.tag_scores, abs=1e-5)
         right += sum(

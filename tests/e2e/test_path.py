@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, NotFound, Unavailable
 from hmi.manager import Manager
 from hmi.model.tokenizer import Text
@@ -25,7 +25,7 @@ MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
 
 
-async def ask(home: Home, requests: list[InferRequest]) -> list[InferResult]:
+async def ask(home: Home, requests: list[TextRequest]) -> list[TextResult]:
     engine = home.engine()
     await engine.start()
     try:
@@ -34,7 +34,7 @@ async def ask(home: Home, requests: list[InferRequest]) -> list[InferResult]:
         await engine.stop()
 
 
-def figures(result: InferResult) -> list[float]:
+def figures(result: TextResult) -> list[float]:
     """The numbers of an answer, for comparison."""
     if result.tag_scores is not None:
         return result.tag_scores
@@ -42,12 +42,12 @@ def figures(result: InferResult) -> list[float]:
     return list(result.scores.values())
 
 
-def mixed_requests(home: Home) -> list[InferRequest]:
+def mixed_requests(home: Home) -> list[TextRequest]:
     inputs: list[tuple[ModelId, Text]] = []
     for text in home.covered:
         inputs += [(MOOD, text), (OTHER, text), (PAIRS, (text, text[::2])), (TAGS, text.split())]
     random.Random(3).shuffle(inputs)
-    return [InferRequest(model, text, scores=True, provenance=True) for model, text in inputs]
+    return [TextRequest(model, text, scores=True, provenance=True) for model, text in inputs]
 
 
 async def test_alone_equals_batched(home: Home) -> None:
@@ -87,8 +87,8 @@ async def test_fully_covered_text_needs_no_lower_layers(home: Home, tmp_path: Pa
 
 async def test_retrieved_equals_computed_to_the_storage_types_precision(home: Home) -> None:
     texts = home.covered
-    stored = await ask(home, [InferRequest(MOOD, t, scores=True) for t in texts])
-    exact = await ask(home, [InferRequest(MOOD, t, scores=True, exact=True, provenance=True) for t in texts])
+    stored = await ask(home, [TextRequest(MOOD, t, scores=True) for t in texts])
+    exact = await ask(home, [TextRequest(MOOD, t, scores=True, exact=True, provenance=True) for t in texts])
     for a, b in zip(stored, exact, strict=True):
         assert b.provenance is not None
         assert list(b.provenance.plot) == ["computed"]
@@ -99,7 +99,7 @@ async def test_retrieved_equals_computed_to_the_storage_types_precision(home: Ho
 
 
 async def test_half_covered_text_backs_off(home: Home) -> None:
-    results = await ask(home, [InferRequest(OTHER, t, provenance=True) for t in home.covered])
+    results = await ask(home, [TextRequest(OTHER, t, provenance=True) for t in home.covered])
     hits = [r.provenance.plot for r in results if r.provenance]
     trigrams = sum(h["trigram"] for h in hits)
     bigrams = sum(h["bigram"] for h in hits)
@@ -133,7 +133,7 @@ async def test_deleting_a_tenant_leaves_the_other_bit_identical(home: Home) -> N
         )
     )
     requests = [r for r in mixed_requests(home) if r.model == MOOD][:8]
-    extra = [InferRequest(ModelId("passing", "mood"), t) for t in home.covered[:8]]
+    extra = [TextRequest(ModelId("passing", "mood"), t) for t in home.covered[:8]]
     before = await ask(home, requests)
     together = await ask(home, [*requests, *extra])
     assert [r.label for r in together[:8]] == [r.label for r in before]
@@ -148,7 +148,7 @@ async def test_deleting_a_tenant_leaves_the_other_bit_identical(home: Home) -> N
 
 async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
     manager = home.manager
-    requests = [InferRequest(OTHER, t, scores=True) for t in home.covered[:5]]
+    requests = [TextRequest(OTHER, t, scores=True) for t in home.covered[:5]]
     before = await ask(home, requests)
     home.run(
         manager.update_model(
@@ -174,12 +174,12 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
 )
 async def test_bad_inputs_name_the_field(home: Home, model: ModelId, text: Text, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        await ask(home, [InferRequest(model, text)])
+        await ask(home, [TextRequest(model, text)])
 
 
 async def test_words_without_pieces_and_cut_words_get_a_tag(home: Home) -> None:
     words = ["cell", "\u200b", "gene", *["the"] * 700]
-    (result,) = await ask(home, [InferRequest(TAGS, words)])
+    (result,) = await ask(home, [TextRequest(TAGS, words)])
     assert result.truncated
     assert result.tags is not None
     assert len(result.tags) == len(words)
@@ -190,11 +190,11 @@ async def test_words_without_pieces_and_cut_words_get_a_tag(home: Home) -> None:
 
 async def test_a_passed_deadline_and_a_full_queue_are_refused(home: Home) -> None:
     with pytest.raises(DeadlineExceeded):
-        await ask(home, [InferRequest(MOOD, "the cell", deadline=time.monotonic() - 1)])
+        await ask(home, [TextRequest(MOOD, "the cell", deadline=time.monotonic() - 1)])
     tight = Home(home.manager, Settings(data=home.settings.data, queue_tokens=16), home.covered)
     engine = tight.engine()
     await engine.start()
-    calls = [engine.infer([InferRequest(MOOD, t) for t in home.covered]) for _ in range(8)]
+    calls = [engine.infer([TextRequest(MOOD, t) for t in home.covered]) for _ in range(8)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     await engine.stop()
     assert any(isinstance(r, Unavailable) for r in results)
@@ -204,8 +204,8 @@ async def test_a_passed_deadline_and_a_full_queue_are_refused(home: Home) -> Non
 async def test_a_cancelled_call_is_dropped_and_others_go_on(home: Home) -> None:
     engine = home.engine()
     await engine.start()
-    gone = asyncio.create_task(engine.infer([InferRequest(MOOD, t) for t in home.covered]))
-    stays = asyncio.create_task(engine.infer([InferRequest(TAGS, home.covered[0].split())]))
+    gone = asyncio.create_task(engine.infer([TextRequest(MOOD, t) for t in home.covered]))
+    stays = asyncio.create_task(engine.infer([TextRequest(TAGS, home.covered[0].split())]))
     await asyncio.sleep(0)
     gone.cancel()
     (result,) = await stays

@@ -8,9 +8,11 @@ from itertools import pairwise
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
-from hmi.engine.pace import Pace
-from hmi.engine.queue import BatchQueue, Cut
+from hmi.engine import TextRequest
+from hmi.engine.engine import Cut
+from hmi.engine.item import Piece
+from hmi.engine.pace import BATCH_WORK, Pace
+from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.execution import BatchKey, Hook
 from hmi.metrics import Metrics
 from hmi.stages import OFF, Batch, Candidate, Effect, Measured, Plan, RoundRobin, Setting, Shape
@@ -57,9 +59,9 @@ class Always(RoundRobin):
         self.learnt.append((plan, measured))
 
 
-def asked(home: Home) -> list[InferRequest]:
-    requests = [InferRequest(MOOD, t, scores=True, provenance=True) for t in home.covered[:8]]
-    return requests + [InferRequest(TAGS, t.split(), provenance=True) for t in home.covered[:4]]
+def asked(home: Home) -> list[TextRequest]:
+    requests = [TextRequest(MOOD, t, scores=True, provenance=True) for t in home.covered[:8]]
+    return requests + [TextRequest(TAGS, t.split(), provenance=True) for t in home.covered[:4]]
 
 
 async def test_a_stage_reaches_provenance_metrics_and_planner(home: Home) -> None:
@@ -100,6 +102,37 @@ async def test_a_stage_that_is_off_changes_nothing(home: Home) -> None:
     await shorter.stop()
 
 
+class Tired(Shorter):
+    """A stage that foresees the effect of its first batch only."""
+
+    asked = 0
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        self.asked += 1
+        if self.asked > 1:
+            raise RuntimeError("planted")
+        return super().effect(setting, shape)
+
+
+async def test_a_batch_that_ran_does_not_depend_on_its_stages_again(home: Home) -> None:
+    metrics, stage = Metrics(), Tired()
+    engine = home.engine(metrics, Always(stage, 1))
+    await engine.start()
+    assert (await engine.infer(asked(home)[:1]))[0].label
+    await engine.stop()
+    assert stage.asked == 1
+    assert b"hmi_batch_inputs_count 1.0" in metrics.render()
+
+
+async def test_the_expected_time_counts_what_the_stages_leave(home: Home) -> None:
+    engine = home.engine()
+    pieces = [Piece(i, 0) for i in await items(home, MOOD, home.covered)]
+    plan = Plan(Candidate(0.0, 0.0, "acme", pieces[0].item.key, 3))
+    whole, half = (engine._expected_s(Cut(pieces, plan, left)) for left in (1.0, 0.5))
+    fixed = engine._pace.seconds(pieces[0].item.key, BATCH_WORK)
+    assert half - fixed == pytest.approx((whole - fixed) / 2)
+
+
 async def test_a_batch_grows_by_what_its_stages_save(home: Home) -> None:
     lengths = []
     for share in (1.0, 0.5):
@@ -107,7 +140,9 @@ async def test_a_batch_grows_by_what_its_stages_save(home: Home) -> None:
         queue = BatchQueue(1_000_000, pace)
         queue.put(await items(home, MOOD, [home.covered[0]] * 64))
         (candidate,) = queue.candidates()
-        lengths.append(len(queue.cut(candidate, Cut(12 * pace.seconds(candidate.key, 24.0), 1 << 20, share))))
+        lengths.append(
+            len(queue.cut(candidate, BatchLimits(12 * pace.seconds(candidate.key, 24.0), 1 << 20, share)))
+        )
     assert all(later > 1.5 * earlier for earlier, later in pairwise(lengths))
 
 

@@ -16,7 +16,7 @@ from hmi.api.openapi import document
 from hmi.api.protocols.base import Endpoint, Failure
 from hmi.api.routes import ROUTES
 from hmi.core import ModelId
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.errors import InvalidInput
 from tests.hmi.api_world import running
 
@@ -74,10 +74,10 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert documented["/by-line"] == {"#/components/schemas/Oops"}
     assert documented["/infer"] == {"#/components/schemas/ErrorAnswer"}
 
-    async def infer(requests: list[InferRequest]) -> list[InferResult]:
+    async def infer(requests: list[TextRequest]) -> list[TextResult]:
         if requests[0].text == "bad":
             raise InvalidInput("bad it is", field=requests[0].place)
-        return [InferResult(model=r.model, version=1, label=str(r.text).upper()) for r in requests]
+        return [TextResult(model=r.model, version=1, label=str(r.text).upper()) for r in requests]
 
     async with running(tmp_path, max_inputs=3) as world:
         world.services.engine.infer = infer  # type: ignore[method-assign,assignment]

@@ -18,7 +18,7 @@ from hmi.api.caller import ADMINISTRATOR, Caller
 from hmi.api.inference import Inference
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine import InferRequest, InferResult
+from hmi.engine import TextRequest, TextResult
 from hmi.engine.in_flight import InFlight
 from hmi.engine.request import Provenance, Versions
 from hmi.errors import HmiError, InvalidInput, NotFound, TooLarge
@@ -32,7 +32,7 @@ TOPIC, MOOD, FOREIGN = ModelId("acme", "topic"), ModelId("acme", "mood"), ModelI
 class Echo:
     """Answers each text with itself; its times are as many milliseconds as the text has characters."""
 
-    calls: list[list[InferRequest]] = field(default_factory=list)
+    calls: list[list[TextRequest]] = field(default_factory=list)
     error: Exception | None = None
 
     async def start(self) -> None: ...
@@ -45,19 +45,19 @@ class Echo:
     def trouble(self) -> str | None:
         return None
 
-    async def infer(self, requests: list[InferRequest]) -> Sequence[InferResult]:
+    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         self.calls.append(requests)
         if self.error is not None:
             raise self.error
         return [_echo(request) for request in requests]
 
 
-def _echo(request: InferRequest) -> InferResult:
+def _echo(request: TextRequest) -> TextResult:
     text = str(request.text)
     made_by = Provenance(
         {"trigram": len(text), "miss": 1}, len(text), request.exact, Versions(7, "v", "d", "r")
     )
-    return InferResult(
+    return TextResult(
         model=request.model,
         version=7,
         label=text,
@@ -99,11 +99,11 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     full = Ask(MOOD, inputs, "[1].model", exact=True, scores=True, provenance=True, deadline_ms=50)
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
-    assert plain == InferRequest(TOPIC, "a", place="inputs[0]")
+    assert plain == TextRequest(TOPIC, "a", place="inputs[0]")
     told: dict[str, Any] = {"exact": True, "scores": True, "provenance": True, "deadline": 100.05}
     told |= {"ask": 1, "model_place": "[1].model"}
-    assert pair == InferRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
-    assert split == InferRequest(MOOD, words, place="[1].inputs[1]", **told)
+    assert pair == TextRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
+    assert split == TextRequest(MOOD, words, place="[1].inputs[1]", **told)
 
 
 async def test_timing_is_of_the_slowest_input_and_provenance_of_all() -> None:
@@ -219,7 +219,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_in_the_engine() -> None:
     room, echo = inference()
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: list[InferRequest]) -> Sequence[InferResult]:
+    async def wait(_: list[TextRequest]) -> Sequence[TextResult]:
         begun.set()
         try:
             await asyncio.Event().wait()

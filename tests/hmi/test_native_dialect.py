@@ -16,7 +16,7 @@ from hmi.api.protocols.base import Dialect, Endpoint, Failure
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import ErrorAnswer
 from hmi.core import ModelId
-from hmi.engine import InferResult
+from hmi.engine import TextResult
 from hmi.engine.request import Provenance, Versions
 from hmi.errors import InvalidInput
 from tests.hmi.test_api_fuzz import draw
@@ -148,7 +148,7 @@ def without_none(item: Any) -> Any:
 @pytest.mark.parametrize("task", OUTPUTS)
 @pytest.mark.parametrize("provenance", [None, MADE_BY])
 def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | None) -> None:
-    output = InferResult(
+    output = TextResult(
         model=TOPIC, version=3, provenance=provenance, timing={"queue_ms": 1.0}, **OUTPUTS[task]
     )
     result = AskResult(TOPIC, 3, [output, output], {"queue_ms": 1.0, "total_ms": 2.5}, provenance)

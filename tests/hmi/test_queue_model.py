@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hmi.core import ModelId
-from hmi.engine import InferRequest
+from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import BatchQueue, Cut
+from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.model.batching import Encoded
 
@@ -49,7 +49,7 @@ def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = N
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
     return Item(
-        InferRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
+        TextRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
     )
 
 
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         pace, candidates = Pace(), self.queue.candidates()
         first = min(candidates)
         seconds = pace.seconds(first.key, work)
-        pieces = self.queue.cut(first, Cut(seconds, tokens, share))
+        pieces = self.queue.cut(first, BatchLimits(seconds, tokens, share))
         self.check(pieces, first.key)
         if len(pieces) > 1:
             assert sum(len(p.window) for p in pieces) <= tokens
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
     def take_interleaved(self, work: float) -> None:
         candidate, pace = min(self.queue.interleavable()), Pace()
         seconds = pace.seconds(candidate.key, work)
-        pieces = self.queue.cut(candidate, Cut(seconds, 100, interleaved=True))
+        pieces = self.queue.cut(candidate, BatchLimits(seconds, 100, interleaved=True))
         self.check(pieces, candidate.key)
         assert not pieces or pace.seconds(
             candidate.key, BATCH_WORK + sum(p.work for p in pieces)
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             candidates = self.queue.candidates()
             if not candidates:
                 break
-            self.check(self.queue.cut(min(candidates), Cut(1.0, 1 << 20)), min(candidates).key)
+            self.check(self.queue.cut(min(candidates), BatchLimits(1.0, 1 << 20)), min(candidates).key)
         assert not self.queue.candidates()
         assert self.queue.tokens == 0
         assert not [i for i in self.all if cast(Told, i.sink).wanted]
@@ -170,6 +170,6 @@ def test_whoever_waits_is_served_within_as_many_turns_as_there_are_tenants(loud:
     for turn in range(8 * loud):
         if turn == loud:
             queue.put([item("quiet", "cls", [20])])
-        served += [p.item.tenant for p in queue.cut(min(queue.candidates()), Cut(1e-9, 20))]
+        served += [p.item.tenant for p in queue.cut(min(queue.candidates()), BatchLimits(1e-9, 20))]
     at = served.index("quiet")
     assert at <= 2 * loud + 1, served

@@ -27,8 +27,8 @@ class Endpoint:
     answer: Any
     """The type that `encode` returns: a pydantic model or a list of pydantic models."""
     decode: Callable[[Any, Mapping[str, str]], list[Ask]]
-    """From the body and the path's parameters to asks. It runs on the event loop, so it must be quick:
-    let the inputs be created while they are iterated."""
+    """From the body and the path's parameters to asks. It runs on the event loop, so it must be quick.
+    `Ask.inputs` should create each input only when it is iterated."""
     encode: Callable[[Sequence[AskResult]], Any]
     """From the results, in the order of the asks, to the answer. Large results are encoded in a thread."""
     inputs_field: str

@@ -11,7 +11,7 @@ from hmi.core import ModelId
 
 
 def decode_one(body: InferBody, path: Mapping[str, str]) -> list[Ask]:
-    """Decode POST /infer/{model}. Raises InvalidInput for a malformed model's name in the path."""
+    """Decode POST /infer/{model}. Raises InvalidInput if the name of the model in the path is malformed."""
     return [_ask(ModelId.parse(path["model"]), body)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hmi.api.asks import AskResult
 from hmi.api.protocols.native.schemas import InferAnswer, LabelScore, Output, Provenance, Versions
-from hmi.engine import InferResult
+from hmi.engine import TextResult
 from hmi.engine.request import Provenance as EngineProvenance
 
 
@@ -31,7 +31,7 @@ def _answer(result: AskResult) -> InferAnswer:
     )
 
 
-def _output(output: InferResult) -> Output:
+def _output(output: TextResult) -> Output:
     return Output(
         label=output.label,
         score=output.score,
