@@ -18,6 +18,7 @@ from hmi.errors import InvalidInput
 from hmi.execution.base import Executor, Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.packed import PackedExecutor, pack_upper
+from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
 
@@ -123,18 +124,23 @@ def executor_for(root: Root, wanted: str = "auto", *, wait: bool = False) -> Cho
 
 
 def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
-    """Measure every executor and take the fastest. Whatever fails, the reference goes on."""
+    """Take the fastest executor. Whatever fails, the reference goes on."""
     try:
-        dim, found = root.info.shape.dim, _candidates(upper, root, wanted)
-        base = _measured("packed fp32", chosen, chosen, dim)
-        measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
-        able = [m for m in measured if wanted != "auto" or m.cosine >= MIN_COSINE]
-        best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
-        chosen.take(found.get(best.name), best.name, [base, *measured])
-        told = ", ".join(map(str, (base, *measured)))
-        log.debug("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
+        _take_fastest(chosen, upper, root, wanted)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be measured", root.info.name)
+    give_back_memory()  # of the executors that were built and not taken
+
+
+def _take_fastest(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
+    dim, found = root.info.shape.dim, _candidates(upper, root, wanted)
+    base = _measured("packed fp32", chosen, chosen, dim)
+    measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
+    able = [m for m in measured if wanted != "auto" or m.cosine >= MIN_COSINE]
+    best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
+    chosen.take(found.get(best.name), best.name, [base, *measured])
+    told = ", ".join(map(str, (base, *measured)))
+    log.debug("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
 
 
 def _candidates(upper: nn.ModuleList, root: Root, wanted: str) -> dict[str, Executor]:
