@@ -18,8 +18,8 @@ from hmi.bench.report import Row, median_ms, paired_ratio
 from hmi.core import ModuleSpec
 from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
-from hmi.execution.fused import available
 from hmi.execution.packed import run_classified, run_rows
+from hmi.execution.precision import available
 from hmi.jobs.ngrams import ragged
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality

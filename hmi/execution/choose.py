@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 
 import torch
@@ -18,9 +23,11 @@ from hmi.errors import InvalidInput
 from hmi.execution.base import Executor, Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.packed import PackedExecutor, pack_upper
+from hmi.execution.precision import available
 from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
+from hmi.model.shape import EncoderShape
 
 log = logging.getLogger("hmi.execution")
 ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}
@@ -95,8 +102,6 @@ def check_precision(wanted: str) -> None:
     """Raises InvalidInput where this processor has no instructions for a precision that was asked for."""
     if wanted in ("auto", "fp32"):
         return
-    from hmi.execution.fused import available
-
     if wanted not in available():
         raise InvalidInput(
             f"precision = {wanted!r}: this processor has no instructions for it; use auto or fp32",
@@ -120,6 +125,8 @@ def executor_for(root: Root, wanted: str = "auto", *, wait: bool = False) -> Cho
         work.start()
         if wait:
             work.join()
+    elif wanted not in ALLOWED:
+        log.warning("root %s runs in fp32: its sizes do not fit the kernels of %s", root.info.name, wanted)
     return chosen
 
 
@@ -133,9 +140,9 @@ def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> No
 
 
 def _take_fastest(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
-    dim, found = root.info.shape.dim, _candidates(upper, root, wanted)
-    base = _measured("packed fp32", chosen, chosen, dim)
-    measured = [_measured(name, executor, chosen, dim) for name, executor in found.items()]
+    shape, found = root.info.shape, _candidates(upper, root, wanted)
+    base = _measured("packed fp32", chosen, chosen, shape)
+    measured = [_measured(name, executor, chosen, shape) for name, executor in found.items()]
     able = [m for m in measured if wanted != "auto" or m.cosine >= MIN_COSINE]
     best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
     chosen.take(found.get(best.name), best.name, [base, *measured])
@@ -144,11 +151,29 @@ def _take_fastest(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str)
 
 
 def _candidates(upper: nn.ModuleList, root: Root, wanted: str) -> dict[str, Executor]:
-    # Imported here, since numba takes a second, and compiling the kernels for the first time many.
-    from hmi.execution.fused import FusedExecutor, precisions
+    _compile_apart()
+    from hmi.execution.fused import FusedExecutor
 
     shape, allowed = root.info.shape, ALLOWED.get(wanted, (wanted,))
-    return {f"fused {p}": FusedExecutor(upper, shape, p) for p in precisions(shape) if p in allowed}
+    return {f"fused {p}": FusedExecutor(upper, shape, p) for p in available() if p in allowed}
+
+
+@cache
+def _compile_apart() -> None:
+    """Compile the kernels in a process of its own, so that this one only reads the machine code.
+
+    LLVM ends its process where it cannot compile. Raises RuntimeError with the reason.
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", "import hmi_kernels.encoder.ops"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"the kernels cannot be compiled here (exit status {child.returncode}: {last})")
 
 
 def _slowness(one: Measured, base: Measured) -> float:
@@ -157,13 +182,15 @@ def _slowness(one: Measured, base: Measured) -> float:
 
 
 @torch.inference_mode()
-def _measured(name: str, executor: Executor, reference: Executor, dim: int) -> Measured:
+def _measured(name: str, executor: Executor, reference: Executor, shape: EncoderShape) -> Measured:
+    longest = shape.positions
     times, cosine, g = [], 1.0, torch.Generator().manual_seed(0)
-    for lengths in PROBES:
-        rows = Rows.packed(torch.randn(sum(lengths), dim, generator=g), offsets_of(lengths))
+    for lengths in ([min(n, longest) for n in probe] for probe in PROBES):
+        rows = Rows.packed(torch.randn(sum(lengths), shape.dim, generator=g), offsets_of(lengths))
         work = _work(executor, rows, len(lengths))
         ours, theirs = work(), _work(reference, rows, len(lengths))()
-        cosine = min(cosine, float(torch.cosine_similarity(ours, theirs).min()))
+        close = float(torch.cosine_similarity(ours, theirs).min())
+        cosine = min(cosine, close if math.isfinite(close) else -1.0)
         times.append(1e6 * min(_seconds(work) for _ in range(ROUNDS)) / sum(lengths))
     return Measured(name, tuple(times), cosine)
 

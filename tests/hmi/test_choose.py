@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from hmi.config import Settings
 from hmi.errors import InvalidInput
-from hmi.execution import BatchKey, Executor, Rows
+from hmi.execution import BatchKey, Executor, Rows, choose
 from hmi.execution import fused as fused_room
 from hmi.execution.choose import check_precision, executor_for
-from hmi.execution.fused import FusedExecutor, available
+from hmi.execution.fused import FusedExecutor
 from hmi.execution.packed import PackedExecutor, pack_upper
+from hmi.execution.precision import available
 from hmi.metrics import Metrics
 from hmi.model.root import Root
 from tests.hmi.test_fused import BERT, packed, upper
@@ -85,7 +87,7 @@ def test_unknown_and_unavailable_precisions_are_refused(monkeypatch: pytest.Monk
     with pytest.raises(InvalidInput, match="use auto, fp32, bf16 or int8") as caught:
         Settings(precision="fp16")
     assert caught.value.details["field"] == "precision"
-    monkeypatch.setattr(fused_room, "available", lambda: ["fp32"])
+    monkeypatch.setattr(choose, "available", lambda: ["fp32"])
     check_precision("auto")
     with pytest.raises(InvalidInput, match="no instructions"):
         check_precision("int8")
@@ -97,3 +99,28 @@ def test_metrics_show_the_choice(root: Root) -> None:
     text = metrics.render().decode()
     assert f'hmi_executor{{executor="{chosen.name}",root="tiny"}} 1.0' in text
     assert ("hmi_executor_token_seconds{" in text) == bool(chosen.measured)
+
+
+def test_a_compiler_that_ends_its_process_leaves_the_server_alone(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose._compile_apart.cache_clear()
+    monkeypatch.setattr(choose.sys, "executable", shutil.which("false"))
+    with caplog.at_level(logging.ERROR, "hmi.execution"):
+        chosen = executor_for(root, wait=True)
+    choose._compile_apart.cache_clear()
+    assert chosen.name == "packed fp32"
+    assert "cannot be compiled here (exit status 1" in caplog.text
+
+
+def test_an_executor_whose_answers_are_no_numbers_is_not_taken(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FusedExecutor.run
+
+    def broken(self: FusedExecutor, *given: Any, **named: Any) -> Any:
+        for left in run(self, *given, **named):
+            yield replace(left, last=left.last * torch.nan)
+
+    monkeypatch.setattr(FusedExecutor, "run", broken)
+    assert executor_for(root, wait=True).name == "packed fp32"

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
-from hmi.execution import BatchKey, Executor, Rows
-from hmi.execution.fused import FusedExecutor, Precision, precisions
+from hmi.execution import BatchKey, Executor, Left, Rows
+from hmi.execution.fused import FusedExecutor
 from hmi.execution.packed import PackedExecutor, run_rows
+from hmi.execution.precision import Precision, available
 from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import TenantModule, new_module
 from hmi.model.shape import EncoderShape
@@ -23,7 +24,7 @@ MPNET = EncoderShape(
 )
 DEPTH = 3
 LENGTHS = (5, 70, 1, 130, 14, 7, 64, 300)
-HERE = precisions(BERT)
+HERE = available()
 
 
 def upper(shape: EncoderShape) -> nn.ModuleList:
@@ -128,3 +129,67 @@ def test_another_tenants_module_changes_nothing(precision: Precision) -> None:
     assert torch.equal(one[:20], other[:20])
     assert torch.equal(one[26:], other[26:])
     assert not torch.equal(one[20:26], other[20:26])
+
+
+def test_a_module_of_other_sizes_is_refused() -> None:
+    executor, (x, offsets) = FusedExecutor(upper(BERT), BERT, "fp32"), packed((4,), BERT.dim)
+    with pytest.raises(ValueError, match="the layer needs"):
+        run_rows(executor, x, offsets, [module(MPNET, "lora", 4)])
+
+
+def test_a_text_beyond_relative_attention_is_refused() -> None:
+    executor, (x, offsets) = FusedExecutor(upper(MPNET), MPNET, "fp32"), packed((301,), MPNET.dim)
+    with pytest.raises(ValueError, match="relative attention"):
+        run_rows(executor, x, offsets, [None])
+
+
+@pytest.mark.parametrize("precision", HERE)
+@pytest.mark.parametrize("kind", ["parallel", "lora", "houlsby"])
+def test_not_a_number_stays_with_its_text_and_is_no_answer(precision: Precision, kind: Kind) -> None:
+    executor, (x, offsets) = FusedExecutor(upper(BERT), BERT, precision), packed((6, 9), BERT.dim)
+    mine, broken = module(BERT, "lora", 8), module(BERT, kind, 8)
+    next(p for name, p in broken.named_parameters() if name.endswith("down")).fill_(torch.nan)
+    got = run_rows(executor, x, offsets, [broken, mine])
+    assert not torch.isfinite(got[:6]).any(dim=1).any()
+    assert torch.equal(got[6:], run_rows(executor, x[6:].clone(), [0, 9], [mine]))
+
+
+def test_numbers_far_from_zero_stay_exact() -> None:
+    layers = upper(BERT)
+    for layer in layers:
+        assert isinstance(layer, EncoderLayer)
+        layer.fi.bias.data.mul_(300)  # GELU far beyond where its polynomial ends
+    (x, offsets), none = packed((40, 3), BERT.dim), [None, None]
+    wanted = run_rows(PackedExecutor(layers, BERT), x, offsets, none)
+    got = run_rows(FusedExecutor(layers, BERT, "fp32"), x, offsets, none)
+    torch.testing.assert_close(got, wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [BERT, MPNET], ids=["bert", "mpnet"])
+def test_merged_rows_and_texts_that_leave_early(shape: EncoderShape) -> None:
+    layers, (x, offsets) = upper(shape), packed((12, 5, 30), shape.dim)
+    sizes = torch.randint(1, 4, (len(x),), generator=torch.Generator().manual_seed(0)).float()
+    rows = Rows(x, offsets, range(3), None, sizes)
+    modules = [module(shape, "lora", 8), None, module(shape, "sequential", 3)]
+
+    def last(executor: Executor) -> list[tuple[list[int], Tensor]]:
+        found = executor.run(BatchKey(("", ""), "rows", exact=False), rows, modules, [FirstLeaves()])
+        return [(list(left.texts), left.last) for left in found]
+
+    ours, reference = last(FusedExecutor(layers, shape, "fp32")), last(PackedExecutor(layers, shape))
+    assert [texts for texts, _ in ours] == [texts for texts, _ in reference] == [[0], [1, 2]]
+    for (_, got), (_, wanted) in zip(ours, reference, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=0)
+
+
+class FirstLeaves:
+    """A hook that lets the first text go before the second layer."""
+
+    at = frozenset({1})
+
+    def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
+        end, size = rows.offsets[1], rows.size
+        assert size is not None
+        left = Left([0], rows.x[:end], rows.x[:end], [0, end], after=1, why="exit")
+        offsets = [at - end for at in rows.offsets[1:]]
+        return Rows(rows.x[end:], offsets, rows.texts[1:], None, size[end:]), left

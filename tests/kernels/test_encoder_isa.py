@@ -1,4 +1,4 @@
-"""The encoder kernels compiled for an older processor: AVX2 without AVX-512."""
+"""The encoder kernels compiled for older processors than this one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ import numpy as np
 import pytest
 from hmi_kernels.encoder import isa
 
+AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16"
+AVX512 = f"{AVX2},+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
+OLDER = {
+    "haswell": (AVX2, "[0] 1"),
+    "skylake-avx512": (AVX512, "[0] 4"),
+    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 4"),
+}
+"""Processors with the features that numba may use, the kinds that they have, and vectors of a tile."""
 CHILD = """
 import numpy as np
 from hmi_kernels.encoder import isa, ops, tile
@@ -46,11 +54,14 @@ def run(folder: Path, **environ: str) -> tuple[str, np.ndarray]:
     return child.stdout.strip(), np.load(out)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for AVX2 and runs it")
-@pytest.mark.skipif(not isa.has("avx2"), reason="this processor has no AVX2")
-def test_a_processor_with_avx2_alone_gets_the_same_answers(tmp_path: Path) -> None:
-    older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    told, got = run(tmp_path, **older)
-    assert told == "[0] 1"
-    _, wanted = run(tmp_path)
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for x86 and runs it")
+@pytest.mark.parametrize("name", OLDER)
+def test_an_older_processor_compiles_the_kernels_and_gets_the_same_answers(name: str, tmp_path: Path) -> None:
+    features, wanted = OLDER[name]
+    if not all(isa.has(feature.strip("+")) for feature in features.split(",")):
+        pytest.skip(f"this processor cannot run code of {name}")
+    cache = str(tmp_path / "cache")
+    told, got = run(tmp_path, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=cache)
+    assert told == wanted
+    _, here = run(tmp_path)
+    np.testing.assert_allclose(got, here, atol=1e-5)

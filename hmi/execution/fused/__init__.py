@@ -4,6 +4,5 @@ interface."""
 from __future__ import annotations
 
 from hmi.execution.fused.executor import FusedExecutor
-from hmi.execution.fused.weights import Precision, available, precisions
 
-__all__ = ["FusedExecutor", "Precision", "available", "precisions"]
+__all__ = ["FusedExecutor"]

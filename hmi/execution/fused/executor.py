@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hmi.execution.base import Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
-from hmi.execution.fused.weights import Precision, fused_layers, fused_module
+from hmi.execution.fused.weights import fused_layers, fused_module
+from hmi.execution.precision import Precision
 from hmi.model.modules import TenantModule
 from hmi.model.shape import EncoderShape
 
@@ -33,11 +34,6 @@ class FusedExecutor:
     @property
     def layers(self) -> int:
         return len(self._layers)
-
-    @property
-    def bytes(self) -> int:
-        """Of the layers' weights."""
-        return sum(layer.bytes for layer in self._layers)
 
     def fits(self, key: BatchKey) -> bool:
         return key.phase == "encode"
@@ -93,7 +89,7 @@ class FusedExecutor:
         with self._lock:
             found = self._modules.get(module)
         if found is None:
-            found = fused_module(module, len(self._layers), self.precision)
+            found = fused_module(module, self._layers)
             with self._lock:
                 self._modules[module] = found
         return found

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from hmi_kernels.encoder import fits, ops
+from hmi_kernels.encoder import ops
 from torch import Tensor, nn
 
+from hmi.execution.precision import KINDS, Precision
 from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import LORA_SCALE, LowRank, NormShift, TenantModule
 from hmi.model.relative import by_distance
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import SITES
 
-Precision = Literal["fp32", "bf16", "int8"]
-KINDS: dict[Precision, int] = {"fp32": ops.FLOAT, "bf16": ops.BFLOAT, "int8": ops.INT8}
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: ops.RELU, F.silu: ops.SILU}
-
-
-def available() -> list[Precision]:
-    """The precisions that this processor has instructions for."""
-    return [name for name, kind in KINDS.items() if kind in ops.kinds()]
-
-
-def precisions(shape: EncoderShape) -> list[Precision]:
-    """The precisions in which the kernels can run such layers on this machine; none where sizes do not
-    fit."""
-    if not fits(shape.dim, shape.heads, shape.ffn):
-        return []
-    return available()
 
 
 def fused_layers(upper: nn.ModuleList, shape: EncoderShape, precision: Precision) -> list[ops.Layer]:
@@ -55,14 +40,17 @@ def _layer(layer: nn.Module, shape: EncoderShape, kind: int) -> ops.Layer:
     return ops.pack_layer(kind, weights, shape.heads, shape.eps)
 
 
-def fused_module(module: TenantModule, layers: int, precision: Precision) -> ops.Module:
-    """A copy of a tenant's module in the kernels' layout, for layers of this precision."""
+def fused_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Module:
+    """A copy of a tenant's module in the kernels' layout.
+
+    Raises ValueError if its sizes are not the layers'.
+    """
     sites = [site for part in SITES.values() for site in part]
     by_layer: list[dict[str, ops.LowRank | ops.NormChange]] = [
         {site: _change(change) for site in sites if (change := module.at(i, site)) is not None}
-        for i in range(layers)
+        for i in range(len(layers))
     ]
-    return ops.pack_module(KINDS[precision], by_layer)
+    return ops.pack_module(layers[0], by_layer)
 
 
 def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:

@@ -8,6 +8,10 @@ they read.
 
 from __future__ import annotations
 
+FLOAT, BFLOAT, INT8 = range(3)
+"""The kinds of numbers that a layer's products multiply: float32, bfloat16, and 8-bit integers with a scale
+for each row and column. Sums are float32, or int32 of 8-bit integers."""
+
 
 def fits(dim: int, heads: int, inner: int) -> bool:
     """Whether the kernels can run layers of these sizes; `inner` is the FFN's. Imports no compiler."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hmi_kernels.encoder.isa import FLOAT
+from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder.room import ATTEND, NARROW_CODE, TILE_CODE, ZEROS
 from hmi_kernels.encoder.rowwise import softmax
 from hmi_kernels.encoder.tile import ROWS, STRIDE, call_narrow, call_tile

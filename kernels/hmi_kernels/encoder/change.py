@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder.isa import BFLOAT, FLOAT
+from hmi_kernels.encoder import BFLOAT, FLOAT
 from hmi_kernels.encoder.product import (
     BEGIN,
     END,

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
-import numba
 from numba.core.registry import cpu_target
 
-FLOAT, BFLOAT, INT8 = 0, 1, 2
-"""The kinds of numbers that a layer's products multiply: float32, bfloat16, and 8-bit integers with a scale
-for each row and column. Sums are float32, or int32 of 8-bit integers."""
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 
-NEEDS = {BFLOAT: "avx512bf16", INT8: "avx512vnni"}
-"""The feature that multiplies numbers of a kind."""
+NEEDS = {FLOAT: (), BFLOAT: ("avx512bf16",), INT8: ("avx512vnni", "avx512bf16")}
+"""The LLVM features that a kind needs. Modules of int8 layers are bfloat16."""
 
 
 @cache
 def has(feature: str) -> bool:
-    """Whether machine code for this processor may use an LLVM feature, `avx512f` say.
+    """Whether machine code for this processor may use an LLVM feature, for example `avx512f`.
 
-    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES count, so a test can compile for another processor.
+    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES together let a test compile for another processor.
     """
-    config: Any = cast(Any, numba).config
-    if config.CPU_NAME is not None and config.CPU_FEATURES is None:
-        return False
     magic: Any = cpu_target.target_context.codegen().magic_tuple()
     return f"+{feature}" in str(magic[2]).split(",")
 
 
+def able(kind: int) -> bool:
+    """Whether this processor has the instructions of a kind."""
+    return all(has(feature) for feature in NEEDS[kind])
+
+
 def kinds() -> list[int]:
-    """The kinds that have instructions of their own here."""
-    return [kind for kind in (FLOAT, BFLOAT, INT8) if kind not in NEEDS or has(NEEDS[kind])]
+    """The kinds that this processor has instructions for. Compiles nothing."""
+    return [kind for kind in NEEDS if able(kind)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.attention import attend
 from hmi_kernels.encoder.change import (
@@ -27,7 +28,6 @@ from hmi_kernels.encoder.change import (
     normalised,
     set_segments,
 )
-from hmi_kernels.encoder.isa import FLOAT
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import copied

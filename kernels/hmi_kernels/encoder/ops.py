@@ -9,12 +9,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, fits
 from hmi_kernels.encoder import change as c
-from hmi_kernels.encoder import fits
 from hmi_kernels.encoder import layer as l
 from hmi_kernels.encoder import product as p
 from hmi_kernels.encoder import room as r
-from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8, kinds
 from hmi_kernels.encoder.pack import Array, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import ROWS, STRIDE, narrow, tile
 from hmi_kernels.jit import address_of
@@ -33,7 +32,6 @@ __all__ = [
     "NormChange",
     "Room",
     "Texts",
-    "kinds",
     "pack_layer",
     "pack_module",
     "run_layer",
@@ -75,15 +73,12 @@ class Layer:
     kind: int
     dim: int
     inner: int
-    heads: int
+    longest: int | None
+    """Tokens of the longest text, where relative attention has a table; None: no limit."""
     record: Record
     arrays: list[Array]
     address: int
     """Of the record."""
-
-    @property
-    def bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,6 @@ class Module:
     arrays: list[Array]
     columns: int
     """Of its widest low-rank row."""
-
-    @property
-    def bytes(self) -> int:
-        return sum(array.nbytes for array in (*self.arrays, *self.records))
 
 
 def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:
@@ -132,17 +123,23 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
         (l.OUT_FFN, weights.outer),
     ):
         _put_matrix(record, at, pack_matrix(kind, weight, bias), arrays)
-    return Layer(kind, dim, inner, heads, record, arrays, int(record.ctypes.data))
+    longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
+    return Layer(kind, dim, inner, longest, record, arrays, int(record.ctypes.data))
 
 
-def pack_module(kind: int, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
-    """layers: each layer's changes by site; sites as in `hmi.model.modules`."""
+def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
+    """layers: each layer's changes by site; sites as in `hmi.model.modules`. layer: one that they change.
+
+    Raises ValueError if a change's sizes are not the layer's: the kernels check nothing.
+    """
+    kind = layer.kind
     records, arrays, columns = [], list[Array](), 16
     for sites in layers:
         record = np.zeros(c.MODULE_FIELDS, np.int64)
         of_qkv = [_low_rank(sites.get(site)) for site in "qkv"]
         packed = {c.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
         for site, found in sites.items():
+            _check_sizes(layer, site, found)
             if site in _SLOTS and isinstance(found, LowRank):
                 packed[_SLOTS[site]] = pack_change(kind, [found])
             elif site in _NORMS and isinstance(found, NormChange):
@@ -179,8 +176,10 @@ class Room:
         """The address of a record whose buffers are large enough for these texts."""
         needed = (layer.dim, layer.inner, max(texts.longest, l.BLOCK), texts.longest, texts.columns)
         if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
-            self._sizes = tuple(map(max, needed, self._sizes or needed))
-            self._allocate(*self._sizes)
+            sizes = tuple(map(max, needed, self._sizes or needed))
+            self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
+            self._allocate(*sizes)
+            self._sizes = sizes
         return self._address
 
     def _allocate(self, dim: int, inner: int, rows: int, longest: int, columns: int) -> None:
@@ -244,8 +243,11 @@ def run_layer(
     """Take packed rows through one layer, the GIL released. A row's result is the same bits in every batch.
 
     x: the address of float32 [rows, dim]. out: the address of as many rows, or [texts, dim] if only each
-    text's first row is wanted. index: the layer's place, for the modules.
+    text's first row is wanted. index: the layer's place, for the modules. Raises ValueError for a text that
+    is longer than the layer's relative attention.
     """
+    if layer.longest is not None and texts.longest > layer.longest:
+        raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
     records, record = texts.records(index), room.address(layer, texts)
     l.run_layer(
         layer.address,
@@ -268,6 +270,24 @@ def _kept(arrays: list[Array], array: Array) -> int:
     """The address of a contiguous copy that the list keeps alive."""
     arrays.append(np.array(array, order="C"))
     return int(arrays[-1].ctypes.data)
+
+
+def _check_sizes(layer: Layer, site: str, found: LowRank | NormChange) -> None:
+    """Raises ValueError where a change's arrays are not of the layer's sizes."""
+    size_in = layer.inner if site == "fo" else layer.dim
+    size_out = layer.inner if site == "fi" else layer.dim
+    if isinstance(found, NormChange):
+        have = [(found.gain, [layer.dim]), (found.bias, [layer.dim])]
+    else:
+        rank = len(found.down)
+        have = [(found.down, [rank, size_in]), (found.up, [size_out, rank])]
+        if found.down_bias is not None and found.up_bias is not None:
+            have += [(found.down_bias, [rank]), (found.up_bias, [size_out])]
+    for array, size in have:
+        if list(array.shape) != size:
+            raise ValueError(
+                f"the change at {site!r} has an array {list(array.shape)}; the layer needs {size}"
+            )
 
 
 def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:

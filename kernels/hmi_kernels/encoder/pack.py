@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
@@ -37,10 +37,6 @@ class Matrix:
     """[out / 64, 2, 64] of int8 matrices: the bits of the columns' float32 scales; 128 times their sums."""
     words: int
     """32-bit words of a row."""
-
-    @property
-    def bytes(self) -> int:
-        return self.panels.nbytes + self.bias.nbytes + self.shared.nbytes
 
 
 def pack_matrix(kind: int, weight: Floats, bias: Floats) -> Matrix:
@@ -96,10 +92,6 @@ class Change:
     @property
     def columns(self) -> int:
         return int(self.down.shape[1])
-
-    @property
-    def bytes(self) -> int:
-        return self.down.nbytes + self.down_bias.nbytes + self.up.bytes
 
 
 def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:

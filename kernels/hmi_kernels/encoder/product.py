@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder.isa import FLOAT
+from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder.room import SCALES, SEGMENTS, STEP, TILE, TILE_CODE, A
 from hmi_kernels.encoder.rowwise import gelu_bfloats, gelu_floats
 from hmi_kernels.encoder.tile import ROWS, STRIDE, call_tile

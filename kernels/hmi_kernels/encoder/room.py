@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, to_bfloats
 from hmi_kernels.jit import get, put, whole
 

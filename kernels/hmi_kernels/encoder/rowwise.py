@@ -65,7 +65,8 @@ _PRECISE = _phi(5.25, 14)
 
 def _gelu(v: Vectors, x: Any, fit: tuple[float, tuple[float, ...]]) -> Any:
     bound, coefficients = fit
-    near = v.least(v.most(x, v.const(-bound)), v.const(bound))
+    x = v.most(v.const(-bound), x)
+    near = v.least(x, v.const(bound))
     t = v.fma(v.b.fmul(near, near), v.const(2 / bound**2), v.const(-1.0))
     half = v.b.fmul(near, v.polynomial(t, coefficients))
     return v.b.fmul(x, v.b.fadd(half, v.const(0.5)))
@@ -122,7 +123,7 @@ def activated(v: Vectors, x: Any, bias: Any, activation: Any, count: Any) -> Non
         away = v.exp(b.fsub(v.const(0.0), v.call("llvm.fabs.v16f32", FLOATS, z)))  # e^-|z|
         share = b.select(b.fcmp_ordered(">=", z, v.const(0.0)), v.const(1.0), away)
         silu = b.fdiv(b.fmul(z, share), b.fadd(v.const(1.0), away))
-        v.store(b.select(smooth, silu, v.most(z, v.const(0.0))), _place(v, i, x))
+        v.store(b.select(smooth, silu, v.most(v.const(0.0), z)), _place(v, i, x))
 
     _each(v, count, body)
 
@@ -174,7 +175,7 @@ def softmax(v: Vectors, scores: Any, keys: Any, factor: Any, plus: Any, more: An
 
     def second(i: Any, carried: list[Any]) -> list[Any]:
         z = v.load(_place(v, i, scores))
-        inside = b.fcmp_ordered(">", z, v.const(-_INFINITY))
+        inside = b.fcmp_unordered(">", z, v.const(-_INFINITY))  # not-a-number stays
         e = b.select(inside, v.exp(b.fsub(z, highest)), v.const(0.0))
         v.store(e, _place(v, i, scores))
         return [b.fadd(carried[0], e)]
@@ -197,16 +198,21 @@ def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count
             else v.floats(v.load(_place(v, i, source, 2), kind))
         )
 
+    def larger(x: Any, y: Any) -> Any:
+        return b.select(b.icmp_signed(">", x, y), x, y)
+
     def first(i: Any, carried: list[Any]) -> list[Any]:
-        return [v.most(carried[0], v.call("llvm.fabs.v16f32", FLOATS, read(i)))]
+        # As integers, sizes of floats keep their order. Not-a-number is the largest, so the scale shows it.
+        size = b.and_(b.bitcast(read(i), WORDS), ir.Constant(WORDS, [0x7FFFFFFF] * LANES))
+        return [larger(carried[0], size)]
 
     def second(i: Any) -> None:
         whole = v.call("llvm.rint.v16f32", FLOATS, b.fmul(read(i), by))
         number = b.add(b.fptosi(whole, WORDS), ir.Constant(WORDS, [128] * LANES))
         v.store(b.trunc(number, BYTES), _place(v, i, target, 1))
 
-    (most,) = v.loop(count, [v.const(1e-30)], first)
-    highest = v.greatest(most)
+    (most,) = v.loop(count, [b.bitcast(v.const(1e-30), WORDS)], first)
+    highest = b.bitcast(v.folded(most, larger), F32)
     v.store(b.fdiv(highest, F32(127.0)), scale_at)
     by = v.spread(b.fdiv(F32(127.0), highest))
     _each(v, count, second)

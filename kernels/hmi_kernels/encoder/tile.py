@@ -13,7 +13,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hmi_kernels.encoder.isa import BFLOAT, FLOAT, INT8, NEEDS, has
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder.isa import able, has
 from hmi_kernels.encoder.vectors import BF16, F32, FLOATS, I8, I32, I64, LANES, WORDS, Vectors, vectorised
 from hmi_kernels.jit import calling, ir, whole
 
@@ -103,7 +104,7 @@ def _rescaled(v: Vectors, total: Any, by_column: Any, offset: Any, by_row: Any) 
 def _tile(kind: int, v: Vectors, n: Any, *given: Any) -> None:
     """n, a, step, words, panel, bias, scales, shared, low, low_step, low_words, up, c, c_step: c = a · panel
     + bias + low · up. Without a change low_words is 0."""
-    if kind in NEEDS and not has(NEEDS[kind]):
+    if not able(kind):
         v.trap()
         return
     v.switch(n, {rows: partial(_rows, kind, v, rows, *given) for rows in range(1, ROWS + 1)})
@@ -154,7 +155,7 @@ def _narrow(
 
     In bfloat16 the number of words is even.
     """
-    if kind in NEEDS and not has(NEEDS[kind]):
+    if not able(kind):
         v.trap()
         return
 

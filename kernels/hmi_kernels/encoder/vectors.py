@@ -13,6 +13,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
+from hmi_kernels.encoder.isa import has
 from hmi_kernels.jit import ir, with_places
 
 LANES = 16
@@ -84,12 +85,13 @@ class Vectors:
 
     def total(self, x: Any) -> Any:
         """The sum of the lanes, by halves: the same order everywhere."""
-        return self._folded(x, self.b.fadd)
+        return self.folded(x, self.b.fadd)
 
     def greatest(self, x: Any) -> Any:
-        return self._folded(x, self.most)
+        return self.folded(x, self.most)
 
-    def _folded(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
+    def folded(self, x: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """One scalar of the lanes, joined by halves."""
         half = LANES // 2
         while half:
             turn = [(i + half) % LANES for i in range(LANES)]
@@ -102,6 +104,10 @@ class Vectors:
         return self.b.sitofp(x, FLOATS) if x.type == WORDS else self.b.fpext(x, FLOATS)
 
     def bfloats(self, x: Any) -> Any:
+        """Floats as bf16 lanes. LLVM needs an instruction for it."""
+        if not has("avx512bf16"):
+            self.trap()
+            return ir.Constant(BFLOATS, ir.Undefined)
         return self.b.fptrunc(x, BFLOATS)
 
     def loop(
@@ -163,9 +169,9 @@ class Vectors:
         self.call("llvm.trap", ir.VoidType())
 
     def exp(self, x: Any) -> Any:
-        """e^x for x ≤ 0, to 2e-7 of its value; 0 below -87."""
+        """e^x for x ≤ 0, to 2e-7 of its value; no less than e^-87."""
         b = self.b
-        x = self.most(x, self.const(-87.0))
+        x = self.most(self.const(-87.0), x)
         whole = self.call(f"llvm.rint.v{LANES}f32", FLOATS, b.fmul(x, self.const(1.4426950408889634)))
         r = self.fma(whole, self.const(-0.693359375), x)
         r = self.fma(whole, self.const(2.12194440e-4), r)
