@@ -11,8 +11,9 @@ from hmi_kernels.encoder import ops
 from torch import Tensor, nn
 
 from hmi.execution.base import Hook, Pause, no_pause
-from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.fused.weights import fused_layers, fused_module
+from hmi.execution.layers import through
 from hmi.execution.precision import Precision
 from hmi.model.modules import TenantModule
 from hmi.model.shape import EncoderShape
@@ -41,7 +42,6 @@ class FusedExecutor:
     def space(self, tokens: int) -> Tensor:
         return torch.empty(tokens, self._dim)
 
-    @torch.inference_mode()
     def run(
         self,
         key: BatchKey,
@@ -51,36 +51,8 @@ class FusedExecutor:
         pause: Pause = no_pause,
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        lengths = [b - a for a, b in rows.spans()]
-        last, prepared = len(self._layers) - 1, [self._module(module) for module in modules]
-        texts, below = _texts(rows, prepared), rows.x
-        for i, layer in enumerate(self._layers):
-            pause()
-            for hook in hooks:
-                if i not in hook.at:
-                    continue
-                rows, left = hook(i, rows)
-                if left is not None:
-                    yield left
-                if not rows.texts:
-                    return
-                texts = _texts(rows, prepared)
-            below = rows.x
-            first_only = i == last and key.reads == "cls"
-            x = self._run(layer, i, below, texts, first_only)
-            if not first_only:
-                rows = Rows(x, rows.offsets, rows.texts, rows.source, rows.size)
-        offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
-        ended = rows.by_token(x) if key.reads == "rows" else x
-        yield Left(rows.texts, ended, rows.by_token(below), offsets, after=last + 1)
-
-    def _run(self, layer: ops.Layer, index: int, x: Tensor, texts: ops.Texts, first_only: bool) -> Tensor:
-        x = x.contiguous()
-        assert x.dtype == torch.float32
-        assert x.shape == (texts.rows, layer.dim)
-        out = torch.empty(texts.count if first_only else len(x), layer.dim)
-        ops.run_layer(layer, index, x.data_ptr(), texts, self._room(), out.data_ptr(), first_only=first_only)
-        return out
+        step = _Step(self._layers, [self._module(module) for module in modules], self._room())
+        return through(len(self._layers), key, rows, hooks, pause, step)
 
     def _module(self, module: TenantModule | None) -> ops.Module | None:
         """The module in the kernels' layout, which lives as long as the module does."""
@@ -101,6 +73,22 @@ class FusedExecutor:
         return room
 
 
-def _texts(rows: Rows, modules: Sequence[ops.Module | None]) -> ops.Texts:
-    plus = None if rows.size is None else rows.size.float().log().numpy()
-    return ops.Texts(rows.offsets, [modules[t] for t in rows.texts], plus)
+class _Step:
+    """One batch's `Step`. Nothing stays in the room from one layer to the next."""
+
+    def __init__(
+        self, layers: Sequence[ops.Layer], modules: Sequence[ops.Module | None], room: ops.Room
+    ) -> None:
+        self._layers, self._modules, self._room = layers, modules, room
+
+    def begin(self, rows: Rows) -> None:
+        plus = None if rows.size is None else rows.size.float().log().numpy()
+        self._texts = ops.Texts(rows.offsets, [self._modules[t] for t in rows.texts], plus)
+
+    def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
+        layer, texts, x = self._layers[index], self._texts, rows.x.contiguous()
+        assert x.dtype == torch.float32
+        assert x.shape == (texts.rows, layer.dim)
+        out = torch.empty(texts.count if first_only else texts.rows, layer.dim)
+        ops.run_layer(layer, index, x.data_ptr(), texts, self._room, out.data_ptr(), first_only=first_only)
+        return out

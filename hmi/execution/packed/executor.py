@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
-from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.batch import BatchKey, Left, Rows
+from hmi.execution.layers import through
 from hmi.execution.packed.attention import attend_first, attend_packed
-from hmi.execution.packed.segments import Segment, segment_delta, segments_of
-from hmi.model.encoder import EncoderLayer
+from hmi.execution.packed.segments import segment_delta, segments_of
+from hmi.model.encoder import Delta, EncoderLayer
 from hmi.model.modules import TenantModule
 from hmi.model.prepacked import PackedLinear, padded
 from hmi.model.shape import EncoderShape
@@ -56,7 +57,6 @@ class PackedExecutor:
     def space(self, tokens: int) -> Tensor:
         return torch.empty(tokens, self._dim)
 
-    @torch.inference_mode()
     def run(
         self,
         key: BatchKey,
@@ -66,47 +66,38 @@ class PackedExecutor:
         pause: Pause = no_pause,
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        lengths = [b - a for a, b in rows.spans()]
-        last = len(self._weights) - 1
-        x, segments = self._padded(rows.x), segments_of([modules[t] for t in rows.texts])
-        for i in range(last + 1):
-            pause()
-            for hook in hooks:
-                if i not in hook.at:
-                    continue
-                rows, left = hook(i, rows)
-                if left is not None:
-                    yield left
-                if not rows.texts:
-                    return
-                x, segments = self._padded(rows.x), segments_of([modules[t] for t in rows.texts])
-            if i < last or key.reads == "rows":
-                below, x = rows.x, self._whole(i, x, rows, segments)
-                rows = _with(rows, x)
-            else:
-                below, x = rows.x, self._first(i, x, rows, segments)
-        offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
-        ended = rows.by_token(rows.x) if key.reads == "rows" else x[: len(rows.texts)]
-        yield Left(rows.texts, ended, rows.by_token(below), offsets, after=last + 1)
+        step = _Step(self._weights, self._heads, self._counted, modules)
+        return through(len(self._weights), key, rows, hooks, pause, step)
 
-    def _whole(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
-        """Run layer i on every row. `x` and the result may have padding rows at the end."""
-        delta = segment_delta([s.rows(rows.offsets) for s in segments], i)
-        y: Tensor = self._weights.layer(i)(x, attend_packed(rows.offsets, self._heads, rows.size), delta)
-        return y
 
-    def _first(self, i: int, x: Tensor, rows: Rows, segments: Sequence[Segment]) -> Tensor:
-        """Run layer i for each text's first row only: [texts, dim], with padding rows at the end.
+class _Step:
+    """One batch's `Step`."""
 
-        The result is exact: keys and values of all rows are computed, and one query for each text.
-        """
-        index = torch.tensor(rows.offsets[:-1])
-        y: Tensor = self._weights.layer(i)(
-            x,
+    def __init__(
+        self, weights: Weights, heads: int, counted: bool, modules: Sequence[TenantModule | None]
+    ) -> None:
+        self._weights, self._heads, self._counted, self._modules = weights, heads, counted, modules
+
+    def begin(self, rows: Rows) -> None:
+        self._x, self._segments = self._padded(rows.x), segments_of([self._modules[t] for t in rows.texts])
+
+    def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
+        of_rows = segment_delta([s.rows(rows.offsets) for s in self._segments], index)
+        layer = self._weights.layer(index)
+        if first_only:
+            return self._first(layer, index, rows, of_rows)
+        self._x = layer(self._x, attend_packed(rows.offsets, self._heads, rows.size), of_rows)
+        return self._x
+
+    def _first(self, layer: EncoderLayer, index: int, rows: Rows, of_rows: Delta) -> Tensor:
+        """The result is exact: keys and values of all rows are computed, and one query for each text."""
+        firsts = torch.tensor(rows.offsets[:-1])
+        y: Tensor = layer(
+            self._x,
             attend_first(rows.offsets, self._heads, rows.size),
-            segment_delta([s.rows(rows.offsets) for s in segments], i),
-            queries=lambda whole: self._padded(whole[index]),
-            query_delta=segment_delta(segments, i),
+            of_rows,
+            queries=lambda whole: self._padded(whole[firsts]),
+            query_delta=segment_delta(self._segments, index),
         )
         return y
 
@@ -119,11 +110,6 @@ def pack_upper(upper: nn.ModuleList) -> None:
     """Prepare a root's upper layers for serving, in place: see `EncoderLayer.pack`."""
     for i, layer in enumerate(upper):
         _encoder_layer(layer).pack(last=i == len(upper) - 1)
-
-
-def _with(rows: Rows, x: Tensor) -> Rows:
-    """The same rows with new values; drops padding rows after the last text."""
-    return Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
 
 
 def _encoder_layer(layer: nn.Module) -> EncoderLayer:

@@ -1,0 +1,54 @@
+"""A batch's way through the layers: pauses, hooks, texts that leave. Executors differ in how a layer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hmi.execution.base import Hook, Pause
+from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+
+
+class Step(Protocol):
+    """One executor's run of one batch, layer by layer."""
+
+    def begin(self, rows: Rows) -> None:
+        """The next layer starts from these rows: at the beginning, and after a hook."""
+        ...
+
+    def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
+        """Return the layer's result [rows or more, dim], or [texts or more, dim] of each text's first row.
+
+        What lies beyond the last row or text is padding.
+        """
+        ...
+
+
+@torch.inference_mode()
+def through(
+    layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], pause: Pause, step: Step
+) -> Iterator[Left]:
+    """Run a batch as `Executor.run` says."""
+    lengths, below, x = [b - a for a, b in rows.spans()], rows.x, rows.x
+    step.begin(rows)
+    for i in range(layers):
+        pause()
+        for hook in hooks:
+            if i not in hook.at:
+                continue
+            rows, left = hook(i, rows)
+            if left is not None:
+                yield left
+            if not rows.texts:
+                return
+            step.begin(rows)
+        first_only = i == layers - 1 and key.reads == "cls"
+        below, x = rows.x, step.layer(i, rows, first_only)
+        if not first_only:
+            rows = Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
+    offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
+    ended = rows.by_token(rows.x) if key.reads == "rows" else x[: len(rows.texts)]
+    yield Left(rows.texts, ended, rows.by_token(below), offsets, after=layers)
