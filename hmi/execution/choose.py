@@ -1,4 +1,4 @@
-"""Which executor runs a root on this machine: the fastest one of those that its settings allow."""
+"""The choice of a root's executor: the fastest on this machine of those that the settings allow."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from hmi.model.shape import EncoderShape
 
 log = logging.getLogger("hmi.execution")
 ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}
-"""The precisions that compete under a setting; another setting allows itself alone."""
+"""The precisions that compete under a setting. The settings bf16 and int8 allow themselves alone."""
 MIN_COSINE = 0.999
-"""Rows of an executor in lower precision must be this close to those in fp32, or it is not taken."""
+"""Under `auto`, an executor is rejected if a row has a smaller cosine to the same row in fp32."""
 PROBES = ((16,), (64, 32, 96, 64))
-"""Lengths of the texts of the measured batches: what is fast for one is not always fast for the other."""
+"""Lengths of the texts of the measured batches: one short text, and four longer ones."""
 ROUNDS = 3
+"""Timed runs of each batch. The fastest counts."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Measured:
     name: str
     """`packed fp32`, `fused bf16` and so on."""
     us_per_token: tuple[float, ...]
-    """Microseconds of each probe, a token."""
+    """Microseconds a token, for each batch of PROBES."""
     cosine: float
     """The least cosine of a row to the same row of packed torch in fp32."""
 
@@ -55,7 +56,7 @@ class Measured:
 
 
 class Chosen:
-    """The fastest executor of a root, and its reference for requests that ask for exactness; see `Executor`.
+    """A root's `Executor` that passes each batch to the fastest one, and exact requests to the reference.
 
     Until the fastest is known, the reference runs everything.
     """
@@ -70,7 +71,7 @@ class Chosen:
         return self._reference.layers
 
     def take(self, best: Executor | None, name: str, measured: Sequence[Measured]) -> None:
-        """Run on `best` from the next batch on; None: on the reference."""
+        """Run `best` from the next batch on. None stands for the reference."""
         self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
 
     @property
@@ -99,7 +100,7 @@ class Chosen:
 
 
 def check_precision(wanted: str) -> None:
-    """Raises InvalidInput where this processor has no instructions for a precision that was asked for."""
+    """Raise InvalidInput if this processor has no instructions for the precision that was asked for."""
     if wanted in ("auto", "fp32"):
         return
     if wanted not in available():
@@ -110,11 +111,11 @@ def check_precision(wanted: str) -> None:
 
 
 def executor_for(root: Root, wanted: str = "auto", *, wait: bool = False) -> Chosen:
-    """An executor of the root's upper layers, which are the executor's from here on: they are prepared in
-    place.
+    """Return an executor that owns the root's upper layers. Prepares the layers in place.
 
-    The compiled executors are built and measured on a thread of their own, which takes a second, and on a
-    machine that has not compiled their kernels yet half a minute; `wait` for that in a test or benchmark.
+    `wanted` is the setting `precision`. A thread builds and measures the compiled executors, which takes a
+    second. The first time on a machine it also compiles their kernels, which takes some ten seconds. Tests
+    and benchmarks `wait` for it; a server runs the reference meanwhile.
     """
     shape, upper = root.info.shape, copy.deepcopy(root.upper)
     pack_upper(root.upper)

@@ -40,6 +40,7 @@ CHANGE_FIELDS = 4 + MATRIX_FIELDS
 """A change: address of the panel down (0: no change) and its columns, a multiple of 16; the activation and
 the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
 NONE, RELU, SILU = range(3)
+"""Activations."""
 ON_QKV, ON_OUT, ON_IN, ON_FFN, ATTN, FFN, AFTER_ATTN, AFTER_FFN, AFTER_NORM = (
     CHANGE_FIELDS * i for i in range(9)
 )

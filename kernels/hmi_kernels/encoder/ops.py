@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, fits
-from hmi_kernels.encoder import change as c
-from hmi_kernels.encoder import layer as l
-from hmi_kernels.encoder import product as p
-from hmi_kernels.encoder import room as r
+from hmi_kernels.encoder import change as of_change
+from hmi_kernels.encoder import layer as of_layer
+from hmi_kernels.encoder import product as of_matrix
+from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.pack import Array, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import ROWS, STRIDE, narrow, tile
 from hmi_kernels.jit import address_of
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 Record = NDArray[np.int64]
-RELU, SILU = c.RELU, c.SILU
+RELU, SILU = of_change.RELU, of_change.SILU
 _SLOTS = {
-    "o": c.ON_OUT,
-    "fi": c.ON_IN,
-    "fo": c.ON_FFN,
-    "attn": c.ATTN,
-    "ffn": c.FFN,
-    "after_attn": c.AFTER_ATTN,
-    "after_ffn": c.AFTER_FFN,
-    "after_norm": c.AFTER_NORM,
+    "o": of_change.ON_OUT,
+    "fi": of_change.ON_IN,
+    "fo": of_change.ON_FFN,
+    "attn": of_change.ATTN,
+    "ffn": of_change.FFN,
+    "after_attn": of_change.AFTER_ATTN,
+    "after_ffn": of_change.AFTER_FFN,
+    "after_norm": of_change.AFTER_NORM,
 }
-_NORMS = {"ln1": c.NORM1, "ln2": c.NORM2}
+_NORMS = {"ln1": of_change.NORM1, "ln2": of_change.NORM2}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Layer:
     record: Record
     arrays: list[Array]
     address: int
-    """Of the record."""
+    """The address of the record."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +96,31 @@ class Module:
     records: list[Record]
     """One for each layer."""
     addresses: list[int]
-    """Of the records."""
+    """The addresses of the records."""
     arrays: list[Array]
     columns: int
-    """Of its widest low-rank row."""
+    """Columns of its widest low-rank row."""
 
 
 def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:
-    """Raises ValueError where the kernels cannot run the layer; see `fits`."""
+    """Bring a layer into the kernels' layout. Raises ValueError if they cannot run it; see `fits`."""
     inner, dim = weights.inner[0].shape
     if not fits(dim, heads, inner):
         raise ValueError(f"no kernel for {dim} dimensions, {heads} heads and an FFN of {inner}")
-    record, arrays = np.zeros(l.LAYER_FIELDS, np.int64), list[Array]()
-    record[[l.KIND, l.DIM, l.INNER, l.HEADS]] = kind, dim, inner, heads
-    record[l.EPS], record[l.FACTOR] = _bits(eps), _bits((dim // heads) ** -0.5)
-    for at, (gain, bias) in ((l.GAIN1, weights.norm1), (l.GAIN2, weights.norm2)):
+    record, arrays = np.zeros(of_layer.LAYER_FIELDS, np.int64), list[Array]()
+    record[[of_layer.KIND, of_layer.DIM, of_layer.INNER, of_layer.HEADS]] = (kind, dim, inner, heads)
+    record[of_layer.EPS], record[of_layer.FACTOR] = _bits(eps), _bits((dim // heads) ** -0.5)
+    for at, (gain, bias) in ((of_layer.GAIN1, weights.norm1), (of_layer.GAIN2, weights.norm2)):
         record[at], record[at + 1] = _kept(arrays, gain), _kept(arrays, bias)
     if weights.relative is not None:
         around = np.pad(weights.relative, ((0, 0), (0, 16)))
-        record[l.RELATIVE] = _kept(arrays, around) + 4 * (weights.relative.shape[1] // 2)
-        record[l.RELATIVE_STEP] = 4 * around.shape[1]
+        record[of_layer.RELATIVE] = _kept(arrays, around) + 4 * (weights.relative.shape[1] // 2)
+        record[of_layer.RELATIVE_STEP] = 4 * around.shape[1]
     for at, (weight, bias) in (
-        (l.QKV, weights.qkv),
-        (l.OUT, weights.out),
-        (l.IN_FFN, weights.inner),
-        (l.OUT_FFN, weights.outer),
+        (of_layer.QKV, weights.qkv),
+        (of_layer.OUT, weights.out),
+        (of_layer.IN_FFN, weights.inner),
+        (of_layer.OUT_FFN, weights.outer),
     ):
         _put_matrix(record, at, pack_matrix(kind, weight, bias), arrays)
     longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
@@ -128,16 +128,18 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
 
 
 def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
-    """layers: each layer's changes by site; sites as in `hmi.model.modules`. layer: one that they change.
+    """Bring a tenant's changes into the kernels' layout.
 
-    Raises ValueError if a change's sizes are not the layer's: the kernels check nothing.
+    layer: one of the layers that they change. layers: for each layer its changes by site; the sites are those
+    of `hmi.model.modules`. Raises ValueError if a change's sizes are not the layer's, since the kernels check
+    nothing.
     """
     kind = layer.kind
     records, arrays, columns = [], list[Array](), 16
     for sites in layers:
-        record = np.zeros(c.MODULE_FIELDS, np.int64)
+        record = np.zeros(of_change.MODULE_FIELDS, np.int64)
         of_qkv = [_low_rank(sites.get(site)) for site in "qkv"]
-        packed = {c.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
+        packed = {of_change.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
         for site, found in sites.items():
             _check_sizes(layer, site, found)
             if site in _SLOTS and isinstance(found, LowRank):
@@ -155,8 +157,8 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
 
 
 def _empty_record() -> Record:
-    record = np.zeros(r.FIELDS, np.int64)
-    record[[r.TILE_CODE, r.NARROW_CODE]] = address_of(tile), address_of(narrow)
+    record = np.zeros(of_room.FIELDS, np.int64)
+    record[[of_room.TILE_CODE, of_room.NARROW_CODE]] = address_of(tile), address_of(narrow)
     return record
 
 
@@ -174,7 +176,7 @@ class Room:
 
     def address(self, layer: Layer, texts: Texts) -> int:
         """The address of a record whose buffers are large enough for these texts."""
-        needed = (layer.dim, layer.inner, max(texts.longest, l.BLOCK), texts.longest, texts.columns)
+        needed = (layer.dim, layer.inner, max(texts.longest, of_layer.BLOCK), texts.longest, texts.columns)
         if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
             sizes = tuple(map(max, needed, self._sizes or needed))
             self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
@@ -185,24 +187,24 @@ class Room:
     def _allocate(self, dim: int, inner: int, rows: int, longest: int, columns: int) -> None:
         wide = max(dim, inner)
         bytes_of = {
-            r.BFLOATS: 2 * rows * dim,
-            r.BYTES: rows * wide,
-            r.SCALES: 4 * rows,
-            r.QKV: 12 * rows * dim,
-            r.QUERIES: 4 * rows * dim,
-            r.FIRSTS: 4 * rows * dim,
-            r.CONTEXT: 4 * rows * dim,
-            r.MIDDLE: 4 * rows * dim,
-            r.WIDE: 4 * rows * inner,
-            r.LOW: 4 * rows * columns,
-            r.TILE: ROWS * max(4 * columns, STRIDE),
-            r.SPARE: 6 * ROWS * dim,
-            r.ATTEND: -(-longest // 64) * (dim + ROWS) * STRIDE,
-            r.SEGMENTS: 8 * p.SEGMENT_FIELDS * rows,
-            r.RUNS: 8 * c.RUN_FIELDS * rows,
-            r.QUERY_RUNS: 8 * c.RUN_FIELDS * rows,
-            r.NO_SEGMENT: 8 * p.SEGMENT_FIELDS,
-            r.ZEROS: 4 * (longest + 64),
+            of_room.BFLOATS: 2 * rows * dim,
+            of_room.BYTES: rows * wide,
+            of_room.SCALES: 4 * rows,
+            of_room.QKV: 12 * rows * dim,
+            of_room.QUERIES: 4 * rows * dim,
+            of_room.FIRSTS: 4 * rows * dim,
+            of_room.CONTEXT: 4 * rows * dim,
+            of_room.MIDDLE: 4 * rows * dim,
+            of_room.WIDE: 4 * rows * inner,
+            of_room.LOW: 4 * rows * columns,
+            of_room.TILE: ROWS * max(4 * columns, STRIDE),
+            of_room.SPARE: 6 * ROWS * dim,
+            of_room.ATTEND: -(-longest // 64) * (dim + ROWS) * STRIDE,
+            of_room.SEGMENTS: 8 * of_matrix.SEGMENT_FIELDS * rows,
+            of_room.RUNS: 8 * of_change.RUN_FIELDS * rows,
+            of_room.QUERY_RUNS: 8 * of_change.RUN_FIELDS * rows,
+            of_room.NO_SEGMENT: 8 * of_matrix.SEGMENT_FIELDS,
+            of_room.ZEROS: 4 * (longest + 64),
         }
         self._arrays = []
         for at, size in bytes_of.items():
@@ -249,7 +251,7 @@ def run_layer(
     if layer.longest is not None and texts.longest > layer.longest:
         raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
     records, record = texts.records(index), room.address(layer, texts)
-    l.run_layer(
+    of_layer.run_layer(
         layer.address,
         x,
         texts.offsets_address,
@@ -295,14 +297,15 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
 
 
 def _put_matrix(record: Record, at: int, matrix: Matrix, arrays: list[Array]) -> None:
-    record[at + p.PANELS], record[at + p.BIAS] = _kept(arrays, matrix.panels), _kept(arrays, matrix.bias)
-    record[at + p.SHARED], record[at + p.WORDS] = _kept(arrays, matrix.shared), matrix.words
+    record[at + of_matrix.PANELS] = _kept(arrays, matrix.panels)
+    record[at + of_matrix.BIAS] = _kept(arrays, matrix.bias)
+    record[at + of_matrix.SHARED] = _kept(arrays, matrix.shared)
+    record[at + of_matrix.WORDS] = matrix.words
 
 
 def _put_change(record: Record, slot: int, change: Change, arrays: list[Array]) -> None:
-    record[slot + c.DOWN], record[slot + c.COLUMNS] = _kept(arrays, change.down), change.columns
-    record[slot + c.DOWN_BIAS], record[slot + c.ACTIVATION] = (
-        _kept(arrays, change.down_bias),
-        change.activation,
-    )
-    _put_matrix(record, slot + c.MATRIX, change.up, arrays)
+    record[slot + of_change.DOWN] = _kept(arrays, change.down)
+    record[slot + of_change.COLUMNS] = change.columns
+    record[slot + of_change.DOWN_BIAS] = _kept(arrays, change.down_bias)
+    record[slot + of_change.ACTIVATION] = change.activation
+    _put_matrix(record, slot + of_change.MATRIX, change.up, arrays)
