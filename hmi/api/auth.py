@@ -39,7 +39,7 @@ class Auth:
     """The server listens on loopback only."""
 
     def open(self) -> bool:
-        """Whether a request without a key is the administrator's."""
+        """Return whether a request without a key is the administrator's."""
         return self.loopback and not has_admin_key(self.keys)
 
     def caller(self, request: web.BaseRequest, scope: Scope | None) -> Caller:
@@ -60,7 +60,7 @@ class Auth:
         return caller
 
     def is_admin(self, request: web.BaseRequest) -> bool:
-        """Whether an administrator calls. For calls that need no key, but show administrators more."""
+        """Return whether an administrator calls. For calls that need no key, but show administrators more."""
         try:
             self.caller(request, "admin")
         except (Unauthorised, Forbidden):
@@ -83,12 +83,12 @@ class Auth:
 
 
 def has_admin_key(keys: KeyRing) -> bool:
-    """Whether an administrator's key exists."""
+    """Return whether an administrator's key exists."""
     return any("admin" in key.scopes for key in keys.keys(None))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is a loopback one."""
+    """Return whether `host`, a name or an address, is a loopback one."""
     if host == "localhost":
         return True
     try:

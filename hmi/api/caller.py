@@ -21,7 +21,7 @@ class Caller:
     key_id: str = "-"
 
     def reaches(self, tenant: str | None) -> bool:
-        """Whether the caller may see what belongs to `tenant`, None being the administrator."""
+        """Return whether the caller may see what belongs to `tenant`, None being the administrator."""
         return self.tenant is None or self.tenant == tenant
 
     def must_reach(self, tenant: str | None, what: str, field: str | None = None) -> None:

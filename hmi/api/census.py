@@ -28,7 +28,7 @@ class Census:
     """Most lists and objects that are nested in one another; 0 if that was not counted."""
 
     def within(self, most: Census) -> bool:
-        """Whether there are no more values and members than in `most`."""
+        """Return whether there are no more values and members than in `most`."""
         return self.values <= most.values and self.members <= most.members
 
 

@@ -188,7 +188,7 @@ def take_loop_time(request: web.BaseRequest) -> float:
 
 
 def is_guest(request: web.BaseRequest) -> bool:
-    """Whether the request came over a connection beyond the limit."""
+    """Return whether the request came over a connection beyond the limit."""
     return isinstance(request.protocol, Connection) and request.protocol.guest
 
 

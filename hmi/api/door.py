@@ -228,7 +228,7 @@ class Door:
 
 
 def _stalled(connection: Connection, now: float, idle_s: float) -> bool:
-    """Whether the client has read nothing of an answer for `idle_s` seconds."""
+    """Return whether the client has read nothing of an answer for `idle_s` seconds."""
     unsent = connection.wire.get_write_buffer_size() if connection.wire is not None else 0
     if not unsent or unsent != connection.unsent[0]:
         connection.unsent = (unsent, now)

@@ -96,7 +96,7 @@ def decompressed(body: bytes, encoding: Encoding, limit: Limit, hold: Callable[[
 
 
 def is_compressed(file: Path) -> bool:
-    """Whether the file begins as gzip or zstd does."""
+    """Return whether the file begins as gzip or zstd does."""
     with file.open("rb") as source:
         return _encoding_of(source) != "identity"
 

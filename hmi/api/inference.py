@@ -33,7 +33,7 @@ class InferenceEngine(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether it accepts requests."""
+        """Return whether it accepts requests."""
         ...
 
     def trouble(self) -> str | None:

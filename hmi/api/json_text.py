@@ -122,5 +122,5 @@ def _walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _is_half(value: Any) -> bool:
-    """Whether `value` is a string that holds half of a surrogate pair."""
+    """Return whether `value` is a string that holds half of a surrogate pair."""
     return isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value)

@@ -61,7 +61,7 @@ async def _ended(server: web.Server, until: float) -> bool:
 
 
 def _is_idle(connection: web.RequestHandler) -> bool:
-    """Whether the connection has no request under way.
+    """Return whether the connection has no request under way.
 
     After pre_shutdown, aiohttp ends the task of such a connection but does not close the connection.
     """

@@ -73,7 +73,7 @@ class ModelLoader:
         return _bundle(model, version, upper, reader, lower)
 
     def in_memory(self, artefacts: list[str]) -> bool:
-        """Whether all these modules are in memory, so that `hold` would not wait."""
+        """Return whether all these modules are in memory, so that `hold` would not wait."""
         return all(map(self._pool.has, artefacts))
 
     async def hold(

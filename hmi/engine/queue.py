@@ -181,12 +181,12 @@ class _Batch:
         self._taken: defaultdict[str, float] = defaultdict(float)
 
     def is_full(self, piece: Piece) -> bool:
-        """Whether the batch would exceed its limits with this window."""
+        """Return whether the batch would exceed its limits with this window."""
         seconds, tokens = self._seconds + self._takes(piece), self._tokens + len(piece.window)
         return seconds > self._limits.seconds or tokens > self._limits.tokens
 
     def exceeds_share(self, tenant: str, piece: Piece) -> bool:
-        """Whether the tenant would exceed its share with this window. Its first window never does."""
+        """Return whether the tenant would exceed its share with this window. Its first window never does."""
         taken = self._taken[tenant]
         return bool(taken) and taken + self._takes(piece) > self._share_s
 

@@ -22,7 +22,7 @@ class Recent:
         self._forget()
 
     def other_than(self, tenants: Container[str]) -> bool:
-        """Whether a tenant that is not among `tenants` sent something lately."""
+        """Return whether a tenant that is not among `tenants` sent something lately."""
         self._forget()
         return any(tenant not in tenants for tenant in self._sent)
 

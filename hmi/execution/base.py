@@ -51,7 +51,7 @@ class Executor(Protocol):
         ...
 
     def fits(self, key: BatchKey) -> bool:
-        """Whether the executor can run batches with this key.
+        """Return whether the executor can run batches with this key.
 
         Nothing calls it yet: each root has one executor, which runs every key.
         """

@@ -62,5 +62,5 @@ class _Watch:
 
 
 def builds_on(ctx: JobContext, domain: str) -> bool:
-    """Whether a build on the domain is queued or running."""
+    """Return whether a build on the domain is queued or running."""
     return any(j.kind == "build_plot" and j.spec.get("domain") == domain for j in ctx.registry.live_jobs())

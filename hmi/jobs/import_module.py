@@ -24,7 +24,7 @@ from hmi.stores.plot_meta import PlotMeta
 
 
 def without_rows(ctx: JobContext) -> bool:
-    """Whether this job is an import that trains nothing."""
+    """Return whether this job is an import that trains nothing."""
     return FineTuneSpec.of(ctx.job).mode == "import" and not (ctx.input / "data").exists()
 
 

@@ -40,7 +40,7 @@ class Before:
     """File name -> its SHA-256 now; None if it is missing."""
 
     def had(self, name: str, sha256: str | None) -> bool | None:
-        """Whether the file once had the content with this hash; None if that is unknown."""
+        """Return whether the file once had the content with this hash; None if that is unknown."""
         if self.info is not None and name in self.info.files:
             return sha256 == self.info.files[name]
         # A damaged root.json may still show the hash.

@@ -74,7 +74,7 @@ def _notes(field: str, found: RowFile) -> list[str]:
 
 
 def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
-    """Whether long texts are read in windows: as the option says, else for tagging only, where a
+    """Return whether long texts are read in windows: as the option says, else for tagging only, where a
     cut would lose tags."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(

@@ -85,7 +85,7 @@ def beginning(text: Text, characters: int) -> Text:
 
 
 def is_cut(short: Text, whole: Text) -> list[bool]:
-    """Whether `short` is shorter than `whole`: one element for a text, two for a pair."""
+    """Return whether `short` is shorter than `whole`: one element for a text, two for a pair."""
     if isinstance(short, list):
         return [len(short) < len(whole) or short[-1:] != list(whole[-1:])]
     if isinstance(short, str):

@@ -75,7 +75,8 @@ def reads_of(task: Task, *, paired: bool = False, pooling: str = "mean") -> Read
 
 
 def reads_cls_only(task: Task, *, paired: bool = False) -> bool:
-    """Whether the task needs only the [CLS] row of the last layer, so that its other rows can be skipped."""
+    """Return whether the task needs only the [CLS] row of the last layer, so that its other rows can be
+    skipped."""
     return reads_of(task, paired=paired) == "cls"
 
 

@@ -212,7 +212,8 @@ def _role_mask(place: int, order: int, n: int) -> Tensor:
 
 
 def _usable(place: int, order: int, n: int, inside: Tensor, cover: Cover) -> Tensor:
-    """Whether each window's n-gram at `place` is stored. Shorter ones must also lie inside the text."""
+    """Return whether each window's n-gram at `place` is stored. Shorter ones must also lie inside the
+    text."""
     if order == n:
         return cover.of(order, place, n)
     whole = inside[:, place : place + order].all(1)

@@ -77,7 +77,7 @@ def assembled(name: str) -> Path | None:
 
 
 def is_assembled(name: str) -> bool:
-    """Whether a model of IN_PIECES is available without a download."""
+    """Return whether a model of IN_PIECES is available without a download."""
     return _complete(_kept(name, IN_PIECES[name].version)) or bool(_installed(name))
 
 

@@ -102,7 +102,7 @@ def _seconds(work: Any) -> float:
 
 
 def packs(linear: nn.Linear) -> bool:
-    """Whether `linear` is faster on this machine with reordered weights."""
+    """Return whether `linear` is faster on this machine with reordered weights."""
     return speedup(linear.out_features, linear.in_features) > MIN_SPEEDUP
 
 

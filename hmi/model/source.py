@@ -64,7 +64,8 @@ def find_source(source: str) -> Source:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether the folder exists. A name that the file system refuses (too long, with a NUL) is no folder."""
+    """Return whether the folder exists. A name that the file system refuses (too long, with a NUL) is no
+    folder."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -72,7 +73,7 @@ def is_folder(path: Path) -> bool:
 
 
 def must_be_fetched(source: str) -> bool:
-    """Whether `find_source` may download `source`. Then it is too slow to be called in a request."""
+    """Return whether `find_source` may download `source`. Then it is too slow to be called in a request."""
     if is_folder(Path(source)):
         return False
     return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))

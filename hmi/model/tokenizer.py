@@ -97,7 +97,7 @@ class Tokenizer:
             characters *= GROWTH
 
     def _enough(self, e: Encoding, short: Text, whole: Text, max_length: int) -> bool:
-        """Whether the tokens `e` of the prefix `short` suffice to cut `whole` to `max_length` tokens.
+        """Return whether the tokens `e` of the prefix `short` suffice to cut `whole` to `max_length` tokens.
 
         In a pair, each text that was shortened to a prefix needs that many tokens.
         """

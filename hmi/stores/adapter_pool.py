@@ -47,7 +47,7 @@ class AdapterPool(Generic[T]):
         self.hits = self.misses = self.evictions = self.bytes = 0
 
     def has(self, name: str) -> bool:
-        """Whether the object is in memory."""
+        """Return whether the object is in memory."""
         with self._changed:
             cached = self._cached.get(name)
             return cached is not None and cached.value is not None

@@ -144,7 +144,7 @@ def problems(raw: Any) -> list[str]:
 
 
 def is_sealed(raw: Any) -> bool:
-    """Whether the table has this format; False if it has format 1 or is empty. Raises Damaged."""
+    """Return whether the table has this format; False if it has format 1 or is empty. Raises Damaged."""
     value = raw.get(FORMAT_KEY)
     if value is not None:
         found = unsealed(FORMAT_KEY, value)

@@ -41,7 +41,7 @@ class History:
         return self.best
 
     def over(self, patience: int) -> bool:
-        """Whether `patience` epochs have passed since the best one."""
+        """Return whether `patience` epochs have passed since the best one."""
         return self.best is not None and self.epochs - self.best.epoch >= patience
 
 

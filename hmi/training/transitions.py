@@ -64,7 +64,8 @@ class Transitions(nn.Module):
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:
-    """Whether transitions are trained: for tagging, unless classes have weights or there are too many tags.
+    """Return whether transitions are trained: for tagging, unless classes have weights or there are too many
+    tags.
 
     Raises InvalidInput if they are wanted but cannot be trained.
     """

@@ -176,7 +176,7 @@ def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
 
 
 def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
-    """Whether the store has an intact file of this segment. Reads every byte. Raises StoreIO."""
+    """Return whether the store has an intact file of this segment. Reads every byte. Raises StoreIO."""
     try:
         check.check_bytes(environment, info)
     except (Damaged, FormatTooNew):

@@ -117,7 +117,8 @@ def _merge_of(entries: OwnEntries, order: int, small: set[str], max_segments: in
 
 
 def _mostly_small(entries: OwnEntries, index: CoveringIndex, small: set[str], max_segments: int) -> bool:
-    """Whether an index covers more than max_segments small segments, or small ones have 1/4 of the bytes."""
+    """Return whether an index covers more than max_segments small segments, or small ones have 1/4 of the
+    bytes."""
     sizes = {name: entries.opened[name].info.bytes for name in index.covers}
     little = [name for name in sizes if name in small]
     return len(little) > max_segments or sum(sizes[n] for n in little) * _MIN_SHARE >= sum(sizes.values())

@@ -37,7 +37,7 @@ class CatalogueTxn:
         return None if value is None else _open_value(key.encode(), value)
 
     def has(self, key: str) -> bool:
-        """Whether the record exists. Does not read or check it."""
+        """Return whether the record exists. Does not read or check it."""
         with self._raw.cursor() as cursor:
             return bool(cursor.set_key(key.encode()))
 

@@ -91,7 +91,7 @@ def _tree(fields: tuple[int, ...]) -> Tree:
 
 
 def reaches(meta: Meta, size: int) -> bool:
-    """Whether a file of `size` bytes holds all pages up to the last.
+    """Return whether a file of `size` bytes holds all pages up to the last.
 
     A sound file may fall short: a page that was allocated and freed in one transaction is never written. Only
     `Walk` can tell such a file from a truncated one.

@@ -81,7 +81,7 @@ class Environment:
         limits.check_room(self.path, self.limits, need, doing)
 
     def holds(self, info: SegmentInfo) -> bool:
-        """Whether the segment's file exists and has the recorded size. Raises StoreIO."""
+        """Return whether the segment's file exists and has the recorded size. Raises StoreIO."""
         with guarded(f"looking for segment {info.name}"):
             try:
                 return (self.folder / info.name).stat().st_size == info.bytes

@@ -19,17 +19,17 @@ _MAX_TAGGED: Final = 507  # characters of "ref@tag": the key is "tag/ref@tag", a
 
 
 def is_id(text: Any) -> bool:
-    """Whether the text has the form of a version id. No ref has that form."""
+    """Return whether the text has the form of a version id. No ref has that form."""
     return _is(_ID, text)
 
 
 def is_ref(text: Any) -> bool:
-    """Whether the text has the form of a ref."""
+    """Return whether the text has the form of a ref."""
     return _is(_REF, text) and not is_id(text)
 
 
 def is_segment(text: Any) -> bool:
-    """Whether the text has the form of a segment's file name."""
+    """Return whether the text has the form of a segment's file name."""
     return _is(_SEGMENT, text)
 
 

@@ -175,7 +175,7 @@ def parse(raw: bytes, name: str) -> Layout:
 
 
 def _possible(base: Layout) -> bool:
-    """Whether a writer of that format can have written these independent fields."""
+    """Return whether a writer of that format can have written these independent fields."""
     if base.format == 1:
         known = base.kind in (ROWS, INDEX) and base.n == 3
     else:

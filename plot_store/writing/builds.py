@@ -105,7 +105,7 @@ def abandon(environment: Environment, build: str, owner: str | None = None) -> b
 
 
 def is_ephemeral(build: str) -> bool:
-    """Whether the id is that of one call of append, import or compact, which nobody can resume."""
+    """Return whether the id is that of one call of append, import or compact, which nobody can resume."""
     return _EPHEMERAL.fullmatch(build) is not None
 
 

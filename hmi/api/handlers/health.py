@@ -16,7 +16,10 @@ async def healthz(call: Call) -> Reply:
 
 
 async def readyz(call: Call) -> Reply:
-    """Whether inference is served. 503 while the server starts or drains, or a part of the engine is down."""
+    """Answer whether inference is served.
+
+    The answer is 503 while the server starts or drains, or while a part of the engine is down.
+    """
     services = call.services
     if services.phase != "serving" or not services.engine.ready():
         kind = Stopping if services.phase == "draining" else Unavailable

@@ -128,7 +128,7 @@ def _json(form: str, records: Iterator[TableRecord]) -> TextTable:
 
 
 def _goes_on(first: str, second: str) -> bool:
-    """Whether a JSON object that begins in the first line ends in a later one."""
+    """Return whether a JSON object that begins in the first line ends in a later one."""
     return bool(_record(1, first, None).problem) and not second.lstrip().startswith("{")
 
 

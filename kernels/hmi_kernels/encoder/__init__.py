@@ -14,5 +14,5 @@ for each row and column. Sums are float32, or int32 of 8-bit integers."""
 
 
 def fits(dim: int, heads: int, inner: int) -> bool:
-    """Whether the kernels can run layers of these sizes; `inner` is the FFN's. Imports no compiler."""
+    """Return whether the kernels can run layers of these sizes; `inner` is the FFN's. Imports no compiler."""
     return dim % 64 == 0 and inner % 64 == 0 and dim % heads == 0 and dim // heads % 16 == 0

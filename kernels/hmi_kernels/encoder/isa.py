@@ -15,7 +15,7 @@ NEEDS = {FLOAT: (), BFLOAT: ("avx512bf16",), INT8: ("avx512vnni", "avx512bf16")}
 
 @cache
 def has(feature: str) -> bool:
-    """Whether machine code for this processor may use an LLVM feature, for example `avx512f`.
+    """Return whether machine code for this processor may use an LLVM feature, for example `avx512f`.
 
     NUMBA_CPU_NAME and NUMBA_CPU_FEATURES together let a test compile for another processor.
     """
@@ -24,7 +24,7 @@ def has(feature: str) -> bool:
 
 
 def able(kind: int) -> bool:
-    """Whether this processor has the instructions of a kind."""
+    """Return whether this processor has the instructions of a kind."""
     return all(has(feature) for feature in NEEDS[kind])
 
 

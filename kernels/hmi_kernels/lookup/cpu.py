@@ -108,7 +108,7 @@ def set_term(token: Any, term: Any, owner: Any, found: Any, role: Any, dim: Any)
 
 @inlined
 def is_found(owner: Any, found: Any) -> Any:
-    """Whether `owner`'s record has a row in the words from `found` on."""
+    """Return whether `owner`'s record has a row in the words from `found` on."""
     return get(owner, found + ROW) != 0
 
 

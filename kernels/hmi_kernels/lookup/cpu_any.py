@@ -78,7 +78,7 @@ def set_key(keys: Any, c: Any, ids: Any) -> Any:
 
 @inlined
 def is_wanted(ids: Any, filled: Any, place: Any, order: Any) -> Any:
-    """Whether a window needs the n-gram of `order` at `place`: it lies inside the text and covers
+    """Return whether a window needs the n-gram of `order` at `place`: it lies inside the text and covers
     an unfilled position."""
     n = ids.size
     unfilled, inside = False, True

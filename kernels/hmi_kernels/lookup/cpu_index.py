@@ -147,8 +147,8 @@ def same_key(addr: Any, low: Any, high: Any, words: Any) -> Any:
 
 @inlined
 def is_collision(level: Any, addr: Any, hashed: Any, words: Any) -> Any:
-    """Whether a row with another key than the one sought has the same fingerprint. If not, the index is
-    damaged, or the row is in another row's place."""
+    """Return whether a row with another key than the one sought has the same fingerprint. If not, the index
+    is damaged, or the row is in another row's place."""
     if get(level, DIRECT):
         return False
     return (hash_of(load_u64(addr), load_u64(addr + 8), words) ^ hashed) & LOW32 == 0
@@ -274,7 +274,7 @@ def seek_levels(levels: Any, segs: Any, order: Any, low: Any, hashed: Any, left:
 
 @inlined
 def is_checked(bit: Any) -> Any:
-    """Whether the row of this `verified` bit has been checked since it was mapped."""
+    """Return whether the row of this `verified` bit has been checked since it was mapped."""
     return (load_u8(bit >> 3) >> np.uint8(bit & 7)) & np.uint8(1) != 0
 
 

@@ -201,7 +201,7 @@ def probe_trigram(before: Any, token: Any, after: Any, levels: Any, segs: Any, o
 
 @inlined
 def is_complete(token: Any) -> Any:
-    """Whether a record needs no back-off: its trigram was found, or it is a gap."""
+    """Return whether a record needs no back-off: its trigram was found, or it is a gap."""
     return get(token, TRI_FOUND + ROW) != 0 or get(token, INDEX) == GAP
 
 

@@ -67,7 +67,7 @@ def sum_of(words: Any, header: Any) -> Any:
 
 @compiled
 def row_is_sound(addr: Any, stride: Any, header: Any) -> Any:
-    """Whether a row passes the check of either format, since an index may have rows of both.
+    """Return whether a row passes the check of either format, since an index may have rows of both.
 
     A damaged row passes the check of the wrong format with a probability of 2**-64.
     """

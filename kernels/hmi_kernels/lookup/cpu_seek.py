@@ -158,7 +158,8 @@ def confirm(
 
 @compiled
 def misplaced(level: Any, segs: Any, words: Any, found: Any) -> Any:
-    """Whether any row of an index has another key than its slot says; the first such goes to `found`."""
+    """Return whether any row of an index has another key than its slot says; the first such goes to
+    `found`."""
     at = found.ctypes.data
     for p in range(get(level, CAP)):
         slot = load_u64(get(level, IDX) + 8 * p)

@@ -258,7 +258,8 @@ def encode(
 
 
 def check_rows(rows: Bytes, n: int, order: int, *, old: bool = False) -> NDArray[np.bool_]:
-    """Whether each of the rows, uint8 [m, stride], passes its check: bool [m]. old: the check of format 2."""
+    """Return whether each of the rows, uint8 [m, stride], passes its check: bool [m]. old: the check of
+    format 2."""
     sound = np.empty(len(rows), np.bool_)
     cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), old, sound)
     return sound
