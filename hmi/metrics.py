@@ -39,12 +39,12 @@ class PoolCounters(Protocol):
 
 
 class ExecutorTimes(Protocol):
-    """One executor's measured times, as `hmi.execution.choose.Measured` has them."""
+    """One executor's measured times, as `hmi.stores.profiles.Measured` has them."""
 
     @property
     def name(self) -> str: ...
     @property
-    def us_per_token(self) -> Iterable[float]: ...
+    def us_per_token(self) -> Mapping[str, float]: ...
 
 
 RootExecutors = tuple[str, str, Iterable[ExecutorTimes]]
@@ -245,14 +245,14 @@ class _ExecutorCollector(Collector):
         runs = GaugeMetricFamily("hmi_executor", "1 for the executor of a root.", labels=["root", "executor"])
         times = GaugeMetricFamily(
             "hmi_executor_token_seconds",
-            "Measured time of one token, by executor and batch: 0 is one short text, 1 is four texts.",
+            "Measured time of one token, by executor and batch: a short text, a long one, a mixed batch.",
             labels=["root", "executor", "batch"],
         )
         for root, name, measured in self._executors():
             runs.add_metric([root, name], 1)
             for one in measured:
-                for batch, us in enumerate(one.us_per_token):
-                    times.add_metric([root, one.name, str(batch)], us / 1e6)
+                for batch, us in one.us_per_token.items():
+                    times.add_metric([root, one.name, batch], us / 1e6)
         return [runs, times]
 
 

@@ -9,14 +9,25 @@ from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import ImportRoot, RootList
 from hmi.api.views import root_view
+from hmi.execution.machine import fingerprint
+from hmi.manager import Manager
 
 TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
 """File parts with general text. The import samples several files evenly."""
 
 
 async def list_roots(call: Call) -> Reply:
-    roots = await asyncio.to_thread(call.services.manager.registry.roots)
-    return Reply(RootList(roots=[root_view(r) for r in roots]))
+    return Reply(await asyncio.to_thread(_listed, call.services.manager))
+
+
+def _listed(manager: Manager) -> RootList:
+    precision, here = manager.settings.precision, fingerprint()
+    return RootList(
+        roots=[
+            root_view(r, manager.profiles.get(r.name, r.version, here), precision)
+            for r in manager.registry.roots()
+        ]
+    )
 
 
 async def delete_root(call: Call) -> Reply:
