@@ -70,6 +70,7 @@ def server_of(session: Session) -> str:
     data = session.settings().data
     found = live_server(data)
     if found is None:
+        session.require_data_folder(creates=False)
         raise InvalidInput(
             f"no server runs on {data}: start one with 'hmi serve', or name one with --data or --url"
         )
