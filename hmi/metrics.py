@@ -153,6 +153,8 @@ class Metrics:
         self.usage = Usage()
         self.lookups = Lookups()
         self.pool: PoolCounters | None = None
+        self.executors: Callable[[], Iterable[RootExecutors]] = tuple
+        """The executor of each root in memory, and the times that chose it."""
         self._requests = Counter(
             "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
         )
@@ -193,7 +195,7 @@ class Metrics:
             registry=self.registry,
         )
         self._deadlines = Counter(
-            "hmi_deadlines_missed",
+            "hmi_deadline_misses",
             "Calls that were not answered before their deadline.",
             registry=self.registry,
         )
@@ -250,6 +252,7 @@ class Metrics:
 
     def watch_executors(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
         """Report the executor of each root in memory, and the times that chose it."""
+        self.executors = executors
         self.registry.register(_ExecutorCollector(executors))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:

@@ -130,7 +130,10 @@ class ExecutorTimes(Answer):
 class ExecutionView(Answer):
     """What runs a root's upper layers, and the times that chose it."""
 
-    executor: str = Field(description="The fastest that the setting HMI_PRECISION allows.")
+    executor: str = Field(
+        description="What runs, or for a root that is not in memory would run: usually the fastest that "
+        "the setting HMI_PRECISION allows."
+    )
     precision: str = Field(description="What its products multiply: fp32, bf16 or int8.")
     measured_at: str
     batches: dict[str, list[int]] = Field(description="Tokens of each text of the measured batches.")

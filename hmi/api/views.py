@@ -39,8 +39,11 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
     )
 
 
-def root_view(root: RootRecord, profile: Profile | None, precision: str) -> RootView:
-    """`profile`: the root's on this machine; `precision`: the setting."""
+def root_view(
+    root: RootRecord, profile: Profile | None, precision: str, running: str | None = None
+) -> RootView:
+    """profile: the root's on this machine. precision: the setting. running: the executor, if the root is in
+    memory."""
     return RootView(
         root=root.name,
         version=root.version,
@@ -53,12 +56,12 @@ def root_view(root: RootRecord, profile: Profile | None, precision: str) -> Root
         fidelity=root.fidelity,
         fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,
-        execution=None if profile is None else execution_view(profile, precision),
+        execution=None if profile is None else execution_view(profile, precision, running),
     )
 
 
-def execution_view(profile: Profile, precision: str) -> ExecutionView:
-    best = fastest(profile.measured, precision).name
+def execution_view(profile: Profile, precision: str, running: str | None = None) -> ExecutionView:
+    best = running or fastest(profile.measured, precision).name
     return ExecutionView(
         executor=best,
         precision=precision_of(best),

@@ -156,11 +156,12 @@ class Engine:
         sinks = [Waiting() for _ in requests]
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)]
         self._queue.put(items)
+        self._waiting.add(items)
         try:
             self._interleave()
-            with self._waiting.holding(items):
-                return list(await asyncio.gather(*(sink.answer for sink in sinks)))
+            return list(await asyncio.gather(*(sink.answer for sink in sinks)))
         finally:
+            self._waiting.remove(items)
             for sink in sinks:
                 sink.drop()
 

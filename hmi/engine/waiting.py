@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from hmi.engine.item import Item
 
@@ -15,14 +14,12 @@ class WaitingTexts:
     def __init__(self) -> None:
         self._calls: dict[int, Sequence[Item]] = {}
 
-    @contextmanager
-    def holding(self, items: Sequence[Item]) -> Iterator[None]:
-        """Context manager: a call with these items is in the queue, or in batches, in the block."""
+    def add(self, items: Sequence[Item]) -> None:
+        """A call with these items is in the queue, or in batches, until `remove` of the same object."""
         self._calls[id(items)] = items
-        try:
-            yield
-        finally:
-            del self._calls[id(items)]
+
+    def remove(self, items: Sequence[Item]) -> None:
+        del self._calls[id(items)]
 
     def seen(self) -> tuple[int, float]:
         """Return how many texts wait for their first batch, and the age of the oldest in seconds.

@@ -186,9 +186,9 @@ def _choose(
         if known is not None and not _at_hand(best):
             _compile_apart()
         chosen.take(upper.executor(best), best, profile.measured)
-        told = ", ".join(map(str, profile.measured))
-        log.debug("root %s runs on %s (microseconds a token: %s)", name, best, told)
         if known is None and profiles is not None:
+            told = ", ".join(map(str, profile.measured))
+            log.info("root %s is measured and runs on %s (microseconds a token: %s)", name, best, told)
             _keep(profiles, upper.root, profile)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be built or measured", name)

@@ -91,7 +91,7 @@ class Profiles:
             return [Profile.model_validate(one) for one in kept]
         except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
-            log.warning("the profile of root %s cannot be used (%s): measuring again", root, why)
+            log.warning("the profile of root %s is ignored (%s): it has to be measured again", root, why)
             return []
 
 

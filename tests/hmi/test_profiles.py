@@ -88,7 +88,7 @@ def test_a_damaged_profile_is_none_and_is_written_anew(
         path.write_bytes(changed[damage])
     with caplog.at_level(logging.WARNING, "hmi.stores"):
         assert profiles.get("tiny", "r1", fingerprint()) is None
-    assert "measuring again" in caplog.text
+    assert "has to be measured again" in caplog.text
     if damage != "folder":
         profiles.put("tiny", "r1", profile())
         assert profiles.get("tiny", "r1", fingerprint()) == profile()

@@ -211,14 +211,18 @@ def test_waiting_texts_are_those_that_no_batch_has_begun() -> None:
     first, second = item("acme", "cls", [3, 4]), item("globex", "cls", [5])
     assert waiting.seen() == (0, 0.0)
     first.queued -= 10
-    with waiting.holding([first]), waiting.holding([second]):
-        texts, oldest = waiting.seen()
-        assert texts == 2
-        assert oldest >= 10
-        first.cut = 1
-        texts, oldest = waiting.seen()
-        assert texts == 1
-        assert oldest < 10
+    calls = [first], [second]
+    for items in calls:
+        waiting.add(items)
+    texts, oldest = waiting.seen()
+    assert texts == 2
+    assert oldest >= 10
+    first.cut = 1
+    texts, oldest = waiting.seen()
+    assert texts == 1
+    assert oldest < 10
+    for items in calls:
+        waiting.remove(items)
     assert waiting.seen() == (0, 0.0)
 
 
