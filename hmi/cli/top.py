@@ -55,7 +55,7 @@ def top(session: Session, interval: float, once: bool, as_json: bool) -> None:
             return
         if not console.is_terminal:
             console = Console(highlight=False, width=PLAIN_WIDTH)
-        console.print(view(shown, watch.client.url, state))
+        console.print(view(shown, watch.client.url, state, console.width))
         return
     with suppress(KeyboardInterrupt):  # the usual way to leave such a view
         _live(watch, interval, console)
@@ -135,7 +135,7 @@ def _live(watch: Watch, interval: float, console: Console) -> None:
             except (Unavailable, RemoteError) as error:
                 state = error.message
             assert watch.shown is not None
-            live.update(view(watch.shown, where, state, console.height), refresh=True)
+            live.update(view(watch.shown, where, state, *console.size), refresh=True)
             while (left := begun + interval - time.monotonic()) > 0:
                 if "q" in key(left).lower():
                     return

@@ -6,19 +6,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hmi.cli.output import size
+from hmi.cli.output import PLAIN_WIDTH, size
 from hmi.cli.top_figures import OTHERS, Figures, Tenant
 
 BAR = 8
 """Cells of a bar."""
 LABEL = 7
 """Cells of the first column."""
+COLUMNS = 48
+"""Cells beside the names in the tables of executors and tenants."""
 LEAST_TENANTS = 3
 """Tenants that are shown even if the terminal is lower."""
 
 
-def view(shown: Figures, where: str, state: str, height: int = 1000) -> RenderableType:
+def view(
+    shown: Figures, where: str, state: str, width: int = PLAIN_WIDTH, height: int = 1000
+) -> RenderableType:
     """Draw one view. where: the server's address. state: `ready`, or why it is not."""
+    longest = max(12, width - COLUMNS)
     head = Text.assemble(
         ("hmi top", "bold"),
         "  ",
@@ -31,10 +36,10 @@ def view(shown: Figures, where: str, state: str, height: int = 1000) -> Renderab
     parts: list[RenderableType] = [head, Text(), _levels(shown), _notes(shown), Text()]
     lines = 11
     if shown.executors:
-        parts += [_executors(shown), Text()]
+        parts += [_executors(shown, longest), Text()]
         lines += len(shown.executors) + 2
     if shown.tenants:
-        parts.append(_tenants(shown.tenants, max(LEAST_TENANTS, height - lines - 3)))
+        parts.append(_tenants(shown.tenants, longest, max(LEAST_TENANTS, height - lines - 3)))
     elif not shown.tenants_told:
         parts.append(Text("tenants: only for an administrator's key (--key)", "dim"))
     else:
@@ -81,14 +86,14 @@ def _levels(shown: Figures) -> Table:
         _bar(process.busy),
         _cell(process.streams, "threads"),
         _cell(process.cpu, "cores"),
-        f"memory {_bytes(process.resident_bytes)}",
+        "of processors in use",
     )
     table.add_row(
         "POOL",
         _bar(filled),
         f"of {_bytes(pool.limit_bytes)}",
         _cell(pool.events_s.get("hit"), "hits/s"),
-        f"{missed} missed, {evicted} evicted",
+        f"{missed} miss, {evicted} evict",
     )
     return table
 
@@ -100,30 +105,33 @@ def _notes(shown: Figures) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True, min_width=LABEL)
     table.add_row("REFUSED", Text(refused, "red") if refused else "nothing")
-    table.add_row("MEMORY", f"{_bytes(own)} of its own, {_bytes(files)} of mapped files")
+    whole = _bytes(shown.process.resident_bytes)
+    table.add_row("MEMORY", f"{whole} resident: {_bytes(own)} its own, {_bytes(files)} mapped files")
     jobs = ", ".join(f"{count} {state}" for state, count in shown.jobs.items())
     table.add_row("JOBS", jobs or "none")
     return table
 
 
-def _executors(shown: Figures) -> Table:
+def _executors(shown: Figures, longest: int) -> Table:
     batches = list(dict.fromkeys(batch for runs in shown.executors for batch in runs.us_per_token))
     table = _table("ROOT", "EXECUTOR")
-    for batch in batches:
-        table.add_column(f"µs/TOKEN {batch.upper()}", justify="right", no_wrap=True)
+    for n, batch in enumerate(batches):
+        heading = batch.upper() if n else f"µs/TOKEN: {batch.upper()}"
+        table.add_column(heading, justify="right", no_wrap=True)
     for runs in shown.executors:
-        table.add_row(runs.root, runs.executor, *(_number(runs.us_per_token.get(batch)) for batch in batches))
+        times = [_number(runs.us_per_token.get(batch)) for batch in batches]
+        table.add_row(_cut(runs.root, longest), runs.executor, *times)
     return table
 
 
-def _tenants(tenants: list[Tenant], most: int) -> Table:
+def _tenants(tenants: list[Tenant], longest: int, most: int) -> Table:
     table = _table("TENANT")
     for heading in ("CALLS/S", "TEXTS/S", "TOKENS/S"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("SHARE OF COMPUTE", no_wrap=True)
     for tenant in tenants[:most]:
         table.add_row(
-            "all others" if tenant.tenant == OTHERS else tenant.tenant,
+            "all others" if tenant.tenant == OTHERS else _cut(tenant.tenant, longest),
             *(_number(rate) for rate in (tenant.calls_s, tenant.texts_s, tenant.tokens_s)),
             _bar(tenant.compute_share),
         )
@@ -137,6 +145,10 @@ def _table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="ellipsis", no_wrap=True)
     return table
+
+
+def _cut(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def _cell(value: float | None, unit: str) -> str:

@@ -234,7 +234,7 @@ def test_a_low_terminal_shows_fewer_tenants() -> None:
     found = figures(before, scrape(metrics))
     for height in (18, 24, 60):
         console = Console(width=80, height=height, record=True, file=io.StringIO())
-        console.print(view(found, "http://127.0.0.1:8080", "ready", height))
+        console.print(view(found, "http://127.0.0.1:8080", "ready", 80, height))
         lines = console.export_text().splitlines()
         assert len(lines) <= height
         assert ("more" in lines[-1]) == (height < 60)
