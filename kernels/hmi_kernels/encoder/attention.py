@@ -62,9 +62,9 @@ def attend(
             n, q = min(ROWS, count - i), queries + i * query_step + at
             for p in range(panels):
                 panel, to = room + p * size * STRIDE, scores + p * STRIDE
-                call_tile(code, FLOAT, n, q, query_step, size, panel, zeros, 0, 0, 0, 0, 0, 0, to, row)
+                call_tile(code, FLOAT, n, q, query_step, size, panel, zeros, 0, 0, 0, 0, 0, to, row)
             for r in range(n):
                 distance = relative + h * relative_step - 4 * (i + r) if relative_step != 0 else zeros
                 softmax(scores + r * row, length, factor, distance, by_key)
             to = out + i * out_step + at
-            call_narrow(narrow_code, FLOAT, size, n, scores, row, length, values + at, step, to, out_step)
+            call_narrow(narrow_code, size, n, scores, row, length, values + at, step, to, out_step)

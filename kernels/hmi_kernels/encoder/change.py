@@ -6,38 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT
-from hmi_kernels.encoder.product import (
-    BEGIN,
-    END,
-    LOW_STEP,
-    LOW_WORDS,
-    MATRIX_FIELDS,
-    PANELS,
-    SEGMENT_FIELDS,
-    UP,
-    WORDS,
-    even,
-    tile,
-)
-from hmi_kernels.encoder.product import LOW as SEGMENT_LOW
-from hmi_kernels.encoder.room import (
-    LOW,
-    NARROW_CODE,
-    NO_SEGMENT,
-    READ,
-    READ_STEP,
-    READ_WORDS,
-    SEGMENTS,
-    SPARE,
-    TILE,
-)
+from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, WORDS, even, tile
+from hmi_kernels.encoder.room import CHANGED, CHANGES, LOW, LOWER_CODE, READ, READ_STEP, READ_WORDS, SPARE, TILE
 from hmi_kernels.encoder.rowwise import activated, added, normed, to_bfloats
-from hmi_kernels.encoder.tile import ROWS, STRIDE, call_narrow
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_lower
 from hmi_kernels.jit import get, put, whole
 
 DOWN, COLUMNS, ACTIVATION, DOWN_BIAS, MATRIX = range(5)
 CHANGE_FIELDS = 4 + MATRIX_FIELDS
-"""A change: address of the panel down (0: no change) and its columns, a multiple of 16; the activation and
+"""A change: address of the panel down (0: no change) and its columns, a multiple of 8; the activation and
 the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
 NONE, RELU, SILU = range(3)
 """Activations."""
@@ -55,55 +32,54 @@ RUN_FIELDS = 3
 
 
 @whole
-def lowered(
-    room: Any, kind: Any, change: Any, n: Any, a: Any, step: Any, words: Any, scratch: Any, low: Any
-) -> None:
-    """low [n, COLUMNS] = activation(n rows · the panel down + bias): float32 if the kind is, else
-    bfloat16."""
-    columns, activation = get(change, COLUMNS), get(change, ACTIVATION)
-    to = low if kind == FLOAT else scratch
-    of_module, panel, stride = FLOAT if kind == FLOAT else BFLOAT, get(change, DOWN), 4 * columns
-    call_narrow(get(room, NARROW_CODE), of_module, columns, n, a, step, words, panel, stride, to, stride)
-    for i in range(n):
-        if activation != NONE:
-            activated(to + 4 * columns * i, get(change, DOWN_BIAS), activation, columns // 16)
-        if kind != FLOAT:
-            to_bfloats(to + 4 * columns * i, low + 2 * columns * i, columns // 16)
+def low_width(change: Any) -> Any:
+    """Numbers from one low-rank row to the next: whole vectors."""
+    return (get(change, COLUMNS) + 15) // 16 * 16
 
 
 @whole
-def set_segments(kind: Any, room: Any, runs: Any, count: Any, slot: Any) -> None:
-    """The segments of the next product: each run of rows with what its module adds at this slot."""
-    low, size = get(room, LOW), 4 if kind == FLOAT else 2
+def lowered(
+    room: Any, kind: Any, change: Any, n: Any, a: Any, step: Any, words: Any, scratch: Any, low: Any
+) -> None:
+    """low [n, low_width] = activation(n rows · the panel down + bias): float32 if the kind is, else
+    bfloat16."""
+    width, activation = low_width(change), get(change, ACTIVATION)
+    to = low if kind == FLOAT else scratch
+    groups, panel, code = get(change, COLUMNS) // 8, get(change, DOWN), get(room, LOWER_CODE)
+    call_lower(code, FLOAT if kind == FLOAT else BFLOAT, groups, n, a, step, words, panel, to, 4 * width)
+    for i in range(n):
+        if activation != NONE:
+            activated(to + 4 * width * i, get(change, DOWN_BIAS), activation, width // 16)
+        if kind != FLOAT:
+            to_bfloats(to + 4 * width * i, low + 2 * width * i, width // 16)
+
+
+@whole
+def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any) -> None:
+    """What the modules add to the next product at this slot, for the rows of each run."""
+    low, size, found = get(room, LOW), 4 if kind == FLOAT else 2, False
+    read = get(room, READ_STEP)
     for s in range(count):
-        run, segment = runs + 8 * RUN_FIELDS * s, get(room, SEGMENTS) + 8 * SEGMENT_FIELDS * s
-        begin, end, module = get(run, 0), get(run, 1), get(run, 2)
-        put(segment, BEGIN, begin)
-        put(segment, END, end)
-        put(segment, LOW_WORDS, 0)
+        run = runs + 8 * RUN_FIELDS * s
+        r, end, module = get(run, 0), get(run, 1), get(run, 2)
+        mine = get(room, CHANGED) + 8 * CHANGED_FIELDS * r
         if module == 0 or get(module, slot + DOWN) == 0:
+            for i in range(end - r):
+                put(mine, CHANGED_FIELDS * i + 1, 0)
+                put(mine, CHANGED_FIELDS * i + 2, 0)
             continue
-        change = module + 8 * slot
-        step = size * get(change, COLUMNS)
-        put(segment, SEGMENT_LOW, low)
-        put(segment, LOW_STEP, step)
-        put(segment, LOW_WORDS, get(change, MATRIX + WORDS))
-        put(segment, UP, get(change, MATRIX + PANELS))
-        read = get(room, READ_STEP)
-        for r in range(begin, end, ROWS):
-            n = min(ROWS, end - r)
-            lowered(
-                room,
-                kind,
-                change,
-                n,
-                get(room, READ) + r * read,
-                read,
-                get(room, READ_WORDS),
-                get(room, TILE),
-                low,
-            )
+        found, change = True, module + 8 * slot
+        step, words, up = size * low_width(change), get(change, MATRIX + WORDS), get(change, MATRIX + PANELS)
+        for i in range(end - r):
+            put(mine, CHANGED_FIELDS * i, low + step * i)
+            put(mine, CHANGED_FIELDS * i + 1, words)
+            put(mine, CHANGED_FIELDS * i + 2, up)
+        while r < end:
+            n, a = even(end - r), get(room, READ) + r * read
+            lowered(room, kind, change, n, a, read, get(room, READ_WORDS), get(room, TILE), low)
             low += n * step
+            r += n
+    put(room, CHANGES, get(room, CHANGED) if found else 0)
 
 
 @whole
@@ -117,22 +93,9 @@ def bottleneck(kind: Any, room: Any, change: Any, n: Any, source: Any, d: Any, y
             to_bfloats(source + 4 * d * i, rows + 2 * d * i, d // 16)
     lowered(room, kind, change, n, a, step, words, scratch, low)
     of_module = FLOAT if kind == FLOAT else BFLOAT
-    low_step = get(change, COLUMNS) * (4 if kind == FLOAT else 2)
+    low_step = low_width(change) * (4 if kind == FLOAT else 2)
     for p in range(d // 64):
-        tile(
-            room,
-            of_module,
-            change + 8 * MATRIX,
-            p,
-            n,
-            low,
-            low_step,
-            0,
-            get(room, NO_SEGMENT),
-            0,
-            scratch,
-            STRIDE,
-        )
+        tile(room, of_module, change + 8 * MATRIX, p, n, low, low_step, 0, 0, 0, scratch, STRIDE)
         for i in range(n):
             added(scratch + STRIDE * i, y + 4 * d * i + STRIDE * p, 4)
 

@@ -26,7 +26,7 @@ from hmi_kernels.encoder.change import (
     changed,
     changed_after_norm,
     normalised,
-    set_segments,
+    set_changes,
 )
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
@@ -71,16 +71,17 @@ def product(
     slot: Any,
     runs: Any,
     count: Any,
+    n: Any,
     first: Any,
     last: Any,
     part: Any,
     c: Any,
     c_step: Any,
 ) -> None:
-    """c = the operand · panels first..last-1 of a matrix, with the runs' changes at a slot."""
+    """c = n rows of the operand · panels first..last-1 of a matrix, with the runs' changes at a slot."""
     kind = get(layer, KIND)
-    set_segments(kind, room, runs, count, slot)
-    multiply(room, kind, layer + 8 * matrix, count, first, last, part, c, c_step)
+    set_changes(kind, room, runs, count, slot)
+    multiply(room, kind, layer + 8 * matrix, n, first, last, part, c, c_step)
 
 
 @whole
@@ -132,17 +133,17 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     y, middle, part = get(room, rooms.CONTEXT), get(room, rooms.MIDDLE), get(layer, DIM) // 64
     operand(kind, room, y, n, d)
-    product(layer, room, OUT, ON_OUT, runs, count, 0, part, part, middle, 4 * d)
+    product(layer, room, OUT, ON_OUT, runs, count, n, 0, part, part, middle, 4 * d)
     changed(kind, room, runs, count, ATTN, x, d, middle)
     changed(kind, room, runs, count, AFTER_ATTN, middle, d, middle)
     gain, bias = get(layer, GAIN1), get(layer, BIAS1)
     normalised(room, runs, count, NORM1, middle, x, gain, bias, eps, d, middle)
     operand(kind, room, middle, n, d)
-    set_segments(kind, room, runs, count, ON_IN)
+    set_changes(kind, room, runs, count, ON_IN)
     wide, wide_step = get(room, rooms.WIDE), inner * (4 if kind == FLOAT else 2)
-    multiply_gelu(room, kind, layer + 8 * IN_FFN, count, inner // 64, wide, wide_step)
+    multiply_gelu(room, kind, layer + 8 * IN_FFN, n, inner // 64, wide, wide_step)
     wide_operand(kind, room, n, inner)
-    product(layer, room, OUT_FFN, ON_FFN, runs, count, 0, part, part, y, 4 * d)
+    product(layer, room, OUT_FFN, ON_FFN, runs, count, n, 0, part, part, y, 4 * d)
     changed(kind, room, runs, count, FFN, middle, d, y)
     changed(kind, room, runs, count, AFTER_FFN, y, d, y)
     gain, bias = get(layer, GAIN2), get(layer, BIAS2)
@@ -170,16 +171,17 @@ def block(
     runs, query_runs, step = get(room, rooms.RUNS), get(room, rooms.QUERY_RUNS), 12 * d
     operand(kind, room, mine, n, d)
     if first_only:
-        product(layer, room, QKV, ON_QKV, runs, count, part, 3 * part, part, qkv + 4 * d, step)
+        product(layer, room, QKV, ON_QKV, runs, count, n, part, 3 * part, part, qkv + 4 * d, step)
         queries, firsts = end - begin, get(room, rooms.FIRSTS)
         for t in range(queries):
             copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
         operand(kind, room, firsts, queries, d)
-        product(layer, room, QKV, ON_QKV, query_runs, count, 0, part, part, get(room, rooms.QUERIES), 4 * d)
-        attend_all(layer, offsets, begin, end, plus, get(room, rooms.QUERIES), 4 * d, True, room)
+        to = get(room, rooms.QUERIES)
+        product(layer, room, QKV, ON_QKV, query_runs, count, queries, 0, part, part, to, 4 * d)
+        attend_all(layer, offsets, begin, end, plus, to, 4 * d, True, room)
         finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
     else:
-        product(layer, room, QKV, ON_QKV, runs, count, 0, 3 * part, part, qkv, step)
+        product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * part, part, qkv, step)
         attend_all(layer, offsets, begin, end, plus, qkv, step, False, room)
         finish(layer, room, mine, n, runs, count, out + 4 * d * start)
 

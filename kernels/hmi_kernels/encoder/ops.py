@@ -15,7 +15,7 @@ from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.pack import Array, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
-from hmi_kernels.encoder.tile import ROWS, STRIDE, narrow, tile
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
 
 __all__ = [
@@ -151,14 +151,15 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
                 )
         for slot, change in packed.items():
             _put_change(record, slot, change, arrays)
-            columns = max(columns, change.columns)
+            columns = max(columns, len(change.down_bias))
         records.append(record)
     return Module(records, [int(record.ctypes.data) for record in records], arrays, columns)
 
 
 def _empty_record() -> Record:
     record = np.zeros(of_room.FIELDS, np.int64)
-    record[[of_room.TILE_CODE, of_room.NARROW_CODE]] = address_of(tile), address_of(narrow)
+    codes = of_room.TILE_CODE, of_room.NARROW_CODE, of_room.LOWER_CODE
+    record[list(codes)] = address_of(tile), address_of(narrow), address_of(lower)
     return record
 
 
@@ -200,10 +201,9 @@ class Room:
             of_room.TILE: ROWS * max(4 * columns, STRIDE),
             of_room.SPARE: 6 * ROWS * dim,
             of_room.ATTEND: -(-longest // 64) * (dim + ROWS) * STRIDE,
-            of_room.SEGMENTS: 8 * of_matrix.SEGMENT_FIELDS * rows,
+            of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
             of_room.RUNS: 8 * of_change.RUN_FIELDS * rows,
             of_room.QUERY_RUNS: 8 * of_change.RUN_FIELDS * rows,
-            of_room.NO_SEGMENT: 8 * of_matrix.SEGMENT_FIELDS,
             of_room.ZEROS: 4 * (longest + 64),
         }
         self._arrays = []

@@ -84,14 +84,16 @@ class Change:
     """Low-rank changes of the equal parts of one matrix, in the kernels' layout."""
 
     down: Array
-    """[words, columns, numbers of a word]; the parts' columns follow one another, zeros follow them."""
+    """[columns / 8, pairs of words, 8, 2, numbers of a word]; the parts' columns follow one another, zeros
+    follow them."""
     down_bias: Floats
+    """[columns, up to a multiple of 16]."""
     activation: int
     up: Matrix
 
     @property
     def columns(self) -> int:
-        return int(self.down.shape[1])
+        return 8 * len(self.down)
 
 
 def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
@@ -102,8 +104,8 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
     (size_in,), (size_out,) = {p.down.shape[1] for p in given}, {p.up.shape[0] for p in given}
     most = max(p.down.shape[0] for p in given)
     rank = -(-most // per_word) * per_word
-    columns = -(-rank * len(parts) // 16) * 16
-    down, bias = np.zeros((columns, size_in), np.float32), np.zeros(columns, np.float32)
+    columns = -(-rank * len(parts) // 8) * 8
+    down, bias = np.zeros((columns, size_in), np.float32), np.zeros(columns + columns % 16, np.float32)
     up, up_bias = (
         np.zeros((len(parts), size_out, rank), np.float32),
         np.zeros((len(parts), size_out), np.float32),
@@ -116,7 +118,7 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
         if part.down_bias is not None and part.up_bias is not None:
             bias[i * rank : i * rank + own], up_bias[i] = part.down_bias, part.up_bias
     numbers: Array = rounded(down) if kind == BFLOAT else down
-    panel = np.ascontiguousarray(numbers.reshape(columns, -1, per_word).swapaxes(0, 1))
+    panel = np.ascontiguousarray(numbers.reshape(columns // 8, 8, -1, 2, per_word).swapaxes(1, 2))
     return Change(
         panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias.reshape(-1))
     )

@@ -27,19 +27,21 @@ from hmi_kernels.jit import get, put, whole
     TILE,
     SPARE,
     ATTEND,
-    SEGMENTS,
+    CHANGES,
+    CHANGED,
     RUNS,
     QUERY_RUNS,
-    NO_SEGMENT,
     ZEROS,
     TILE_CODE,
     NARROW_CODE,
-) = range(25)
-FIELDS = 25
+    LOWER_CODE,
+) = range(26)
+FIELDS = 26
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
-them, with words of a row. The rest are buffers for the rows of a block of texts, but: LOW, TILE and SPARE
-(rows of a tile), ATTEND (`attention.attend`), SEGMENTS, RUNS, QUERY_RUNS and NO_SEGMENT (records), ZEROS; and
-the addresses of `tile.tile` and `tile.narrow`."""
+them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The
+rest are buffers for the rows of a block of texts, but: TILE and SPARE (rows of a tile), ATTEND
+(`attention.attend`), CHANGED, RUNS and QUERY_RUNS (records), ZEROS; and the addresses of `tile.tile`,
+`tile.narrow` and `tile.lower`."""
 
 
 @whole

@@ -25,6 +25,9 @@ STRIDE = 256
 VECTORS = 4
 WIDE = VECTORS if has("avx512f") else 1
 """Vectors of a panel that are summed at a time: 6 x 1 sums of two registers each fit the 16 of AVX2."""
+CHAINS = 4
+"""Sums of one row with one group of columns, on the way down."""
+CHANGED_FIELDS = 3
 _PAIRS, _QUADS = ir.VectorType(BF16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
 
@@ -60,29 +63,27 @@ def _products(
     return v.loop(words, sums, body)
 
 
-def _in_two_chains(
-    v: Vectors, kind: int, rows: int, a: Any, step: Any, words: Any, panel: Any, stride: Any
-) -> list[Any]:
-    """The sums of an even number of words with one vector of columns, odd and even words apart.
+def _in_chains(v: Vectors, kind: int, rows: int, a: Any, step: Any, pairs: Any, panel: Any) -> list[Any]:
+    """The sums of each row with eight columns, twice in 16 lanes: those of even and of odd words.
 
-    A row has one sum here, and each product waits for the one before. Two chains halve the wait.
+    A row has one sum here, and each product waits for the one before: CHAINS sums shorten the wait.
     """
 
     def body(i: Any, carried: list[Any]) -> list[Any]:
         after = []
-        for chain in range(2):
-            word_i = v.b.add(v.scaled(i, 2), I64(chain))
-            columns, word_at = (
-                v.load(v.at(panel, v.b.mul(word_i, stride)), WORDS),
-                v.at(a, v.scaled(word_i, 4)),
-            )
+        for chain in range(CHAINS):
+            pair = v.b.add(v.scaled(i, CHAINS), I64(chain))
+            columns, pair_at = v.load(v.at(panel, v.scaled(pair, 64)), WORDS), v.at(a, v.scaled(pair, 8))
             for r in range(rows):
-                word = v.spread(v.load(v.at(word_at, v.scaled(step, r)), I32))
-                after.append(_dot(v, kind, carried[rows * chain + r], word, columns))
+                both = v.b.bitcast(v.spread(v.load(v.at(pair_at, v.scaled(step, r)), I64), LANES // 2), WORDS)
+                after.append(_dot(v, kind, carried[rows * chain + r], both, columns))
         return after
 
-    both = v.loop(v.b.sdiv(words, I64(2)), _zeros(kind, 2 * rows), body)
-    return [v.b.fadd(both[r], both[rows + r]) for r in range(rows)]
+    sums = v.loop(v.b.sdiv(pairs, I64(CHAINS)), _zeros(kind, CHAINS * rows), body)
+    while len(sums) > rows:
+        half = len(sums) // 2
+        sums = [v.b.fadd(x, y) for x, y in zip(sums[:half], sums[half:], strict=True)]
+    return sums
 
 
 def _zeros(kind: int, count: int) -> list[Any]:
@@ -102,8 +103,7 @@ def _rescaled(v: Vectors, total: Any, by_column: Any, offset: Any, by_row: Any) 
 
 
 def _tile(kind: int, v: Vectors, n: Any, *given: Any) -> None:
-    """n, a, step, words, panel, bias, scales, shared, low, low_step, low_words, up, c, c_step: c = a · panel
-    + bias + low · up. Without a change low_words is 0."""
+    """n, a, step, words, panel, bias, scales, shared, changes, p, part, c, c_step: see `tile`."""
     if not able(kind):
         v.trap()
         return
@@ -121,14 +121,13 @@ def _rows(
     bias: Any,
     scales: Any,
     shared: Any,
-    low: Any,
-    low_step: Any,
-    low_words: Any,
-    up: Any,
+    changes: Any,
+    p: Any,
+    part: Any,
     c: Any,
     c_step: Any,
 ) -> None:
-    stride, of_module = I64(STRIDE), FLOAT if kind == FLOAT else BFLOAT
+    stride = I64(STRIDE)
     for first in range(0, STRIDE, 64 * WIDE):
         at = v.at(panel, first)
         sums = _products(v, kind, _zeros(kind, rows * WIDE), rows, a, step, words, at, stride)
@@ -140,40 +139,71 @@ def _rows(
                     offset = v.load(v.at(shared, STRIDE + column), WORDS)
                     x = _rescaled(v, x, by_column, offset, v.spread(v.load(v.at(scales, 4 * r), F32)))
                 sums[WIDE * r + j] = v.b.fadd(x, v.load(v.at(bias, column)))
-        changed = partial(
-            _products, v, of_module, sums, rows, low, low_step, low_words, v.at(up, first), stride
-        )
-        _stored(
-            v, v.where(v.b.icmp_signed(">", low_words, I64(0)), sums, changed), rows, v.at(c, first), c_step
-        )
+        changed = partial(_changed, v, kind, sums, rows, changes, p, part, first)
+        any_change = v.b.icmp_signed("!=", changes, I64(0))
+        _stored(v, v.where(any_change, sums, changed), rows, v.at(c, first), c_step)
+
+
+def _changed(
+    v: Vectors, kind: int, sums: list[Any], rows: int, changes: Any, p: Any, part: Any, first: int
+) -> list[Any]:
+    """The sums, each plus its row's own low-rank product: together if all rows have one module."""
+    records = [[v.load(v.at(changes, 8 * (CHANGED_FIELDS * r + i)), I64) for i in range(3)] for r in range(rows)]
+    low, _, up = records[0]
+    same = ir.IntType(1)(1)
+    for _, _, other in records[1:]:
+        same = v.b.and_(same, v.b.icmp_signed("==", other, up))
+    step = v.b.sub(records[1][0], low) if rows > 1 else I64(0)
+
+    def added(sums: list[Any], count: int, record: list[Any]) -> list[Any]:
+        low, words, up = record
+        low = v.at(low, v.b.mul(part, v.scaled(words, 4)))
+        panel = v.at(up, v.at(v.b.mul(p, v.scaled(words, STRIDE)), first))
+        of_module = FLOAT if kind == FLOAT else BFLOAT
+        more = partial(_products, v, of_module, sums, count, low, step, words, panel, I64(STRIDE))
+        return v.where(v.b.icmp_signed(">", words, I64(0)), sums, more)
+
+    def each() -> list[Any]:
+        by_row = (added(together[WIDE * r : WIDE * r + WIDE], 1, record) for r, record in enumerate(records))
+        return [x for row in by_row for x in row]
+
+    together = v.where(same, sums, partial(added, sums, rows, records[0]))
+    return together if rows == 1 else v.where(v.b.not_(same), together, each)
 
 
 def _narrow(
-    kind: int, wide: int, v: Vectors, n: Any, a: Any, step: Any, words: Any, panel: Any, stride: Any, *c: Any
+    wide: int, v: Vectors, n: Any, a: Any, step: Any, words: Any, panel: Any, stride: Any, *c: Any
 ) -> None:
-    """n, a, step, words, panel, stride, c, c_step: c = a · a panel of 16 or 32 columns.
-
-    In bfloat16 the number of words is even.
-    """
-    if not able(kind):
-        v.trap()
-        return
+    """n, a, step, words, panel, stride, c, c_step: c = a · a panel of 16 or 32 columns, float32."""
 
     def product(rows: int) -> None:
-        if wide == 1 and kind == BFLOAT:
-            sums = _in_two_chains(v, kind, rows, a, step, words, panel, stride)
-        else:
-            sums = _products(v, kind, _zeros(kind, rows * wide), rows, a, step, words, panel, stride)
+        sums = _products(v, FLOAT, _zeros(FLOAT, rows * wide), rows, a, step, words, panel, stride)
         _stored(v, sums, rows, *c)
 
     v.switch(n, {rows: partial(product, rows) for rows in range(1, ROWS + 1)})
 
 
+def _lowered(
+    kind: int, v: Vectors, n: Any, a: Any, step: Any, pairs: Any, panel: Any, c: Any, c_step: Any
+) -> None:
+    """n, a, step, pairs, panel, c, c_step: c = a · a panel of eight columns."""
+    if not able(kind):
+        v.trap()
+        return
+
+    def product(rows: int) -> None:
+        for r, x in enumerate(_in_chains(v, kind, rows, a, step, pairs, panel)):
+            even, odd = (v.picked(x, range(i, LANES, 2)) for i in range(2))
+            v.store(v.b.fadd(even, odd), v.at(c, v.scaled(c_step, r)))
+
+    v.switch(n, {rows: partial(product, rows) for rows in range(1, ROWS + 1)})
+
+
 _tile_floats, _tile_bfloats, _tile_bytes = (
-    vectorised(14)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
+    vectorised(13)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
 )
-_narrow_floats, _narrow_bfloats = (vectorised(8)(partial(_narrow, kind, 1)) for kind in (FLOAT, BFLOAT))
-_narrow_floats2, _narrow_bfloats2 = (vectorised(8)(partial(_narrow, kind, 2)) for kind in (FLOAT, BFLOAT))
+_narrow1, _narrow2 = (vectorised(8)(partial(_narrow, wide)) for wide in (1, 2))
+_lowered_floats, _lowered_bfloats = (vectorised(7)(partial(_lowered, kind)) for kind in (FLOAT, BFLOAT))
 
 
 @whole
@@ -187,56 +217,59 @@ def tile(
     bias: Any,
     scales: Any,
     shared: Any,
-    low: Any,
-    low_step: Any,
-    low_words: Any,
-    up: Any,
+    changes: Any,
+    p: Any,
+    part: Any,
     c: Any,
     c_step: Any,
 ) -> None:
-    """c float32 [n, 64] = a [n] · panel + bias + low [n] · up; n is at most ROWS.
+    """c float32 [n, 64] = a [n] · panel + bias + each row's change; n is at most ROWS.
 
-    scales, shared: of int8, each row's scale, and the panel's 64 scales and offsets. low_words 0: no change.
+    scales, shared: of int8, each row's scale, and the panel's 64 scales and offsets. changes: 0, or a record
+    of CHANGED_FIELDS words for each row: the address of its low-rank numbers, words of one part of them (0:
+    no change), its panels up. Of these the tile takes part `part` and panel p.
     """
     if kind == BFLOAT:
-        _tile_bfloats(n, a, step, words, panel, bias, 0, 0, low, low_step, low_words, up, c, c_step)
+        _tile_bfloats(n, a, step, words, panel, bias, 0, 0, changes, p, part, c, c_step)
     elif kind == FLOAT:
-        _tile_floats(n, a, step, words, panel, bias, 0, 0, low, low_step, low_words, up, c, c_step)
+        _tile_floats(n, a, step, words, panel, bias, 0, 0, changes, p, part, c, c_step)
     else:
-        _tile_bytes(n, a, step, words, panel, bias, scales, shared, low, low_step, low_words, up, c, c_step)
+        _tile_bytes(n, a, step, words, panel, bias, scales, shared, changes, p, part, c, c_step)
 
 
 @whole
 def narrow(
-    kind: Any,
-    columns: Any,
-    n: Any,
-    a: Any,
-    step: Any,
-    words: Any,
-    panel: Any,
-    stride: Any,
-    c: Any,
-    c_step: Any,
+    columns: Any, n: Any, a: Any, step: Any, words: Any, panel: Any, stride: Any, c: Any, c_step: Any
 ) -> None:
-    """c float32 [n, columns] = a [n] · a panel whose words are `stride` bytes apart; columns: a multiple of
-    16."""
+    """c [n, columns] = a [n] · a panel whose words are `stride` bytes apart, all float32; columns: a multiple
+    of 16."""
     j = 0
     while j < columns:
         at, to = panel + 4 * j, c + 4 * j
         if columns - j >= 32:
-            if kind == FLOAT:
-                _narrow_floats2(n, a, step, words, at, stride, to, c_step)
-            else:
-                _narrow_bfloats2(n, a, step, words, at, stride, to, c_step)
+            _narrow2(n, a, step, words, at, stride, to, c_step)
             j += 32
         else:
-            if kind == FLOAT:
-                _narrow_floats(n, a, step, words, at, stride, to, c_step)
-            else:
-                _narrow_bfloats(n, a, step, words, at, stride, to, c_step)
+            _narrow1(n, a, step, words, at, stride, to, c_step)
             j += 16
 
 
-call_tile, call_narrow = calling(15), calling(10)
-"""`tile` and `narrow` by their addresses, which a room's record holds."""
+@whole
+def lower(
+    kind: Any, groups: Any, n: Any, a: Any, step: Any, words: Any, panel: Any, c: Any, c_step: Any
+) -> None:
+    """c float32 [n, 8 groups] = a [n] · a panel of groups of eight columns; n is at most ROWS.
+
+    A group has for each pair of words eight columns of the same shape. So a vector of 16 words holds eight
+    columns and nothing else, where a panel of 16 columns would be half empty at a rank of eight.
+    """
+    for g in range(groups):
+        at, to = panel + 32 * words * g, c + 32 * g
+        if kind == FLOAT:
+            _lowered_floats(n, a, step, words // 2, at, to, c_step)
+        else:
+            _lowered_bfloats(n, a, step, words // 2, at, to, c_step)
+
+
+call_tile, call_narrow, call_lower = calling(14), calling(9), calling(9)
+"""`tile`, `narrow` and `lower` by their addresses, which a room's record holds."""

@@ -60,11 +60,14 @@ class Vectors:
     def const(self, value: float) -> Any:
         return ir.Constant(FLOATS, [float(value)] * LANES)
 
-    def spread(self, scalar: Any) -> Any:
+    def spread(self, scalar: Any, lanes: int = LANES) -> Any:
         """A scalar in all lanes."""
-        kind = ir.VectorType(scalar.type, LANES)
-        lone = self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
-        return self.b.shuffle_vector(lone, lone, ir.Constant(WORDS, [0] * LANES))
+        kind = ir.VectorType(scalar.type, lanes)
+        return self.picked(self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0)), [0] * lanes)
+
+    def picked(self, x: Any, lanes: Sequence[int]) -> Any:
+        """These lanes of x."""
+        return self.b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def call(self, name: str, result: Any, *args: Any) -> Any:
         module = self.b.module
