@@ -14,7 +14,8 @@ from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
-from hmi_kernels.encoder.pack import Array, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
+from hmi_kernels.encoder.memory import Memory, Places, Record
+from hmi_kernels.encoder.pack import Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
 
@@ -37,7 +38,6 @@ __all__ = [
     "run_layer",
 ]
 
-Record = NDArray[np.int64]
 RELU, SILU = of_change.RELU, of_change.SILU
 _SLOTS = {
     "o": of_change.ON_OUT,
@@ -68,15 +68,17 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer in the kernels' layout; the record holds addresses of the arrays."""
+    """A layer in the kernels' layout."""
 
     kind: int
     dim: int
     inner: int
     longest: int | None
     """Tokens of the longest text, where relative attention has a table; None: no limit."""
-    record: Record
-    arrays: list[Array]
+    head: int
+    """Numbers of a row that belong to one attention head."""
+    memory: Memory
+    """The record and all that it points to."""
     address: int
     """The address of the record."""
 
@@ -93,13 +95,12 @@ class NormChange:
 class Module:
     """A tenant's changes of every layer in the kernels' layout."""
 
-    records: list[Record]
-    """One for each layer."""
+    memory: Memory
+    """Each layer's record and all that it points to, in the order of use."""
     addresses: list[int]
-    """The addresses of the records."""
-    arrays: list[Array]
+    """The addresses of the layers' records."""
     columns: int
-    """Columns of its widest low-rank row."""
+    """Numbers of its widest low-rank row."""
 
 
 def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:
@@ -107,14 +108,16 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
     inner, dim = weights.inner[0].shape
     if not fits(dim, heads, inner):
         raise ValueError(f"no kernel for {dim} dimensions, {heads} heads and an FFN of {inner}")
-    record, arrays = np.zeros(of_layer.LAYER_FIELDS, np.int64), list[Array]()
+    record, places = np.zeros(of_layer.LAYER_FIELDS, np.int64), Places()
+    places.add(record)
     record[[of_layer.KIND, of_layer.DIM, of_layer.INNER, of_layer.HEADS]] = (kind, dim, inner, heads)
     record[of_layer.EPS], record[of_layer.FACTOR] = _bits(eps), _bits((dim // heads) ** -0.5)
     for at, (gain, bias) in ((of_layer.GAIN1, weights.norm1), (of_layer.GAIN2, weights.norm2)):
-        record[at], record[at + 1] = _kept(arrays, gain), _kept(arrays, bias)
+        places.point(record, at, gain)
+        places.point(record, at + 1, bias)
     if weights.relative is not None:
         around = np.pad(weights.relative, ((0, 0), (0, 16)))
-        record[of_layer.RELATIVE] = _kept(arrays, around) + 4 * (weights.relative.shape[1] // 2)
+        places.point(record, of_layer.RELATIVE, around, 4 * (weights.relative.shape[1] // 2))
         record[of_layer.RELATIVE_STEP] = 4 * around.shape[1]
     for at, (weight, bias) in (
         (of_layer.QKV, weights.qkv),
@@ -122,9 +125,9 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
         (of_layer.IN_FFN, weights.inner),
         (of_layer.OUT_FFN, weights.outer),
     ):
-        _put_matrix(record, at, pack_matrix(kind, weight, bias), arrays)
+        _put_matrix(record, at, pack_matrix(kind, weight, bias), places)
     longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
-    return Layer(kind, dim, inner, longest, record, arrays, int(record.ctypes.data))
+    return Layer(kind, dim, inner, longest, dim // heads, *places.placed())
 
 
 def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
@@ -135,9 +138,10 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
     nothing.
     """
     kind = layer.kind
-    records, arrays, columns = [], list[Array](), 16
+    places, begins, columns = Places(), list[int](), 16
     for sites in layers:
         record = np.zeros(of_change.MODULE_FIELDS, np.int64)
+        begins.append(places.add(record))
         of_qkv = [_low_rank(sites.get(site)) for site in "qkv"]
         packed = {of_change.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
         for site, found in sites.items():
@@ -145,15 +149,13 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
             if site in _SLOTS and isinstance(found, LowRank):
                 packed[_SLOTS[site]] = pack_change(kind, [found])
             elif site in _NORMS and isinstance(found, NormChange):
-                record[_NORMS[site]], record[_NORMS[site] + 1] = (
-                    _kept(arrays, found.gain),
-                    _kept(arrays, found.bias),
-                )
-        for slot, change in packed.items():
-            _put_change(record, slot, change, arrays)
-            columns = max(columns, len(change.down_bias))
-        records.append(record)
-    return Module(records, [int(record.ctypes.data) for record in records], arrays, columns)
+                places.point(record, _NORMS[site], found.gain)
+                places.point(record, _NORMS[site] + 1, found.bias)
+        for slot in sorted(packed):
+            _put_change(record, slot, packed[slot], places)
+            columns = max(columns, len(packed[slot].down_bias))
+    memory, address = places.placed()
+    return Module(memory, [address + begin for begin in begins], columns)
 
 
 def _empty_record() -> Record:
@@ -168,7 +170,7 @@ class Room:
     """One thread's memory for a layer's run: it grows to what the largest block and module so far need."""
 
     _record: Record = field(default_factory=_empty_record)
-    _arrays: list[Array] = field(default_factory=list)
+    _memory: Memory | None = None
     _sizes: tuple[int, ...] = ()
     _address: int = 0
 
@@ -177,7 +179,8 @@ class Room:
 
     def address(self, layer: Layer, texts: Texts) -> int:
         """The address of a record whose buffers are large enough for these texts."""
-        needed = (layer.dim, layer.inner, max(texts.longest, of_layer.BLOCK), texts.longest, texts.columns)
+        rows = max(texts.longest, of_layer.BLOCK)
+        needed = (layer.dim, layer.inner, layer.head, rows, texts.longest, texts.columns)
         if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
             sizes = tuple(map(max, needed, self._sizes or needed))
             self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
@@ -185,7 +188,7 @@ class Room:
             self._sizes = sizes
         return self._address
 
-    def _allocate(self, dim: int, inner: int, rows: int, longest: int, columns: int) -> None:
+    def _allocate(self, dim: int, inner: int, head: int, rows: int, longest: int, columns: int) -> None:
         wide = max(dim, inner)
         bytes_of = {
             of_room.BFLOATS: 2 * rows * dim,
@@ -200,15 +203,16 @@ class Room:
             of_room.LOW: 4 * rows * columns,
             of_room.TILE: ROWS * max(4 * columns, STRIDE),
             of_room.SPARE: 6 * ROWS * dim,
-            of_room.ATTEND: -(-longest // 64) * (dim + ROWS) * STRIDE,
+            of_room.ATTEND: -(-longest // 64) * (head + ROWS) * STRIDE,
             of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
             of_room.RUNS: 8 * of_change.RUN_FIELDS * rows,
             of_room.QUERY_RUNS: 8 * of_change.RUN_FIELDS * rows,
             of_room.ZEROS: 4 * (longest + 64),
         }
-        self._arrays = []
+        places = Places()
         for at, size in bytes_of.items():
-            self._record[at] = _kept(self._arrays, np.zeros(size + 64, np.uint8))
+            places.point_to_zeros(self._record, at, size + 64)
+        self._memory, _ = places.placed()
 
 
 class Texts:
@@ -268,12 +272,6 @@ def _bits(x: float) -> int:
     return int(np.float32(x).view(np.uint32))
 
 
-def _kept(arrays: list[Array], array: Array) -> int:
-    """The address of a contiguous copy that the list keeps alive."""
-    arrays.append(np.array(array, order="C"))
-    return int(arrays[-1].ctypes.data)
-
-
 def _check_sizes(layer: Layer, site: str, found: LowRank | NormChange) -> None:
     """Raises ValueError where a change's arrays are not of the layer's sizes."""
     size_in = layer.inner if site == "fo" else layer.dim
@@ -296,16 +294,16 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
     return found if isinstance(found, LowRank) else None
 
 
-def _put_matrix(record: Record, at: int, matrix: Matrix, arrays: list[Array]) -> None:
-    record[at + of_matrix.PANELS] = _kept(arrays, matrix.panels)
-    record[at + of_matrix.BIAS] = _kept(arrays, matrix.bias)
-    record[at + of_matrix.SHARED] = _kept(arrays, matrix.shared)
+def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places) -> None:
+    places.point(record, at + of_matrix.PANELS, matrix.panels)
+    places.point(record, at + of_matrix.BIAS, matrix.bias)
+    places.point(record, at + of_matrix.SHARED, matrix.shared)
     record[at + of_matrix.WORDS] = matrix.words
 
 
-def _put_change(record: Record, slot: int, change: Change, arrays: list[Array]) -> None:
-    record[slot + of_change.DOWN] = _kept(arrays, change.down)
+def _put_change(record: Record, slot: int, change: Change, places: Places) -> None:
+    places.point(record, slot + of_change.DOWN, change.down)
     record[slot + of_change.COLUMNS] = change.columns
-    record[slot + of_change.DOWN_BIAS] = _kept(arrays, change.down_bias)
+    places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
     record[slot + of_change.ACTIVATION] = change.activation
-    _put_matrix(record, slot + of_change.MATRIX, change.up, arrays)
+    _put_matrix(record, slot + of_change.MATRIX, change.up, places)
