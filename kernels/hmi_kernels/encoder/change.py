@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT
+from hmi_kernels.encoder.ahead import AHEAD_FIELDS, FIRST, LAST, MODULE, RUN_FIELDS
 from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, WORDS, even, tile
 from hmi_kernels.encoder.room import CHANGED, CHANGES, LOW, LOWER_CODE, READ, READ_STEP, READ_WORDS, SPARE, TILE
 from hmi_kernels.encoder.rowwise import activated, added, normed, to_bfloats
@@ -18,17 +19,15 @@ CHANGE_FIELDS = 4 + MATRIX_FIELDS
 the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
 NONE, RELU, SILU = range(3)
 """Activations."""
-ON_QKV, ON_OUT, ON_IN, ON_FFN, ATTN, FFN, AFTER_ATTN, AFTER_FFN, AFTER_NORM = (
-    CHANGE_FIELDS * i for i in range(9)
+ON_QKV, ON_OUT, ATTN, AFTER_ATTN, ON_IN, ON_FFN, FFN, AFTER_FFN, AFTER_NORM = (
+    AHEAD_FIELDS + CHANGE_FIELDS * i for i in range(9)
 )
-NORM1, NORM2 = 9 * CHANGE_FIELDS, 9 * CHANGE_FIELDS + 2
-MODULE_FIELDS = 9 * CHANGE_FIELDS + 4
+NORM1, NORM2 = AHEAD_FIELDS + 9 * CHANGE_FIELDS, AHEAD_FIELDS + 9 * CHANGE_FIELDS + 2
+MODULE_FIELDS = AHEAD_FIELDS + 9 * CHANGE_FIELDS + 4
 """One layer's part of a module: changes of the products q k v, o, fi and fo; the bottlenecks by site; gains
 and biases (addresses, 0: none) that are added to the layer's two LayerNorms."""
 NORM_EPS = 0x2B8CBCCC
 """The bits of 1e-12: the eps of a module's LayerNorms."""
-RUN_FIELDS = 3
-"""A run of texts with one module: first row, end, the module's record (0: none)."""
 
 
 @whole
@@ -39,14 +38,26 @@ def low_width(change: Any) -> Any:
 
 @whole
 def lowered(
-    room: Any, kind: Any, change: Any, n: Any, a: Any, step: Any, words: Any, scratch: Any, low: Any
+    room: Any,
+    kind: Any,
+    change: Any,
+    first: Any,
+    last: Any,
+    n: Any,
+    a: Any,
+    step: Any,
+    words: Any,
+    scratch: Any,
+    low: Any,
 ) -> None:
     """low [n, low_width] = activation(n rows · the panel down + bias): float32 if the kind is, else
-    bfloat16."""
+    bfloat16. Of parts first..last-1 alone."""
     width, activation = low_width(change), get(change, ACTIVATION)
     to = low if kind == FLOAT else scratch
-    groups, panel, code = get(change, COLUMNS) // 8, get(change, DOWN), get(room, LOWER_CODE)
-    call_lower(code, FLOAT if kind == FLOAT else BFLOAT, groups, n, a, step, words, panel, to, 4 * width)
+    rank = get(change, MATRIX + WORDS) * (1 if kind == FLOAT else 2)
+    begin, end, of_module = first * rank // 8, (last * rank + 7) // 8, FLOAT if kind == FLOAT else BFLOAT
+    panel, code = get(change, DOWN), get(room, LOWER_CODE)
+    call_lower(code, of_module, begin, end, n, a, step, words, panel, to, 4 * width)
     for i in range(n):
         if activation != NONE:
             activated(to + 4 * width * i, get(change, DOWN_BIAS), activation, width // 16)
@@ -55,13 +66,16 @@ def lowered(
 
 
 @whole
-def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any) -> None:
-    """What the modules add to the next product at this slot, for the rows of each run."""
+def set_changes(
+    kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: Any, last: Any
+) -> None:
+    """What the modules add to the next product at this slot, in parts first..last-1, for the rows of each
+    run."""
     low, size, found = get(room, LOW), 4 if kind == FLOAT else 2, False
     read = get(room, READ_STEP)
     for s in range(count):
         run = runs + 8 * RUN_FIELDS * s
-        r, end, module = get(run, 0), get(run, 1), get(run, 2)
+        r, end, module = get(run, FIRST), get(run, LAST), get(run, MODULE)
         mine = get(room, CHANGED) + 8 * CHANGED_FIELDS * r
         if module == 0 or get(module, slot + DOWN) == 0:
             for i in range(end - r):
@@ -76,7 +90,7 @@ def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any) -> None:
             put(mine, CHANGED_FIELDS * i + 2, up)
         while r < end:
             n, a = even(end - r), get(room, READ) + r * read
-            lowered(room, kind, change, n, a, read, get(room, READ_WORDS), get(room, TILE), low)
+            lowered(room, kind, change, first, last, n, a, read, get(room, READ_WORDS), get(room, TILE), low)
             low += n * step
             r += n
     put(room, CHANGES, get(room, CHANGED) if found else 0)
@@ -91,7 +105,7 @@ def bottleneck(kind: Any, room: Any, change: Any, n: Any, source: Any, d: Any, y
         a, step, words = rows, 2 * d, d // 2
         for i in range(n):
             to_bfloats(source + 4 * d * i, rows + 2 * d * i, d // 16)
-    lowered(room, kind, change, n, a, step, words, scratch, low)
+    lowered(room, kind, change, 0, 1, n, a, step, words, scratch, low)
     of_module = FLOAT if kind == FLOAT else BFLOAT
     low_step = low_width(change) * (4 if kind == FLOAT else 2)
     for p in range(d // 64):
@@ -105,10 +119,10 @@ def changed(kind: Any, room: Any, runs: Any, count: Any, slot: Any, source: Any,
     """y += each run's bottleneck at this slot, of its own rows of source: float32 [rows, d]."""
     for s in range(count):
         run = runs + 8 * RUN_FIELDS * s
-        module = get(run, 2)
+        module = get(run, MODULE)
         if module == 0 or get(module, slot + DOWN) == 0:
             continue
-        r, end = get(run, 0), get(run, 1)
+        r, end = get(run, FIRST), get(run, LAST)
         while r < end:
             n = even(end - r)
             bottleneck(kind, room, module + 8 * slot, n, source + 4 * d * r, d, y + 4 * d * r)
@@ -134,9 +148,9 @@ def normalised(
     spare = get(room, SPARE)
     for s in range(count):
         run = runs + 8 * RUN_FIELDS * s
-        module = get(run, 2)
+        module = get(run, MODULE)
         own = module != 0 and get(module, slot) != 0
-        for r in range(get(run, 0), get(run, 1)):
+        for r in range(get(run, FIRST), get(run, LAST)):
             at = 4 * d * r
             if own:
                 normed(
@@ -155,10 +169,10 @@ def changed_after_norm(
     normal = get(room, SPARE) + 2 * ROWS * d
     for s in range(count):
         run = runs + 8 * RUN_FIELDS * s
-        module = get(run, 2)
+        module = get(run, MODULE)
         if module == 0 or get(module, AFTER_NORM + DOWN) == 0:
             continue
-        r, end = get(run, 0), get(run, 1)
+        r, end = get(run, FIRST), get(run, LAST)
         while r < end:
             n = even(end - r)
             for i in range(n):

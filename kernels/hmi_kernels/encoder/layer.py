@@ -10,6 +10,7 @@ from typing import Any
 
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
+from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
 from hmi_kernels.encoder.attention import attend
 from hmi_kernels.encoder.change import (
     AFTER_ATTN,
@@ -22,7 +23,6 @@ from hmi_kernels.encoder.change import (
     ON_IN,
     ON_OUT,
     ON_QKV,
-    RUN_FIELDS,
     changed,
     changed_after_norm,
     normalised,
@@ -43,23 +43,28 @@ BLOCK = 128
 
 
 @whole
-def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, room: Any) -> Any:
-    """Group neighbouring texts with the same module, by rows and by texts of the block; how many runs."""
-    start, count, last = load_i64(offsets + 8 * begin), 0, -1
-    rows, texts = get(room, rooms.RUNS) - 8 * RUN_FIELDS, get(room, rooms.QUERY_RUNS) - 8 * RUN_FIELDS
+def block_end(offsets: Any, begin: Any, texts: Any) -> Any:
+    """The end of the block of texts that begins here."""
+    end, start = begin + 1, load_i64(offsets + 8 * begin)
+    while end < texts and load_i64(offsets + 8 * end + 8) - start <= BLOCK:
+        end += 1
+    return end
+
+
+@whole
+def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, runs: Any) -> Any:
+    """Group neighbouring texts with the same module by the block's rows, or by texts if offsets is 0; how
+    many runs."""
+    start, count, last = begin if offsets == 0 else load_i64(offsets + 8 * begin), 0, -1
+    run = runs - 8 * RUN_FIELDS
     for t in range(begin, end):
         module = load_i64(modules + 8 * t)
         if module != last:
-            count += 1
-            rows += 8 * RUN_FIELDS
-            texts += 8 * RUN_FIELDS
-            put(rows, 0, load_i64(offsets + 8 * t) - start)
-            put(texts, 0, t - begin)
-            put(rows, 2, module)
-            put(texts, 2, module)
-            last = module
-        put(rows, 1, load_i64(offsets + 8 * t + 8) - start)
-        put(texts, 1, t + 1 - begin)
+            count, run, last = count + 1, run + 8 * RUN_FIELDS, module
+            put(run, FIRST, (t if offsets == 0 else load_i64(offsets + 8 * t)) - start)
+            put(run, MODULE, module)
+            put(run, FETCHED, module)
+        put(run, LAST, (t + 1 if offsets == 0 else load_i64(offsets + 8 * t + 8)) - start)
     return count
 
 
@@ -74,13 +79,15 @@ def product(
     n: Any,
     first: Any,
     last: Any,
-    part: Any,
     c: Any,
     c_step: Any,
 ) -> None:
-    """c = n rows of the operand · panels first..last-1 of a matrix, with the runs' changes at a slot."""
-    kind = get(layer, KIND)
-    set_changes(kind, room, runs, count, slot)
+    """c = n rows of the operand · panels first..last-1 of a matrix, with the runs' changes at a slot.
+
+    A part of the matrix, and of the changes' low-rank rows, is as many columns as the layer has dimensions.
+    """
+    kind, part = get(layer, KIND), get(layer, DIM) // 64
+    set_changes(kind, room, runs, count, slot, first // part, last // part)
     multiply(room, kind, layer + 8 * matrix, n, first, last, part, c, c_step)
 
 
@@ -93,10 +100,11 @@ def attend_all(
     plus: Any,
     queries: Any,
     query_step: Any,
+    context: Any,
     first_only: Any,
     room: Any,
 ) -> None:
-    """CONTEXT = attention of each text of the block over its keys and values in QKV."""
+    """context = attention of each text of the block over its keys and values in QKV."""
     d, heads, factor, step = get(layer, DIM), get(layer, HEADS), get(layer, FACTOR), 12 * get(layer, DIM)
     start = load_i64(offsets + 8 * begin)
     relative, relative_step = get(layer, RELATIVE), get(layer, RELATIVE_STEP)
@@ -104,7 +112,7 @@ def attend_all(
         row = load_i64(offsets + 8 * t) - start
         length = load_i64(offsets + 8 * t + 8) - start - row
         at, mine = get(room, rooms.QKV) + row * step, (t - begin) if first_only else row
-        q, to = queries + mine * query_step, get(room, rooms.CONTEXT) + 4 * d * mine
+        q, to = queries + mine * query_step, context + 4 * d * mine
         by_key = plus + 4 * (start + row) if plus != 0 else 0
         count = 1 if first_only else length
         attend(
@@ -133,17 +141,18 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     y, middle, part = get(room, rooms.CONTEXT), get(room, rooms.MIDDLE), get(layer, DIM) // 64
     operand(kind, room, y, n, d)
-    product(layer, room, OUT, ON_OUT, runs, count, n, 0, part, part, middle, 4 * d)
+    product(layer, room, OUT, ON_OUT, runs, count, n, 0, part, middle, 4 * d)
     changed(kind, room, runs, count, ATTN, x, d, middle)
     changed(kind, room, runs, count, AFTER_ATTN, middle, d, middle)
     gain, bias = get(layer, GAIN1), get(layer, BIAS1)
     normalised(room, runs, count, NORM1, middle, x, gain, bias, eps, d, middle)
     operand(kind, room, middle, n, d)
-    set_changes(kind, room, runs, count, ON_IN)
+    set_changes(kind, room, runs, count, ON_IN, 0, 1)
     wide, wide_step = get(room, rooms.WIDE), inner * (4 if kind == FLOAT else 2)
     multiply_gelu(room, kind, layer + 8 * IN_FFN, n, inner // 64, wide, wide_step)
     wide_operand(kind, room, n, inner)
-    product(layer, room, OUT_FFN, ON_FFN, runs, count, n, 0, part, part, y, 4 * d)
+    fetch(room, get(room, rooms.NEXT_RUNS), get(room, rooms.NEXT_COUNT), True)
+    product(layer, room, OUT_FFN, ON_FFN, runs, count, n, 0, part, y, 4 * d)
     changed(kind, room, runs, count, FFN, middle, d, y)
     changed(kind, room, runs, count, AFTER_FFN, y, d, y)
     gain, bias = get(layer, GAIN2), get(layer, BIAS2)
@@ -153,37 +162,52 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
 
 @whole
 def block(
-    layer: Any,
-    x: Any,
-    offsets: Any,
-    begin: Any,
-    end: Any,
-    count: Any,
-    plus: Any,
-    first_only: Any,
-    room: Any,
-    out: Any,
+    layer: Any, x: Any, offsets: Any, begin: Any, end: Any, count: Any, plus: Any, room: Any, out: Any
 ) -> None:
     """`run_layer` for the texts begin..end-1, whose runs are set."""
-    kind, d, part = get(layer, KIND), get(layer, DIM), get(layer, DIM) // 64
-    start = load_i64(offsets + 8 * begin)
+    d, start = get(layer, DIM), load_i64(offsets + 8 * begin)
     n, mine, qkv = load_i64(offsets + 8 * end) - start, x + 4 * d * start, get(room, rooms.QKV)
-    runs, query_runs, step = get(room, rooms.RUNS), get(room, rooms.QUERY_RUNS), 12 * d
-    operand(kind, room, mine, n, d)
-    if first_only:
-        product(layer, room, QKV, ON_QKV, runs, count, n, part, 3 * part, part, qkv + 4 * d, step)
-        queries, firsts = end - begin, get(room, rooms.FIRSTS)
-        for t in range(queries):
-            copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
-        operand(kind, room, firsts, queries, d)
-        to = get(room, rooms.QUERIES)
-        product(layer, room, QKV, ON_QKV, query_runs, count, queries, 0, part, part, to, 4 * d)
-        attend_all(layer, offsets, begin, end, plus, to, 4 * d, True, room)
-        finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
-    else:
-        product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * part, part, qkv, step)
-        attend_all(layer, offsets, begin, end, plus, qkv, step, False, room)
-        finish(layer, room, mine, n, runs, count, out + 4 * d * start)
+    runs = get(room, rooms.RUNS)
+    operand(get(layer, KIND), room, mine, n, d)
+    fetch(room, runs, count, False)
+    product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * d // 64, qkv, 12 * d)
+    attend_all(
+        layer, offsets, begin, end, plus, qkv, 12 * d, get(room, rooms.CONTEXT), False, room
+    )
+    finish(layer, room, mine, n, runs, count, out + 4 * d * start)
+
+
+@whole
+def first_rows(
+    layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, out: Any
+) -> None:
+    """out [texts, dim] = each text's first row after the layer, for up to BLOCK texts begin..end-1.
+
+    Only keys and values are computed block by block. All else is computed once for the first rows of all
+    these texts, since a block of long texts has few of them: tiles would have one row or two.
+    """
+    kind, d, part, queries = get(layer, KIND), get(layer, DIM), get(layer, DIM) // 64, end - begin
+    firsts, q, qkv = get(room, rooms.FIRSTS), get(room, rooms.QUERIES), get(room, rooms.QKV)
+    runs, query_runs = get(room, rooms.RUNS), get(room, rooms.QUERY_RUNS)
+    for t in range(queries):
+        copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
+    operand(kind, room, firsts, queries, d)
+    count = set_runs(0, begin, end, modules, query_runs)
+    fetch(room, query_runs, 0, False)
+    product(layer, room, QKV, ON_QKV, query_runs, count, queries, 0, part, q, 4 * d)
+    t = begin
+    while t < end:
+        after, start = block_end(offsets, t, end), load_i64(offsets + 8 * t)
+        n, mine = load_i64(offsets + 8 * after) - start, 4 * d * (t - begin)
+        of_block = set_runs(offsets, t, after, modules, runs)
+        operand(kind, room, x + 4 * d * start, n, d)
+        fetch(room, runs, of_block, False)
+        product(layer, room, QKV, ON_QKV, runs, of_block, n, part, 3 * part, qkv + 4 * d, 12 * d)
+        context = get(room, rooms.CONTEXT) + mine
+        attend_all(layer, offsets, t, after, plus, q + mine, 4 * d, context, True, room)
+        t = after
+    fetch(room, query_runs, count, False)
+    finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
 
 
 @whole
@@ -193,6 +217,7 @@ def run_layer(
     offsets: Any,
     texts: Any,
     modules: Any,
+    coming: Any,
     plus: Any,
     first_only: Any,
     room: Any,
@@ -200,14 +225,28 @@ def run_layer(
 ) -> None:
     """x float32 [rows, dim] -> out, the same shape, or [texts, dim] if only each text's first row is wanted.
 
-    offsets int64 [texts + 1]; modules int64 [texts], records of this layer or 0; plus: float32 [rows + 15]
-    that is added to the scores of each row as a key, or 0.
+    offsets int64 [texts + 1]; modules int64 [texts], records of this layer or 0; coming: those of the next
+    layer, to be fetched ahead, or 0; plus: float32 [rows + 15] that is added to the scores of each row as a
+    key, or 0.
     """
-    begin = 0
+    put(room, rooms.NEXT_COUNT, 0)
+    if first_only:
+        for begin in range(0, texts, BLOCK):
+            first_rows(layer, x, offsets, begin, min(begin + BLOCK, texts), modules, plus, room, out)
+        return
+    begin, end = 0, block_end(offsets, 0, texts)
+    count = set_runs(offsets, begin, end, modules, get(room, rooms.RUNS))
     while begin < texts:
-        end = begin + 1
-        while end < texts and load_i64(offsets + 8 * end + 8) - load_i64(offsets + 8 * begin) <= BLOCK:
-            end += 1
-        count = set_runs(offsets, begin, end, modules, room)
-        block(layer, x, offsets, begin, end, count, plus, first_only, room, out)
-        begin = end
+        after, runs = end, get(room, rooms.NEXT_RUNS)
+        if end < texts:
+            after = block_end(offsets, end, texts)
+            put(room, rooms.NEXT_COUNT, set_runs(offsets, end, after, modules, runs))
+        elif coming != 0:
+            first = block_end(offsets, 0, texts)
+            put(room, rooms.NEXT_COUNT, set_runs(offsets, 0, first, coming, runs))
+        else:
+            put(room, rooms.NEXT_COUNT, 0)
+        block(layer, x, offsets, begin, end, count, plus, room, out)
+        put(room, rooms.NEXT_RUNS, get(room, rooms.RUNS))
+        put(room, rooms.RUNS, runs)
+        begin, end, count = end, after, get(room, rooms.NEXT_COUNT)

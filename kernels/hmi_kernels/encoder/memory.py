@@ -18,12 +18,13 @@ class Places:
 
     def __init__(self) -> None:
         self._arrays: list[tuple[int, NDArray[Any]]] = []
-        self._size = 0
+        self.size = 0
+        """Bytes so far: the next array's place."""
         self._pointers: list[tuple[Record, int, int]] = []
 
     def add(self, array: NDArray[Any]) -> int:
         """Return the array's place: bytes from the beginning."""
-        self._arrays.append((self._size, array))
+        self._arrays.append((self.size, array))
         return self._reserve(array.nbytes)
 
     def point(self, record: Record, field: int, array: NDArray[Any], beyond: int = 0) -> None:
@@ -34,14 +35,18 @@ class Places:
         """The same with so many bytes of zeros."""
         self._pointers.append((record, field, self._reserve(size)))
 
+    def mark(self, record: Record, field: int, place: int) -> None:
+        """The address of a place becomes this field of a record."""
+        self._pointers.append((record, field, place))
+
     def _reserve(self, size: int) -> int:
-        begin = self._size
-        self._size += -(-size // LINE) * LINE
+        begin = self.size
+        self.size += -(-size // LINE) * LINE
         return begin
 
     def placed(self) -> tuple[Memory, int]:
         """Return the memory, which the caller keeps, and the address of its beginning, a multiple of LINE."""
-        memory = np.zeros(self._size + LINE, np.uint8)
+        memory = np.zeros(self.size + LINE, np.uint8)
         begin = -memory.ctypes.data % LINE
         address = memory.ctypes.data + begin
         for record, field, place in self._pointers:

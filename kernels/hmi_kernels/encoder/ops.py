@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, fits
+from hmi_kernels.encoder import ahead
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
-from hmi_kernels.encoder.memory import Memory, Places, Record
+from hmi_kernels.encoder.memory import LINE, Memory, Places, Record
 from hmi_kernels.encoder.pack import Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
@@ -151,9 +152,14 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
             elif site in _NORMS and isinstance(found, NormChange):
                 places.point(record, _NORMS[site], found.gain)
                 places.point(record, _NORMS[site] + 1, found.bias)
+        rest = places.size
         for slot in sorted(packed):
-            _put_change(record, slot, packed[slot], places)
-            columns = max(columns, len(packed[slot].down_bias))
+            change = packed[slot]
+            _put_change(record, slot, change, places)
+            columns = max(columns, len(change.down_bias))
+            if slot == of_change.ON_QKV:
+                rest += change.down.nbytes
+        _plan_ahead(layer, record, begins[-1], rest, places)
     memory, address = places.placed()
     return Module(memory, [address + begin for begin in begins], columns)
 
@@ -205,8 +211,9 @@ class Room:
             of_room.SPARE: 6 * ROWS * dim,
             of_room.ATTEND: -(-longest // 64) * (head + ROWS) * STRIDE,
             of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
-            of_room.RUNS: 8 * of_change.RUN_FIELDS * rows,
-            of_room.QUERY_RUNS: 8 * of_change.RUN_FIELDS * rows,
+            of_room.RUNS: 8 * ahead.RUN_FIELDS * rows,
+            of_room.NEXT_RUNS: 8 * ahead.RUN_FIELDS * rows,
+            of_room.QUERY_RUNS: 8 * ahead.RUN_FIELDS * rows,
             of_room.ZEROS: 4 * (longest + 64),
         }
         places = Places()
@@ -240,7 +247,7 @@ class Texts:
 
     def records(self, index: int) -> Record:
         """The addresses of the modules' records of one layer, int64 [texts]; 0 for no module."""
-        return np.array([0 if m is None else m.addresses[index] for m in self._modules], np.int64)
+        return np.array([0 if m is None or index >= len(m.addresses) else m.addresses[index] for m in self._modules], np.int64)
 
 
 def run_layer(
@@ -254,6 +261,7 @@ def run_layer(
     """
     if layer.longest is not None and texts.longest > layer.longest:
         raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
+    coming = texts.records(index+1)
     records, record = texts.records(index), room.address(layer, texts)
     of_layer.run_layer(
         layer.address,
@@ -261,6 +269,7 @@ def run_layer(
         texts.offsets_address,
         texts.count,
         records.ctypes.data,
+        0 if coming is None else coming.ctypes.data,
         texts.plus_address,
         int(first_only),
         record,
@@ -299,6 +308,20 @@ def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places) -> None
     places.point(record, at + of_matrix.BIAS, matrix.bias)
     places.point(record, at + of_matrix.SHARED, matrix.shared)
     record[at + of_matrix.WORDS] = matrix.words
+
+
+def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Places) -> None:
+    """Write down how to fetch a layer's part of a module, which begins, goes on and ends at these places.
+
+    Its beginning is fetched while the FFN's last product computes, the rest during the other products.
+    """
+    places.mark(record, ahead.REST, rest)
+    places.mark(record, ahead.END, places.size)
+    for rate, size, columns in (
+        (ahead.REST_RATE, places.size - rest, 4 * layer.dim + layer.inner),
+        (ahead.BEGIN_RATE, rest - begin, layer.dim),
+    ):
+        record[rate] = LINE * -(-size // (columns // 64) // LINE)
 
 
 def _put_change(record: Record, slot: int, change: Change, places: Places) -> None:

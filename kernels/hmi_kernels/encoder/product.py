@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hmi_kernels.encoder import FLOAT
+from hmi_kernels.encoder.ahead import fetched
 from hmi_kernels.encoder.room import CHANGES, SCALES, STEP, TILE, TILE_CODE, A
 from hmi_kernels.encoder.rowwise import gelu_bfloats, gelu_floats
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_tile
@@ -57,9 +58,10 @@ def multiply(
     """
     a, step, changes = get(room, A), get(room, STEP), get(room, CHANGES)
     for p in range(first, last):
-        r = 0
+        r, s = 0, 0
         while r < rows:
             n, to = even(rows - r), c + r * c_step + (p - first) * STRIDE
+            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, p // part, to, c_step)
             r += n
 
@@ -74,9 +76,10 @@ def multiply_gelu(
     """
     a, step, scratch, changes = get(room, A), get(room, STEP), get(room, TILE), get(room, CHANGES)
     for p in range(panels):
-        r = 0
+        r, s = 0, 0
         while r < rows:
             n = even(rows - r)
+            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, 0, scratch, STRIDE)
             for i in range(n):
                 if kind == FLOAT:

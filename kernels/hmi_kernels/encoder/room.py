@@ -29,14 +29,19 @@ from hmi_kernels.jit import get, put, whole
     ATTEND,
     CHANGES,
     CHANGED,
+    FETCH_RUNS,
+    FETCH_COUNT,
+    FETCH_BEGIN,
+    NEXT_COUNT,
+    NEXT_RUNS,
     RUNS,
     QUERY_RUNS,
     ZEROS,
     TILE_CODE,
     NARROW_CODE,
     LOWER_CODE,
-) = range(26)
-FIELDS = 26
+) = range(31)
+FIELDS = 31
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
 them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The
 rest are buffers for the rows of a block of texts, but: TILE and SPARE (rows of a tile), ATTEND

@@ -256,14 +256,24 @@ def narrow(
 
 @whole
 def lower(
-    kind: Any, groups: Any, n: Any, a: Any, step: Any, words: Any, panel: Any, c: Any, c_step: Any
+    kind: Any,
+    first: Any,
+    last: Any,
+    n: Any,
+    a: Any,
+    step: Any,
+    words: Any,
+    panel: Any,
+    c: Any,
+    c_step: Any,
 ) -> None:
-    """c float32 [n, 8 groups] = a [n] · a panel of groups of eight columns; n is at most ROWS.
+    """c float32 [n, 8 last] = a [n] · groups first..last-1 of a panel of groups of eight columns, each to its
+    place; n is at most ROWS.
 
     A group has for each pair of words eight columns of the same shape. So a vector of 16 words holds eight
     columns and nothing else, where a panel of 16 columns would be half empty at a rank of eight.
     """
-    for g in range(groups):
+    for g in range(first, last):
         at, to = panel + 32 * words * g, c + 32 * g
         if kind == FLOAT:
             _lowered_floats(n, a, step, words // 2, at, to, c_step)
@@ -271,5 +281,5 @@ def lower(
             _lowered_bfloats(n, a, step, words // 2, at, to, c_step)
 
 
-call_tile, call_narrow, call_lower = calling(14), calling(9), calling(9)
+call_tile, call_narrow, call_lower = calling(14), calling(9), calling(10)
 """`tile`, `narrow` and `lower` by their addresses, which a room's record holds."""
