@@ -13,6 +13,7 @@ from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
 from hmi_kernels.encoder.attention import attend
 from hmi_kernels.encoder.change import (
+    MATRIX,
     AFTER_ATTN,
     AFTER_FFN,
     ATTN,
@@ -206,6 +207,11 @@ def first_rows(
         context = get(room, rooms.CONTEXT) + mine
         attend_all(layer, offsets, t, after, plus, q + mine, 4 * d, context, True, room)
         t = after
+    for s in range(count):
+        run = query_runs + 8 * RUN_FIELDS * s
+        module = get(run, MODULE)
+        if module != 0:
+            put(run, FETCHED, get(module, ON_OUT + MATRIX))
     fetch(room, query_runs, count, False)
     finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
 
