@@ -6,11 +6,13 @@ from typing import get_args
 
 import pytest
 import torch
+from hmi_kernels.encoder.layer import BLOCK
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
 from hmi.execution import BatchKey, Executor, Left, Rows
 from hmi.execution.fused import FusedExecutor
+from hmi.execution.fused.weights import fused_layers, fused_module
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.execution.precision import Precision, available
 from hmi.model.encoder import EncoderLayer
@@ -22,6 +24,7 @@ BERT = EncoderShape(vocab=9, dim=64, heads=4, layers=6, ffn=128, positions=300, 
 MPNET = EncoderShape(
     vocab=9, dim=128, heads=2, layers=6, ffn=192, positions=300, types=0, eps=1e-5, kind="mpnet", buckets=32
 )
+BIG = EncoderShape(vocab=9, dim=384, heads=12, layers=6, ffn=1536, positions=128, types=2, eps=1e-12)
 DEPTH = 3
 LENGTHS = (5, 70, 1, 130, 14, 7, 64, 300)
 HERE = available()
@@ -129,6 +132,46 @@ def test_another_tenants_module_changes_nothing(precision: Precision) -> None:
     assert torch.equal(one[:20], other[:20])
     assert torch.equal(one[26:], other[26:])
     assert not torch.equal(one[20:26], other[20:26])
+
+
+@pytest.mark.parametrize("precision", HERE)
+def test_first_rows_of_many_short_texts_are_the_same_alone(precision: Precision) -> None:
+    """More texts than the last layer takes at once, and tiles whose rows have modules of their own."""
+    count = 2 * BLOCK + 5
+    (x, offsets), executor = (
+        packed((1, 3, 2) * (count // 3), BERT.dim),
+        FusedExecutor(upper(BERT), BERT, precision),
+    )
+    own: list[TenantModule | None] = [module(BERT, "lora", 4), None, module(BERT, "lora", 24)]
+    own.append(module(BERT, "sequential+ln", 8))
+    modules = [own[i * 7 % 11 % 4] for i in range(len(offsets) - 1)]
+    firsts = first(executor, x, offsets, modules)
+    for i in (0, 1, 2, 3, BLOCK - 1, BLOCK, len(modules) - 1):
+        a, b = offsets[i], offsets[i + 1]
+        assert torch.equal(first(executor, x[a:b].clone(), [0, b - a], [modules[i]]), firsts[i : i + 1])
+    wanted = first(PackedExecutor(upper(BERT), BERT), x, offsets, modules)
+    assert torch.cosine_similarity(firsts, wanted).min() > (0.999 if precision == "int8" else 0.9999)
+
+
+@pytest.mark.parametrize("rank", [8, 24])
+def test_a_module_takes_no_more_memory_than_its_numbers(rank: int) -> None:
+    if "bf16" not in HERE:
+        pytest.skip("this processor has no instructions for bf16")
+    mine, big = module(BIG, "lora", rank), fused_layers(upper(BIG), BIG, "bf16")
+    numbers = sum(p.numel() for p in mine.parameters())
+    made = fused_module(mine, big)
+    assert 2 * numbers < made.memory.nbytes < 1.03 * 2 * numbers
+    assert all(address % 64 == 0 for address in made.addresses)
+
+
+@pytest.mark.parametrize("kind", ["lora", "houlsby+ln"])
+def test_a_module_in_half_precision_is_what_its_numbers_say(kind: Kind) -> None:
+    executor, (x, offsets) = FusedExecutor(upper(BERT), BERT, "fp32"), packed((9, 4), BERT.dim)
+    half = module(BERT, kind, 8).half()
+    same = module(BERT, kind, 8)
+    same.load_state_dict(half.state_dict())
+    got, wanted = (run_rows(executor, x, offsets, [m, None]) for m in (half, same))
+    assert torch.equal(got, wanted)
 
 
 def test_a_module_of_other_sizes_is_refused() -> None:

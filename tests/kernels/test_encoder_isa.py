@@ -34,7 +34,10 @@ weights = ops.LayerWeights(**matrices, norm1=(draw(dim), draw(dim)), norm2=(draw
 layer = ops.pack_layer(isa.FLOAT, weights, 4, 1e-12)
 x = draw(90, dim)
 out = np.empty_like(x)
-texts = ops.Texts([0, 7, 8, 90], [None] * 3)
+ranks = {"q": 3, "v": 8, "o": 20}
+sites = {site: ops.LowRank(draw(rank, dim), draw(dim, rank)) for site, rank in ranks.items()}
+sites["after_ffn"] = ops.LowRank(draw(8, dim), draw(dim, 8), draw(8), draw(dim), ops.SILU)
+texts = ops.Texts([0, 7, 8, 90], [None, ops.pack_module(layer, [sites]), None])
 ops.run_layer(layer, 0, x.ctypes.data, texts, ops.Room(), out.ctypes.data)
 print(isa.kinds(), tile.WIDE)
 np.save(%r, out)

@@ -55,13 +55,18 @@ def fused_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Modul
 
 def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:
     if isinstance(change, NormShift):
-        return ops.NormChange(change.gain.detach().numpy(), change.bias.detach().numpy())
-    down: ops.Floats = change.down.detach().numpy()
-    up: ops.Floats = change.up.detach().numpy()
+        return ops.NormChange(_floats(change.gain), _floats(change.bias))
+    down, up = _floats(change.down), _floats(change.up)
     if change.down_bias is None or change.up_bias is None:
         return ops.LowRank(down, up * np.float32(LORA_SCALE))
-    biases = change.down_bias.detach().numpy(), change.up_bias.detach().numpy()
+    biases = _floats(change.down_bias), _floats(change.up_bias)
     return ops.LowRank(down, up, *biases, _ACTIVATIONS[change.activation])
+
+
+def _floats(tensor: Tensor) -> ops.Floats:
+    """The tensor as float32, whatever float type it is stored in."""
+    found: ops.Floats = tensor.detach().float().numpy()
+    return found
 
 
 def _arrays(part: nn.Module) -> tuple[ops.Floats, ops.Floats]:

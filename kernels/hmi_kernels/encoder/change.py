@@ -8,7 +8,17 @@ from typing import Any
 from hmi_kernels.encoder import BFLOAT, FLOAT
 from hmi_kernels.encoder.ahead import AHEAD_FIELDS, FIRST, LAST, MODULE, RUN_FIELDS
 from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, WORDS, even, tile
-from hmi_kernels.encoder.room import CHANGED, CHANGES, LOW, LOWER_CODE, READ, READ_STEP, READ_WORDS, SPARE, TILE
+from hmi_kernels.encoder.room import (
+    CHANGED,
+    CHANGES,
+    LOW,
+    LOWER_CODE,
+    READ,
+    READ_STEP,
+    READ_WORDS,
+    SPARE,
+    TILE,
+)
 from hmi_kernels.encoder.rowwise import activated, added, normed, to_bfloats
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_lower
 from hmi_kernels.jit import get, put, whole
@@ -66,9 +76,7 @@ def lowered(
 
 
 @whole
-def set_changes(
-    kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: Any, last: Any
-) -> None:
+def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: Any, last: Any) -> None:
     """What the modules add to the next product at this slot, in parts first..last-1, for the rows of each
     run."""
     low, size, found = get(room, LOW), 4 if kind == FLOAT else 2, False

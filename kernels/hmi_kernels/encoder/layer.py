@@ -13,11 +13,11 @@ from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
 from hmi_kernels.encoder.attention import attend
 from hmi_kernels.encoder.change import (
-    MATRIX,
     AFTER_ATTN,
     AFTER_FFN,
     ATTN,
     FFN,
+    MATRIX,
     NORM1,
     NORM2,
     ON_FFN,
@@ -29,7 +29,7 @@ from hmi_kernels.encoder.change import (
     normalised,
     set_changes,
 )
-from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
+from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import copied
 from hmi_kernels.jit import get, load_i64, put, whole
@@ -172,9 +172,7 @@ def block(
     operand(get(layer, KIND), room, mine, n, d)
     fetch(room, runs, count, False)
     product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * d // 64, qkv, 12 * d)
-    attend_all(
-        layer, offsets, begin, end, plus, qkv, 12 * d, get(room, rooms.CONTEXT), False, room
-    )
+    attend_all(layer, offsets, begin, end, plus, qkv, 12 * d, get(room, rooms.CONTEXT), False, room)
     finish(layer, room, mine, n, runs, count, out + 4 * d * start)
 
 
@@ -210,8 +208,8 @@ def first_rows(
     for s in range(count):
         run = query_runs + 8 * RUN_FIELDS * s
         module = get(run, MODULE)
-        if module != 0:
-            put(run, FETCHED, get(module, ON_OUT + MATRIX))
+        if module != 0:  # only what comes after keys and values is still to be fetched
+            put(run, FETCHED, get(module, ON_OUT + MATRIX + PANELS))
     fetch(room, query_runs, count, False)
     finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, fits
-from hmi_kernels.encoder import ahead
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, ahead, fits
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
@@ -156,7 +154,7 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
         for slot in sorted(packed):
             change = packed[slot]
             _put_change(record, slot, change, places)
-            columns = max(columns, len(change.down_bias))
+            columns = max(columns, change.width)
             if slot == of_change.ON_QKV:
                 rest += change.down.nbytes
         _plan_ahead(layer, record, begins[-1], rest, places)
@@ -219,6 +217,7 @@ class Room:
         places = Places()
         for at, size in bytes_of.items():
             places.point_to_zeros(self._record, at, size + 64)
+        self._memory = None  # first, so that both need not exist at once
         self._memory, _ = places.placed()
 
 
@@ -247,7 +246,10 @@ class Texts:
 
     def records(self, index: int) -> Record:
         """The addresses of the modules' records of one layer, int64 [texts]; 0 for no module."""
-        return np.array([0 if m is None or index >= len(m.addresses) else m.addresses[index] for m in self._modules], np.int64)
+        return np.array(
+            [0 if m is None or index >= len(m.addresses) else m.addresses[index] for m in self._modules],
+            np.int64,
+        )
 
 
 def run_layer(
@@ -261,7 +263,7 @@ def run_layer(
     """
     if layer.longest is not None and texts.longest > layer.longest:
         raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
-    coming = texts.records(index+1)
+    coming = texts.records(index + 1)
     records, record = texts.records(index), room.address(layer, texts)
     of_layer.run_layer(
         layer.address,

@@ -87,13 +87,18 @@ class Change:
     """[columns / 8, pairs of words, 8, 2, numbers of a word]; the parts' columns follow one another, zeros
     follow them."""
     down_bias: Floats
-    """[columns, up to a multiple of 16]."""
+    """[columns, up to a multiple of 16]; empty for a LoRA, as the bias of `up`."""
     activation: int
     up: Matrix
 
     @property
     def columns(self) -> int:
         return 8 * len(self.down)
+
+    @property
+    def width(self) -> int:
+        """Numbers from one low-rank row to the next: whole vectors of 16."""
+        return self.columns + self.columns % 16
 
 
 def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
@@ -105,20 +110,16 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
     most = max(p.down.shape[0] for p in given)
     rank = -(-most // per_word) * per_word
     columns = -(-rank * len(parts) // 8) * 8
-    down, bias = np.zeros((columns, size_in), np.float32), np.zeros(columns + columns % 16, np.float32)
-    up, up_bias = (
-        np.zeros((len(parts), size_out, rank), np.float32),
-        np.zeros((len(parts), size_out), np.float32),
-    )
+    down, up = np.zeros((columns, size_in), np.float32), np.zeros((len(parts), size_out, rank), np.float32)
+    bias = up_bias = np.zeros(0, np.float32)
     for i, part in enumerate(parts):
         if part is None:
             continue
         own = part.down.shape[0]
         down[i * rank : i * rank + own], up[i, :, :own] = part.down, part.up
         if part.down_bias is not None and part.up_bias is not None:
-            bias[i * rank : i * rank + own], up_bias[i] = part.down_bias, part.up_bias
+            assert len(parts) == 1
+            bias, up_bias = np.pad(part.down_bias, (0, columns + columns % 16 - own)), part.up_bias
     numbers: Array = rounded(down) if kind == BFLOAT else down
     panel = np.ascontiguousarray(numbers.reshape(columns // 8, 8, -1, 2, per_word).swapaxes(1, 2))
-    return Change(
-        panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias.reshape(-1))
-    )
+    return Change(panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias))

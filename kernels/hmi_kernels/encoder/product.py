@@ -67,9 +67,7 @@ def multiply(
 
 
 @whole
-def multiply_gelu(
-    room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out: Any, out_step: Any
-) -> None:
+def multiply_gelu(room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out: Any, out_step: Any) -> None:
     """out [rows, 64 panels] = GELU(the operand · matrix + bias + the rows' changes).
 
     out is bfloat16, but float32 if the kind is.

@@ -5,7 +5,8 @@ bytes; a panel has for each word 64 columns of the same shape. One instruction m
 16 lanes, with 16 columns and adds the products of each lane to the lane's sum. So a row's result is the same
 bits whatever rows stand beside it.
 
-A second product, a tenant's low-rank change, is added to the sums before they are stored.
+A second product, a tenant's low-rank change, is added to the sums before they are stored. Each row of a tile
+may have a change of its own, so tiles do not end where a tenant's rows end.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ STRIDE = 256
 VECTORS = 4
 WIDE = VECTORS if has("avx512f") else 1
 """Vectors of a panel that are summed at a time: 6 x 1 sums of two registers each fit the 16 of AVX2."""
-CHAINS = 4
-"""Sums of one row with one group of columns, on the way down."""
+CHAINS = 4 if has("avx512f") else 1
+"""Sums of one row with one group of columns, on the way down: 6 x 4 fit the registers of AVX-512."""
 CHANGED_FIELDS = 3
+"""Words of a row's record of its change; see `tile`."""
 _PAIRS, _QUADS = ir.VectorType(BF16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
 
@@ -148,7 +150,9 @@ def _changed(
     v: Vectors, kind: int, sums: list[Any], rows: int, changes: Any, p: Any, part: Any, first: int
 ) -> list[Any]:
     """The sums, each plus its row's own low-rank product: together if all rows have one module."""
-    records = [[v.load(v.at(changes, 8 * (CHANGED_FIELDS * r + i)), I64) for i in range(3)] for r in range(rows)]
+    records = [
+        [v.load(v.at(changes, 8 * (CHANGED_FIELDS * r + i)), I64) for i in range(3)] for r in range(rows)
+    ]
     low, _, up = records[0]
     same = ir.IntType(1)(1)
     for _, _, other in records[1:]:
@@ -256,16 +260,7 @@ def narrow(
 
 @whole
 def lower(
-    kind: Any,
-    first: Any,
-    last: Any,
-    n: Any,
-    a: Any,
-    step: Any,
-    words: Any,
-    panel: Any,
-    c: Any,
-    c_step: Any,
+    kind: Any, first: Any, last: Any, n: Any, a: Any, step: Any, words: Any, panel: Any, c: Any, c_step: Any
 ) -> None:
     """c float32 [n, 8 last] = a [n] · groups first..last-1 of a panel of groups of eight columns, each to its
     place; n is at most ROWS.

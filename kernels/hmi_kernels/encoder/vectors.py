@@ -63,7 +63,9 @@ class Vectors:
     def spread(self, scalar: Any, lanes: int = LANES) -> Any:
         """A scalar in all lanes."""
         kind = ir.VectorType(scalar.type, lanes)
-        return self.picked(self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0)), [0] * lanes)
+        return self.picked(
+            self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0)), [0] * lanes
+        )
 
     def picked(self, x: Any, lanes: Sequence[int]) -> Any:
         """These lanes of x."""
