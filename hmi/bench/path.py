@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -56,8 +56,8 @@ class Bench:
 Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
 
 
-def run(runs: int, report: Callable[[str], None], measure: Measure | None = None) -> list[Row]:
-    """Prepare the bench and run `measure` on it (default: this module's measurements).
+def run(runs: int, report: Callable[[str], None], measures: Sequence[Measure] = ()) -> list[Row]:
+    """Prepare the bench and run `measures` on it (default: this module's measurements).
 
     `report` gets a line as each step begins.
     """
@@ -66,7 +66,8 @@ def run(runs: int, report: Callable[[str], None], measure: Measure | None = None
         report("building a PLOT that covers the texts")
         bench = _prepare(Path(folder))
         with bench.reader, torch.inference_mode():
-            return list((measure or _measure)(bench, Path(folder), runs, report))
+            wanted = measures or (_measure,)
+            return [row for measure in wanted for row in measure(bench, Path(folder), runs, report)]
 
 
 def _measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> list[Row]:

@@ -47,18 +47,22 @@ bench.add_command(tenants)
     "--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio."
 )
 @click.option(
-    "--peers", is_flag=True, help="Also measure ONNX Runtime, OpenVINO and CTranslate2, if installed."
+    "--peers", is_flag=True, help="Measure ONNX Runtime, OpenVINO and CTranslate2, if installed, instead."
+)
+@click.option(
+    "--modules", is_flag=True, help="Measure the cost of 64 tenants' modules and the layers' FLOP/s instead."
 )
 @as_json
 @pass_session
-def path(session: Session, runs: int, peers: bool, as_json: bool) -> None:
+def path(session: Session, runs: int, peers: bool, modules: bool, as_json: bool) -> None:
     """Speed-up from looking the lower layers up, on the default root with one thread."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import path as measured
-    from hmi.bench import path_peers
+    from hmi.bench import path_modules, path_peers
 
+    measures = [m.run for m, wanted in ((path_peers, peers), (path_modules, modules)) if wanted]
     with _shown("path", as_json) as found:
-        found.extend(measured.run(runs, notes.print, path_peers.run if peers else None))
+        found.extend(measured.run(runs, notes.print, measures))
 
 
 @bench.command(cls=FolderCommand)

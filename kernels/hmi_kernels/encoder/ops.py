@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.memory import LINE, Memory, Places, Record
-from hmi_kernels.encoder.pack import Change, Floats, LowRank, Matrix, pack_change, pack_matrix
+from hmi_kernels.encoder.pack import COLUMNS, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
 
@@ -34,6 +34,7 @@ __all__ = [
     "Texts",
     "pack_layer",
     "pack_module",
+    "product",
     "run_layer",
 ]
 
@@ -277,6 +278,25 @@ def run_layer(
         record,
         out,
     )
+
+
+def product(layer: Layer, rows: int) -> Callable[[], None]:
+    """Return a call that multiplies `rows` rows by the FFN's first matrix, for measurements of the product
+    alone. The GIL is released."""
+    x = np.random.default_rng(0).standard_normal((rows, layer.dim), np.float32)
+    out, room = np.empty((rows, layer.inner), np.float32), Room()
+    record = room.address(layer, Texts([0, rows], [None]))
+    matrix, panels = layer.address + 8 * of_layer.IN_FFN, layer.inner // COLUMNS
+    of_room.operand(layer.kind, record, x.ctypes.data, rows, layer.dim)
+
+    def multiply() -> None:
+        assert room
+        assert x.size
+        of_matrix.multiply(
+            record, layer.kind, matrix, rows, 0, panels, panels, out.ctypes.data, 4 * layer.inner
+        )
+
+    return multiply
 
 
 def _bits(x: float) -> int:
