@@ -1,0 +1,79 @@
+"""The interface to a device: memory, streams of work, and the events that order them.
+
+Work of one stream runs in its order. Work of two streams has no order but that of events: a stream that
+waits for an event begins its later work after everything that the event's stream had before it. Nothing
+here waits for the whole device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def done(self) -> bool:
+        """Whether the stream has reached it. Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Block the calling thread until the stream has reached it; other threads may run Python."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work on the device."""
+
+    def record(self) -> Event:
+        """Return the point after all work so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream begin after `event`. The calling thread does not wait."""
+        ...
+
+    def copy(self, source: Tensor, to: Tensor, name: str) -> None:
+        """Copy between pinned memory and the device. Neither may be changed before the copy has run."""
+        ...
+
+    def work(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return what `make` returns, a tensor [shape] of `dtype`: for this stream's later work only.
+
+        The device may call `make` later, so `make` must not depend on what the caller changes meanwhile.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Let torch operations of the calling thread, which must be the stream's own, see all work so far."""
+        ...
+
+
+class Device(Protocol):
+    """One device. Thread-safe."""
+
+    def compute(self) -> Stream:
+        """Return the calling thread's own stream. From here on it is also torch's current stream there."""
+        ...
+
+    def stream(self, name: str) -> Stream:
+        """Create a stream for copies."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate uninitialised device memory for the current stream. Raises torch.OutOfMemoryError."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate uninitialised host memory that the device copies from and to by itself."""
+        ...
+
+    def put(self, host: Tensor) -> Tensor:
+        """Copy to the device and wait for it: for weights, at a start."""
+        ...

@@ -1,0 +1,219 @@
+"""An executor on a CUDA device; `hmi.execution.packed` is the reference."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hmi.execution.base import Hook, Pause, no_pause
+from hmi.execution.batch import BatchKey, Left, Rows
+from hmi.execution.cuda.attention import Buckets
+from hmi.execution.cuda.changes import delta, in_rows, segments_of
+from hmi.execution.cuda.device import Device, Stream
+from hmi.execution.cuda.layers import DeviceLayer
+from hmi.execution.cuda.layout import Packed, lora_size, pack
+from hmi.execution.cuda.slots import Entry, Slots
+from hmi.execution.cuda.upload import Upload
+from hmi.execution.cuda.ways import Ways
+from hmi.execution.layers import through
+from hmi.model.modules import TenantModule
+from hmi.model.shape import EncoderShape
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SLOT_RANK = 8
+"""A slot fits a LoRA of this rank on all sites. Larger modules take several neighbouring slots."""
+SLOT_BYTES = 256 << 20
+"""The default size of all slots together."""
+
+
+class CudaExecutor:
+    """Packed rows of all tenants on one device; see `Executor`.
+
+    Made from a root's layers as they were trained, which it copies. Each compute thread has a stream of its
+    own, so the device computes one thread's batch while another thread retrieves the next. Modules lie in
+    slots (`Slots`), which `prefetch` fills on the copies' stream, layer by layer. `run` waits on the host
+    only for its own results. All of a batch's layers are enqueued at once, so `pause` is called only before
+    the first.
+    """
+
+    def __init__(
+        self,
+        upper: nn.ModuleList,
+        shape: EncoderShape,
+        precision: str,
+        device: Device,
+        *,
+        slot_bytes: int = SLOT_BYTES,
+        ways: Ways | None = None,
+    ) -> None:
+        dtype = DTYPES[precision]
+        self.precision, self._dtype, self._shape, self.device = precision, dtype, shape, device
+        with torch.inference_mode():
+            self._layers = [DeviceLayer(layer, shape, dtype, device) for layer in upper]
+        size = lora_size(SLOT_RANK, len(upper), shape)
+        count = max(1, slot_bytes // (size * dtype.itemsize))
+        self.slots = Slots(device, count, size, dtype)
+        self.ways = Ways("loop") if ways is None else ways
+        self._modules: WeakKeyDictionary[TenantModule, Packed] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def heads(self) -> int:
+        return self._shape.heads
+
+    @property
+    def positions(self) -> int:
+        """The rows of the longest text."""
+        return self._shape.positions
+
+    def layer(self, index: int) -> DeviceLayer:
+        return self._layers[index]
+
+    def fits(self, key: BatchKey) -> bool:
+        return key.phase == "encode"
+
+    def space(self, tokens: int) -> Tensor:
+        return self.device.pinned((tokens, self._shape.dim), torch.float32)
+
+    def prepare(self, module: TenantModule) -> int:
+        """Copy a module into pinned memory, laid out as on the device; returns its bytes there."""
+        return self._packed(module).data.nbytes
+
+    def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
+        """Start copying a coming batch's modules to the device. Does not wait."""
+        self.slots.prefetch([self._packed(m) for m in modules if m is not None])
+
+    def run(
+        self,
+        key: BatchKey,
+        rows: Rows,
+        modules: Sequence[TenantModule | None],
+        hooks: Sequence[Hook] = (),
+        pause: Pause = no_pause,
+    ) -> Iterator[Left]:
+        """See `Executor.run`. The results are in host memory.
+
+        Raises ValueError if a module's sizes are not the root's, Unavailable if it takes more than all slots.
+        """
+        pause()  # while this batch holds no slots, since another may need them to end
+        packed = [None if m is None else self._packed(m) for m in modules]
+        for part in self._parts(rows, packed):
+            yield from self._run(key, part, packed, hooks)
+
+    def _parts(self, rows: Rows, packed: Sequence[Packed | None]) -> Iterator[Rows]:
+        """Cut a batch whose modules need more than all slots into several."""
+        starts, held = [0], list[Packed]()
+        for i, module in enumerate(packed):
+            if module is None or module in held:
+                continue
+            if held and self.slots.needed([*held, module]) > self.slots.count:
+                starts.append(i)
+                held = []
+            held.append(module)
+        if len(starts) == 1:
+            yield rows
+            return
+        for a, b in zip(starts, [*starts[1:], len(packed)], strict=True):
+            begin, end = rows.offsets[a], rows.offsets[b]
+            offsets = [o - begin for o in rows.offsets[a : b + 1]]
+            yield Rows(rows.x[begin:end], offsets, rows.texts[a:b])
+
+    def _run(
+        self, key: BatchKey, rows: Rows, packed: Sequence[Packed | None], hooks: Sequence[Hook]
+    ) -> Iterator[Left]:
+        stream = self.device.compute()
+        mine = [m for t in rows.texts if (m := packed[t]) is not None]
+        entries = self.slots.acquire(mine) if mine else []
+        by_module = {id(m): e for m, e in zip(mine, entries, strict=True)}
+        by_text = {t: by_module[id(m)] for t in rows.texts if (m := packed[t]) is not None}
+        try:
+            x = self.device.empty(tuple(rows.x.shape), torch.float32)
+            stream.copy(rows.x, x, "rows")
+            step = _Step(self, stream, by_text, settled=bool(hooks))
+            if hooks:
+                stream.settle()
+            for left in through(len(self._layers), key, replace(rows, x=x), hooks, no_pause, step):
+                yield self._on_host(left, stream)
+        finally:
+            self.slots.release(entries, stream.record())
+
+    def _on_host(self, left: Left, stream: Stream) -> Left:
+        """Copy what left to the host, and wait for it."""
+        last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))
+        stream.copy(left.last, last, "results")
+        stream.copy(left.before, before, "results")
+        stream.record().wait()
+        return replace(left, last=last, before=before)
+
+    def _packed(self, module: TenantModule) -> Packed:
+        """The module in pinned memory, which lives as long as the module does."""
+        with self._lock:
+            found = self._modules.get(module)
+        if found is None:
+            made = pack(module, len(self._layers), self._shape, self._dtype, self.device)
+            with self._lock:
+                found = self._modules.setdefault(module, made)
+            if found is made:
+                self.slots.watch(found)
+        return found
+
+
+class _Step:
+    """One batch's `Step`."""
+
+    def __init__(
+        self, executor: CudaExecutor, stream: Stream, entries: dict[int, Entry], *, settled: bool
+    ) -> None:
+        self._of, self._stream, self._entries, self._settled = executor, stream, entries, settled
+
+    def begin(self, rows: Rows) -> None:
+        upload = Upload()
+        self._buckets = Buckets(rows.offsets, upload)
+        if self._buckets.longest > self._of.positions:
+            raise ValueError(f"a text has {self._buckets.longest} rows, the root reads {self._of.positions}")
+        texts = segments_of([self._entries.get(t) for t in rows.texts])
+        self._texts, self._rows = texts, in_rows(texts, rows.offsets)
+        self._used = list({id(s.entry): s.entry for s in texts}.values())
+        self._by_row = self._of.ways.of(self._rows, self._of.slots, upload)
+        self._by_text = self._of.ways.of(texts, self._of.slots, upload)
+        self._firsts = upload.add(np.asarray(rows.offsets[:-1], np.int64))
+        upload.send(self._of.device, self._stream)
+
+    def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
+        for event in {id(e): e for entry in self._used for e in [entry.arrived[index]]}.values():
+            self._stream.wait(event)
+        make = self._first(index, rows) if first_only else self._whole(index, rows)
+        count = len(rows.texts) if first_only else rows.offsets[-1]
+        shape = count, rows.x.shape[1]
+        out = self._stream.work(f"layer {index + 1}", shape, torch.float32, make)
+        if self._settled:
+            self._stream.settle()
+        return out
+
+    def _whole(self, index: int, rows: Rows) -> Callable[[], Tensor]:
+        layer, x = self._of.layer(index), rows.x
+        attend = self._buckets.rows(self._of.heads, rows.size)
+        changes = delta(self._rows, self._by_row, index)
+        return lambda: layer(x, attend, changes)
+
+    def _first(self, index: int, rows: Rows) -> Callable[[], Tensor]:
+        """Exact: keys and values of all rows are computed, and one query for each text."""
+        layer, x, firsts = self._of.layer(index), rows.x, self._firsts
+        attend = self._buckets.firsts(self._of.heads, rows.size)
+        changes = delta(self._rows, self._by_row, index)
+        of_texts = delta(self._texts, self._by_text, index)
+
+        def queries(whole: Tensor) -> Tensor:
+            return whole.index_select(0, firsts())
+
+        return lambda: layer(x, attend, changes, queries=queries, query_delta=of_texts)

@@ -1,0 +1,183 @@
+"""A tenant's module as one array, layer after layer, so that a layer is one copy to the device.
+
+Every change of rank r is up · act(down · x + bias) + bias. A LoRA's factor is multiplied into `up`, and it
+has neither activation nor biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.execution.cuda.device import Device
+from hmi.model.modules import LORA_SCALE, LowRank, NormShift, TenantModule, sizes_of
+from hmi.model.shape import EncoderShape
+from hmi.modulespec import SITES
+
+ALIGN = 16
+"""Tensors begin at multiples of this many elements."""
+NONE, RELU, SILU = 0, 1, 2
+"""The activations, as the kernels name them."""
+NOWHERE = -1
+"""The place of a bias that a change does not have."""
+
+
+@dataclass(frozen=True)
+class LowRankPlace:
+    """Where the tensors of a low-rank change begin, in elements from the module's beginning."""
+
+    down: int
+    """[rank, size_in]"""
+    up: int
+    """[size_out, rank]"""
+    down_bias: int
+    up_bias: int
+    rank: int
+    size_in: int
+    size_out: int
+    activation: int
+
+
+@dataclass(frozen=True)
+class NormPlace:
+    """Where the tensors of a LayerNorm's change begin."""
+
+    gain: int
+    bias: int
+    size: int
+
+
+Place = LowRankPlace | NormPlace
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The places in a module. Modules of equal kind, sites and rank share one object."""
+
+    layers: tuple[dict[str, Place], ...]
+    """By site."""
+    spans: tuple[tuple[int, int], ...]
+    """[layers]: the elements of each."""
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole module."""
+        return self.spans[-1][1]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A module in pinned host memory, as it lies in a slot."""
+
+    layout: Layout
+    data: Tensor
+    """[layout.size] in the executor's dtype."""
+
+
+_Site = tuple[str, int, bool, int]
+"""A site, its rank (0: a LayerNorm), whether it has biases, its activation."""
+
+
+def pack(
+    module: TenantModule, layers: int, shape: EncoderShape, dtype: torch.dtype, device: Device
+) -> Packed:
+    """Copy a module into pinned memory. Raises ValueError if its sizes are not the root's."""
+    signature = tuple(tuple(_sites(module, i)) for i in range(layers))
+    layout = _layout(signature, shape)
+    data = device.pinned((layout.size,), dtype)
+    for i, places in enumerate(layout.layers):
+        for site, place in places.items():
+            change = module.at(i, site)
+            _check(change, place, site)
+            for at, tensor in _tensors(change, place):
+                data[at : at + tensor.numel()] = tensor.reshape(-1)
+    return Packed(layout, data)
+
+
+def lora_size(rank: int, layers: int, shape: EncoderShape) -> int:
+    """The elements of a LoRA of this rank on all its sites."""
+    sites: tuple[_Site, ...] = tuple((site, rank, False, NONE) for site in SITES["lora"])
+    return _layout((sites,) * layers, shape).size
+
+
+def _sites(module: TenantModule, layer: int) -> list[_Site]:
+    found: list[_Site] = []
+    for site in (site for part in SITES.values() for site in part):
+        change = module.at(layer, site)
+        if isinstance(change, NormShift):
+            found.append((site, 0, False, NONE))
+        elif change is not None:
+            found.append((site, len(change.down), change.down_bias is not None, _activation(change)))
+    return found
+
+
+def _activation(change: LowRank) -> int:
+    if change.down_bias is None:
+        return NONE
+    return RELU if change.activation is F.relu else SILU
+
+
+@lru_cache(maxsize=4096)
+def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape) -> Layout:
+    at, layers, spans = 0, [], []
+
+    def take(size: int) -> int:
+        nonlocal at
+        begin, at = at, at + -(-size // ALIGN) * ALIGN
+        return begin
+
+    for sites in signature:
+        begin, places = at, dict[str, Place]()
+        for site, rank, biased, activation in sites:
+            if site in SITES["ln"]:
+                places[site] = NormPlace(take(shape.dim), take(shape.dim), shape.dim)
+                continue
+            size_in, size_out = sizes_of(site, shape)
+            places[site] = LowRankPlace(
+                down=take(rank * size_in),
+                up=take(size_out * rank),
+                down_bias=take(rank) if biased else NOWHERE,
+                up_bias=take(size_out) if biased else NOWHERE,
+                rank=rank,
+                size_in=size_in,
+                size_out=size_out,
+                activation=activation,
+            )
+        layers.append(places)
+        spans.append((begin, at))
+    return Layout(tuple(layers), tuple(spans))
+
+
+def _tensors(change: LowRank | NormShift | None, place: Place) -> list[tuple[int, Tensor]]:
+    if isinstance(place, NormPlace):
+        assert isinstance(change, NormShift)
+        return [(place.gain, change.gain.detach()), (place.bias, change.bias.detach())]
+    assert isinstance(change, LowRank)
+    up = change.up.detach()
+    if change.down_bias is None or change.up_bias is None:
+        return [(place.down, change.down.detach()), (place.up, up.float() * LORA_SCALE)]
+    return [
+        (place.down, change.down.detach()),
+        (place.up, up),
+        (place.down_bias, change.down_bias.detach()),
+        (place.up_bias, change.up_bias.detach()),
+    ]
+
+
+def _check(change: LowRank | NormShift | None, place: Place, site: str) -> None:
+    if isinstance(change, NormShift) and isinstance(place, NormPlace):
+        found: list[Sequence[int]] = [change.gain.shape]
+        wanted: list[Sequence[int]] = [(place.size,)]
+    else:
+        assert isinstance(change, LowRank)
+        assert isinstance(place, LowRankPlace)
+        found = [change.down.shape, change.up.shape]
+        wanted = [(place.rank, place.size_in), (place.size_out, place.rank)]
+    if found != wanted:
+        given = [tuple(shape) for shape in found]
+        raise ValueError(f"a module's site {site} has the shapes {given}, the layer needs {wanted}")

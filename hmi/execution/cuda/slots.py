@@ -1,0 +1,236 @@
+"""Slots: device memory for modules, above the pinned host copies.
+
+A module takes one slot, or several neighbours if it is larger. The least recently used one gives way, those
+of a coming batch last, and those of a batch that is being enqueued never. A copy into a slot waits, on the
+copies' stream, for the last batches that read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from hmi.errors import Unavailable
+from hmi.execution.cuda.device import Device, Event
+from hmi.execution.cuda.layout import Layout, Packed
+
+COMING = 4
+"""The number of prefetched batches whose modules are spared."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """A module on the device, in the slots first to first + count."""
+
+    layout: Layout
+    first: int
+    count: int
+    data: Tensor
+    """[layout.size], a view of its slots."""
+    arrived: list[Event] = field(default_factory=list)
+    """By layer: when its copy has run."""
+    pins: int = 0
+    """The batches that are being enqueued and read it."""
+    readers: list[Event] = field(default_factory=list)
+    """The ends of batches that read it."""
+
+    def read_until(self, event: Event) -> None:
+        self.readers = [*(e for e in self.readers if not e.done()), event]
+
+
+class Slots:
+    """`count` slots of `size` elements. Thread-safe; only `acquire` waits."""
+
+    def __init__(self, device: Device, count: int, size: int, dtype: torch.dtype) -> None:
+        self.count, self.size = count, size
+        self.memory = device.empty((count * size,), dtype)
+        self._copies = device.stream("copies")
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        """By the id of the packed module, the least recently used first."""
+        self._owners: list[int | None] = [None] * count
+        self._free = set(range(count))
+        self._unread: list[list[Event]] = [[] for _ in range(count)]
+        """By slot: the ends of batches that read what was there."""
+        self._coming: deque[frozenset[int]] = deque(maxlen=COMING)
+        self._gone: deque[int] = deque()
+        self._changed = threading.Condition()
+        self.copied_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.memory.nbytes
+
+    def needed(self, modules: Iterable[Packed]) -> int:
+        """The slots that these distinct modules take together."""
+        return sum(self._slots_of(m) for m in {id(m): m for m in modules}.values())
+
+    def watch(self, packed: Packed) -> None:
+        """Free the module's slots once nothing refers to it any more. Call it once for each module."""
+        finalize(packed, self._gone.append, id(packed))  # before another object can have its id
+
+    def prefetch(self, modules: Sequence[Packed]) -> None:
+        """Start copying those of a coming batch that are not there, as far as slots may be taken for them."""
+        with self._changed:
+            self._drop_gone()
+            distinct = {id(m): m for m in modules}
+            self._coming.append(frozenset(distinct))
+            self._copy(self._placed(distinct, [frozenset().union(*self._coming)]))
+
+    def acquire(self, modules: Sequence[Packed]) -> list[Entry]:
+        """Return where each module lies, for a batch that reads them next; they stay until `release`.
+
+        Waits for batches that are being enqueued if their modules leave no room: so a thread must hold no
+        modules when it calls this. Copies may still be under way: see `Entry.arrived`. Raises Unavailable if
+        the modules take more than all slots.
+        """
+        distinct = {id(m): m for m in modules}
+        if (needed := self.needed(modules)) > self.count:
+            raise Unavailable(
+                f"the modules of a batch need {needed} slots of {self.size} numbers on the device and there "
+                f"are {self.count}: raise HMI_DEVICE_BYTES"
+            )
+        with self._changed:
+            self._drop_gone()
+            while not self._take(distinct):
+                self._changed.wait()
+            self._forget_coming(frozenset(distinct))
+            return [self._entries[id(m)] for m in modules]
+
+    def release(self, entries: Iterable[Entry], read: Event) -> None:
+        """Let go of what `acquire` returned; the device reads it until `read`."""
+        with self._changed:
+            for entry in {id(e): e for e in entries}.values():
+                entry.read_until(read)
+                entry.pins -= 1
+            self._changed.notify_all()
+
+    def held(self) -> int:
+        """The number of modules on the device."""
+        with self._changed:
+            self._drop_gone()
+            return len(self._entries)
+
+    def _take(self, distinct: dict[int, Packed]) -> bool:
+        """Place and pin all, or none. Those placed on the way stay, and may be taken from again."""
+        own = frozenset(distinct)
+        placed = self._placed(distinct, [own.union(*self._coming), own])
+        missing = [m for key, m in distinct.items() if key not in self._entries]
+        if missing and not any(e.pins for e in self._entries.values()):
+            self._evict(list(self._entries))  # the room is in pieces: begin anew
+            placed, missing = self._placed(distinct, [own]), []
+        self._copy(placed)
+        if missing:
+            return False
+        for key in distinct:
+            self._entries[key].pins += 1
+        return True
+
+    def _placed(
+        self, distinct: dict[int, Packed], spared: Sequence[frozenset[int]]
+    ) -> list[tuple[Packed, Entry]]:
+        """Find slots for those that have none, and count all as used now.
+
+        Modules in spared[0] do not give way, or if there is no other room those in spared[1], and so on.
+        """
+        placed = []
+        for key in distinct:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+        # The largest first: they need neighbours.
+        for key, packed in sorted(distinct.items(), key=lambda kv: -kv[1].layout.size):
+            if key in self._entries:
+                continue
+            count = self._slots_of(packed)
+            windows = (self._window(count, some) for some in spared)
+            first = next((window for window in windows if window is not None), None)
+            if first is None:
+                continue
+            self._evict({o for o in self._owners[first : first + count] if o is not None})
+            placed.append((packed, self._enter(key, packed, first, count)))
+        return placed
+
+    def _enter(self, key: int, packed: Packed, first: int, count: int) -> Entry:
+        begin = first * self.size
+        entry = Entry(packed.layout, first, count, self.memory[begin : begin + packed.layout.size])
+        self._entries[key] = entry
+        for slot in range(first, first + count):
+            self._owners[slot] = key
+            self._free.discard(slot)
+        return entry
+
+    def _window(self, count: int, spared: frozenset[int]) -> int | None:
+        """The first of `count` neighbouring slots that are free or least recently used; None: none may go."""
+        if count == 1:
+            if self._free:
+                return next(iter(self._free))
+            old = (e for k, e in self._entries.items() if not e.pins and k not in spared)
+            return next((e.first for e in old), None)
+        used = {key: i for i, key in enumerate(self._entries, 1)}
+        cost = [self._cost(owner, used, spared) for owner in self._owners]
+        best = min(range(self.count - count + 1), key=lambda i: max(cost[i : i + count]))
+        return None if max(cost[best : best + count]) == _NEVER else best
+
+    def _cost(self, owner: int | None, used: dict[int, int], spared: frozenset[int]) -> float:
+        if owner is None:
+            return 0
+        return _NEVER if self._entries[owner].pins or owner in spared else used[owner]
+
+    def _evict(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            entry = self._entries.pop(key)
+            assert not entry.pins
+            for slot in range(entry.first, entry.first + entry.count):
+                self._owners[slot] = None
+                self._free.add(slot)
+                self._unread[slot] = [*self._unread[slot], *entry.readers]
+
+    def _copy(self, placed: list[tuple[Packed, Entry]]) -> None:
+        """Copy layer by layer: the first layer of all modules, then the second, …"""
+        if not placed:
+            return
+        waits = {id(e): e for _, entry in placed for e in self._last_readers(entry)}
+        for event in waits.values():
+            self._copies.wait(event)
+        for layer in range(len(placed[0][0].layout.spans)):
+            for packed, entry in placed:
+                begin, end = packed.layout.spans[layer]
+                if end > begin:
+                    self._copies.copy(packed.data[begin:end], entry.data[begin:end], f"module layer {layer}")
+                    self.copied_bytes += (end - begin) * packed.data.element_size()
+            arrived = self._copies.record()
+            for _, entry in placed:
+                entry.arrived.append(arrived)
+
+    def _last_readers(self, entry: Entry) -> list[Event]:
+        """The ends of the batches that may still read these slots; they are waited for once."""
+        events = []
+        for slot in range(entry.first, entry.first + entry.count):
+            events += [e for e in self._unread[slot] if not e.done()]
+            self._unread[slot] = []
+        return events
+
+    def _drop_gone(self) -> None:
+        """Free the slots of modules that left the host's memory."""
+        for _ in range(len(self._gone)):
+            key = self._gone.popleft()
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._evict([key])  # a batch that has pinned it refers to it, so it is not pinned
+
+    def _forget_coming(self, modules: frozenset[int]) -> None:
+        """The batch with these modules has come."""
+        found = next((coming for coming in self._coming if modules <= coming), None)
+        if found is not None:
+            self._coming.remove(found)
+
+    def _slots_of(self, packed: Packed) -> int:
+        return max(1, -(-packed.layout.size // self.size))
+
+
+_NEVER = float("inf")

@@ -1,0 +1,155 @@
+"""A `Device` on the CPU that runs streams as unkindly as their events permit.
+
+Work is queued, and runs when a thread waits for an event, or at random before. Which stream comes next is
+drawn from a seeded generator, with weights that starve some streams and hurry others. So code that lacks a
+wait reads what has not been written, or writes what is still read, for some seeds. Memory begins as NaN.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hmi.execution import trace
+from hmi.execution.cuda.device import Event, Stream
+
+WEIGHTS = (0.01, 1.0, 100.0)
+"""Each stream's chance to be next, drawn once."""
+EAGERNESS = (0.0, 0.3, 1.0)
+"""The chance that something runs at once when work is queued, drawn once for a device."""
+
+
+class _Event:
+    def __init__(self, twin: Twin) -> None:
+        self.twin, self.reached = twin, False
+
+    def done(self) -> bool:
+        return self.reached
+
+    def wait(self) -> None:
+        self.twin.run_until(self)
+
+
+@dataclass(frozen=True)
+class _Op:
+    kind: str
+    """`work`, `copy`, `record` or `wait`."""
+    name: str
+    run: Callable[[], None] | None = None
+    event: _Event | None = None
+
+
+@dataclass
+class _Stream:
+    twin: Twin
+    name: str
+    weight: float
+    queue: deque[_Op] = field(default_factory=deque)
+
+    def record(self) -> Event:
+        event = _Event(self.twin)
+        self.twin.enqueue(self, _Op("record", "", event=event))
+        return event
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, _Event)
+        self.twin.enqueue(self, _Op("wait", "", event=event))
+
+    def copy(self, source: Tensor, to: Tensor, name: str) -> None:
+        assert source.shape == to.shape, (name, source.shape, to.shape)
+        self.twin.enqueue(self, _Op("copy", name, lambda: _write(to, source)))
+
+    def work(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
+    ) -> Tensor:
+        out = self.twin.empty(shape, dtype)
+
+        def run() -> None:
+            made = make()
+            assert made.shape == shape, (name, made.shape, shape)
+            assert made.dtype == dtype, (name, made.dtype, dtype)
+            _write(out, made)
+
+        self.twin.enqueue(self, _Op("work", name, run))
+        return out
+
+    def settle(self) -> None:
+        self.record().wait()
+
+
+class Twin:
+    """The device. `ran` lists the copies and work that have run: (stream, kind, name)."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._eagerness = self._random.choice(EAGERNESS)
+        self._streams: list[_Stream] = []
+        self._lock, self._thread = threading.RLock(), threading.local()
+        self.ran: list[tuple[str, str, str]] = []
+
+    def compute(self) -> Stream:
+        found: _Stream | None = getattr(self._thread, "stream", None)
+        if found is None:
+            found = self._thread.stream = self._new(threading.current_thread().name)
+        return found
+
+    def stream(self, name: str) -> Stream:
+        return self._new(name)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, torch.nan if dtype.is_floating_point else 0x7F, dtype=dtype)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.empty(shape, dtype)
+
+    def put(self, host: Tensor) -> Tensor:
+        return host.clone()
+
+    def enqueue(self, stream: _Stream, op: _Op) -> None:
+        """Queue an operation, and run some of what is queued, by this device's eagerness."""
+        with self._lock:
+            stream.queue.append(op)
+            while self._random.random() < self._eagerness and self._step():
+                pass
+
+    def run_until(self, event: _Event) -> None:
+        """Run queued work, in a random order that the events permit, until `event` is reached."""
+        with self._lock:
+            while not event.reached:
+                assert self._step(), "every stream waits for an event that no stream will reach"
+
+    def _new(self, name: str) -> _Stream:
+        with self._lock:
+            stream = _Stream(self, name, self._random.choice(WEIGHTS))
+            self._streams.append(stream)
+            return stream
+
+    def _step(self) -> bool:
+        """Run one operation of a stream that does not wait; False if there is none."""
+        able = [s for s in self._streams if s.queue and not _waits(s.queue[0])]
+        if not able:
+            return False
+        (stream,) = self._random.choices(able, [s.weight for s in able])
+        op = stream.queue.popleft()
+        if op.kind == "record":
+            assert op.event is not None
+            op.event.reached = True
+        if op.run is not None:
+            with torch.inference_mode(), trace.span(op.name, f"device {stream.name}"):
+                op.run()
+            self.ran.append((stream.name, op.kind, op.name))
+        return True
+
+
+def _waits(op: _Op) -> bool:
+    return op.kind == "wait" and op.event is not None and not op.event.reached
+
+
+def _write(to: Tensor, source: Tensor) -> None:
+    to.copy_(source)

@@ -1,0 +1,22 @@
+"""The ways of computing tenants' changes on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hmi.execution.cuda.batched import Groups
+from hmi.execution.cuda.changes import Loop, Segment, Way, WayName
+from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.upload import Upload
+
+
+@dataclass(frozen=True)
+class Ways:
+    """One way for all batches."""
+
+    name: WayName
+
+    def of(self, segments: Sequence[Segment], slots: Slots, upload: Upload) -> Way:
+        """Return the way for a batch's segments; what it needs on the device is added to `upload`."""
+        return Groups(segments, slots, upload) if self.name == "groups" else Loop(segments)
