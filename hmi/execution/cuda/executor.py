@@ -15,7 +15,7 @@ from hmi.execution.base import Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Buckets
 from hmi.execution.cuda.changes import delta, in_rows, segments_of
-from hmi.execution.cuda.device import Device, Stream
+from hmi.execution.cuda.device import Device, Event, Stream
 from hmi.execution.cuda.layers import DeviceLayer
 from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.slots import Entry, Slots
@@ -39,7 +39,7 @@ class CudaExecutor:
     own, so the device computes one thread's batch while another thread retrieves the next. Modules lie in
     slots (`Slots`), which `prefetch` fills on the copies' stream, layer by layer. `run` waits on the host
     only for its own results. All of a batch's layers are enqueued at once, so `pause` is called only before
-    the first.
+    the first, and what leaves early is returned after the last has been enqueued.
     """
 
     def __init__(
@@ -105,10 +105,12 @@ class CudaExecutor:
 
         Raises ValueError if a module's sizes are not the root's, Unavailable if it takes more than all slots.
         """
-        pause()  # while this batch holds no slots, since another may need them to end
+        pause()
         packed = [None if m is None else self._packed(m) for m in modules]
         for part in self._parts(rows, packed):
-            yield from self._run(key, part, packed, hooks)
+            for left, there in self.start(key, part, packed, hooks):
+                there.wait()
+                yield left
 
     def _parts(self, rows: Rows, packed: Sequence[Packed | None]) -> Iterator[Rows]:
         """Cut a batch whose modules need more than all slots into several."""
@@ -128,32 +130,33 @@ class CudaExecutor:
             offsets = [o - begin for o in rows.offsets[a : b + 1]]
             yield Rows(rows.x[begin:end], offsets, rows.texts[a:b])
 
-    def _run(
-        self, key: BatchKey, rows: Rows, packed: Sequence[Packed | None], hooks: Sequence[Hook]
-    ) -> Iterator[Left]:
+    def start(
+        self, key: BatchKey, rows: Rows, packed: Sequence[Packed | None], hooks: Sequence[Hook] = ()
+    ) -> list[tuple[Left, Event]]:
+        """Enqueue a batch; returns what leaves, and when it will be in host memory.
+
+        Waits only for slots that other batches hold while they are being enqueued.
+        """
         stream = self.device.compute()
-        mine = [m for t in rows.texts if (m := packed[t]) is not None]
-        entries = self.slots.acquire(mine) if mine else []
-        by_module = {id(m): e for m, e in zip(mine, entries, strict=True)}
-        by_text = {t: by_module[id(m)] for t in rows.texts if (m := packed[t]) is not None}
+        modules = {id(m): m for t in rows.texts if (m := packed[t]) is not None}
+        entries = dict(zip(modules, self.slots.acquire(list(modules.values())), strict=True))
+        by_text = {t: entries[id(m)] for t in rows.texts if (m := packed[t]) is not None}
         try:
             x = self.device.empty(tuple(rows.x.shape), torch.float32)
             stream.copy(rows.x, x, "rows")
-            step = _Step(self, stream, by_text, settled=bool(hooks))
             if hooks:
                 stream.settle()
-            for left in through(len(self._layers), key, replace(rows, x=x), hooks, no_pause, step):
-                yield self._on_host(left, stream)
+            step = _Step(self, stream, by_text, settled=bool(hooks))
+            whole = through(len(self._layers), key, replace(rows, x=x), hooks, no_pause, step)
+            return [self._to_host(left, stream) for left in whole]
         finally:
-            self.slots.release(entries, stream.record())
+            self.slots.release(entries.values(), stream.record())
 
-    def _on_host(self, left: Left, stream: Stream) -> Left:
-        """Copy what left to the host, and wait for it."""
+    def _to_host(self, left: Left, stream: Stream) -> tuple[Left, Event]:
         last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))
         stream.copy(left.last, last, "results")
         stream.copy(left.before, before, "results")
-        stream.record().wait()
-        return replace(left, last=last, before=before)
+        return replace(left, last=last, before=before), stream.record()
 
     def _packed(self, module: TenantModule) -> Packed:
         """The module in pinned memory, which lives as long as the module does."""
