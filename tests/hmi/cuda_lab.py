@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hmi_kernels.modules.device import CupyLauncher
 
 from hmi.execution.cuda import CudaExecutor, Device
 from hmi.execution.cuda.layout import lora_size
@@ -13,8 +14,12 @@ from hmi.execution.cuda.torch_device import CudaDevice
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.cuda.ways import Ways
 from tests.hmi.test_fused import BERT, DEPTH, upper
+from tests.modules_twin import CpuLauncher
 
 DEVICES = ["twin", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+WAYS = ["loop", "groups", "kernel"]
 
 
 def device_of(kind: str, seed: int = 0) -> Device:
@@ -30,6 +35,14 @@ def executor(device: Device, shape: Any = BERT, *, slots: int = 64, way: Any = "
     """An executor in fp32 with so many slots."""
     precision = kwargs.pop("precision", "fp32")
     size = lora_size(8, DEPTH, shape) * (4 if precision == "fp32" else 2)
-    ways = way if isinstance(way, Ways) else Ways(way)
     layers = kwargs.pop("layers", None) or upper(shape)
-    return CudaExecutor(layers, shape, precision, device, slot_bytes=slots * size, ways=ways, **kwargs)
+    return CudaExecutor(
+        layers, shape, precision, device, slot_bytes=slots * size, ways=ways_of(way, device), **kwargs
+    )
+
+
+def ways_of(name: Any, device: Device) -> Ways:
+    """The way of that name; its kernels compiled for the device, or for the CPU."""
+    if name != "kernel":
+        return Ways(name)
+    return Ways(name, CpuLauncher() if isinstance(device, Twin) else CupyLauncher())

@@ -18,7 +18,7 @@ from hmi.model.modules import TenantModule
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import Kind
-from tests.hmi.cuda_lab import DEVICES, device_of, executor
+from tests.hmi.cuda_lab import DEVICES, WAYS, device_of, executor
 from tests.hmi.test_execution import Drop, Leave, Merge, key
 from tests.hmi.test_fused import BERT, LENGTHS, MPNET, first, mixed, module, packed, upper
 from tests.modules import root_module
@@ -28,7 +28,7 @@ CLOSE = {"atol": 2e-5, "rtol": 0}
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [BERT, MPNET], ids=["bert", "mpnet"])
-@pytest.mark.parametrize("way", ["loop", "groups"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_fp32_equals_packed_torch(device: str, shape: EncoderShape, way: str, kind: Kind) -> None:
     layers, (x, offsets) = upper(shape), packed(LENGTHS, shape.dim)
@@ -41,12 +41,15 @@ def test_fp32_equals_packed_torch(device: str, shape: EncoderShape, way: str, ki
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["groups", "kernel"])
 @pytest.mark.parametrize("kind", ["lora", "houlsby+ln", "sequential"])
 @pytest.mark.parametrize("lengths", [(16,) * 9, (3, 9, 8, 1, 7, 8, 9, 30, 2)], ids=["even", "uneven"])
-def test_a_tenant_for_each_text_in_one_product(device: str, kind: Kind, lengths: tuple[int, ...]) -> None:
+def test_a_tenant_for_each_text_in_one_product(
+    device: str, way: str, kind: Kind, lengths: tuple[int, ...]
+) -> None:
     (x, offsets), (a, b) = packed(lengths, BERT.dim), (module(BERT, kind, 7), module(BERT, kind, 12))
     modules = [module_like(a if i % 4 else b, i) for i in range(8)] + [None]
-    ours = executor(device_of(device, 3), way="groups")
+    ours = executor(device_of(device, 3), way=way)
     for run in (run_rows, first):
         wanted = run(PackedExecutor(upper(BERT), BERT), x, offsets, modules)
         torch.testing.assert_close(run(ours, x, offsets, modules), wanted, **CLOSE)
@@ -65,14 +68,14 @@ def module_like(one: TenantModule, seed: int) -> TenantModule:
 def test_bf16_is_close_and_exact_in_what_is_between(device: str) -> None:
     (x, offsets), modules = packed(LENGTHS, BERT.dim), mixed(BERT, "lora")
     wanted = run_rows(PackedExecutor(upper(BERT), BERT), x, offsets, modules)
-    for way in ("loop", "groups"):
+    for way in WAYS:
         got = run_rows(executor(device_of(device), way=way, precision="bf16"), x, offsets, modules)
         assert got.dtype == torch.float32
         assert torch.cosine_similarity(got, wanted).min() > 0.999
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", ["loop", "groups"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_text_is_the_same_alone_and_in_any_batch(device: str, way: str) -> None:
     ours, (x, offsets) = executor(device_of(device, 5), way=way), packed(LENGTHS, BERT.dim)
     modules = mixed(BERT, "lora+parallel")
@@ -84,7 +87,7 @@ def test_a_text_is_the_same_alone_and_in_any_batch(device: str, way: str) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", ["loop", "groups"])
+@pytest.mark.parametrize("way", WAYS)
 def test_not_a_number_stays_with_its_text(device: str, way: str) -> None:
     ours, (x, offsets) = executor(device_of(device), way=way), packed((6, 9, 8), BERT.dim)
     mine, broken = module(BERT, "houlsby", 8), module(BERT, "houlsby", 8)

@@ -1,4 +1,4 @@
-"""lookup.cu compiles for the GPUs that it supports, without fusing a product and a sum."""
+"""The CUDA sources compile for the GPUs that they support; lookup.cu without fusing a product and a sum."""
 
 from __future__ import annotations
 
@@ -7,43 +7,67 @@ import ctypes.util
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hmi_kernels.lookup.cuda_device import KERNEL, OPTIONS, SOURCE
+from hmi_kernels.lookup import cuda_device
+from hmi_kernels.modules import device
 
 
-@pytest.mark.parametrize("architecture", ["80", "90"])
-def test_nvcc(tmp_path: Path, architecture: str) -> None:
+@dataclass(frozen=True)
+class Code:
+    """A source, its options and kernels, and what its PTX must and must not have."""
+
+    source: Path
+    options: tuple[str, ...]
+    kernels: tuple[str, ...]
+    has: str
+    lacks: str
+
+    def check(self, ptx: str) -> None:
+        assert all(f".entry {kernel}(" in ptx for kernel in self.kernels)
+        assert self.has in ptx
+        assert self.lacks not in ptx
+
+
+CODES = [
+    # Four columns at once.
+    Code(cuda_device.SOURCE, cuda_device.OPTIONS, (cuda_device.KERNEL,), "ld.v4.f32", "fma."),
+    # Sums in registers: nothing spills to local memory.
+    Code(device.SOURCE, device.OPTIONS, device.KERNELS, "fma.rn.f32", ".local"),
+]
+CASES = pytest.mark.parametrize(
+    ("code", "architecture"),
+    [pytest.param(c, a, id=f"{c.source.stem}-sm_{a}") for c in CODES for a in ("80", "90")],
+)
+
+
+@CASES
+def test_nvcc(tmp_path: Path, code: Code, architecture: str) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("there is no nvcc")
-    command = [nvcc, *OPTIONS, f"-arch=sm_{architecture}", "-Werror=all-warnings", str(SOURCE)]
-    subprocess.run([*command, "-cubin", "-o", str(tmp_path / "lookup.cubin")], check=True)
-    assert KERNEL.encode() in (tmp_path / "lookup.cubin").read_bytes()
-    subprocess.run([*command, "-ptx", "-o", str(tmp_path / "lookup.ptx")], check=True)
-    check_ptx((tmp_path / "lookup.ptx").read_text())
+    command = [nvcc, *code.options, f"-arch=sm_{architecture}", "-Werror=all-warnings", str(code.source)]
+    subprocess.run([*command, "-cubin", "-o", str(tmp_path / "code.cubin")], check=True)
+    binary = (tmp_path / "code.cubin").read_bytes()
+    assert all(kernel.encode() in binary for kernel in code.kernels)
+    subprocess.run([*command, "-ptx", "-o", str(tmp_path / "code.ptx")], check=True)
+    code.check((tmp_path / "code.ptx").read_text())
 
 
-@pytest.mark.parametrize("architecture", ["80", "90"])
-def test_nvrtc(architecture: str) -> None:
+@CASES
+def test_nvrtc(code: Code, architecture: str) -> None:
     """Compile as cupy does at the first use; needs no GPU."""
     nvrtc = load_nvrtc()
     program = ctypes.c_void_p()
-    assert (
-        nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"lookup.cu", 0, None, None) == 0
-    )
-    options = [option.encode() for option in (*OPTIONS, f"-arch=compute_{architecture}")]
+    text = code.source.read_bytes()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"code.cu", 0, None, None) == 0
+    options = [option.encode() for option in (*code.options, f"-arch=compute_{architecture}")]
     state = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     assert state == 0, text_of(nvrtc, program, "ProgramLog")
-    check_ptx(text_of(nvrtc, program, "PTX"))
+    code.check(text_of(nvrtc, program, "PTX"))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def check_ptx(ptx: str) -> None:
-    assert f".entry {KERNEL}(" in ptx
-    assert "fma." not in ptx
-    assert "ld.v4.f32" in ptx  # four columns at once
 
 
 def load_nvrtc() -> ctypes.CDLL:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hmi_kernels.modules import ops
+
 from hmi.execution.cuda.batched import Groups
 from hmi.execution.cuda.changes import Loop, Segment, Way, WayName
+from hmi.execution.cuda.segmented import Segmented
 from hmi.execution.cuda.slots import Slots
 from hmi.execution.cuda.upload import Upload
 
@@ -16,7 +19,12 @@ class Ways:
     """One way for all batches."""
 
     name: WayName
+    launcher: ops.Launcher | None = None
+    """The kernels; needed for `kernel`."""
 
     def of(self, segments: Sequence[Segment], slots: Slots, upload: Upload) -> Way:
         """Return the way for a batch's segments; what it needs on the device is added to `upload`."""
+        if self.name == "kernel":
+            assert self.launcher is not None
+            return Segmented(segments, slots, upload, self.launcher)
         return Groups(segments, slots, upload) if self.name == "groups" else Loop(segments)

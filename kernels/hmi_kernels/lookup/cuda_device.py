@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hmi_kernels.cupy_device import NoDevice, foreign_stream, import_cupy
 from hmi_kernels.lookup.cuda import Array
 
 SOURCE: Final = Path(__file__).with_name("lookup.cu")
@@ -17,16 +18,14 @@ KERNEL: Final = "plot_lookup"
 OPTIONS: Final = ("--std=c++17", "--fmad=false")  # fused multiply-adds would round unlike the reference
 THREADS: Final = 128  # per block; a token of 384 columns takes 96 threads of four columns
 
-
-class NoDevice(RuntimeError):
-    """There is no CUDA device of this number, or cupy is not installed."""
+__all__ = ["KERNEL", "OPTIONS", "SOURCE", "THREADS", "CudaDevice", "NoDevice"]
 
 
 class CudaDevice:
     """A `cuda.Device` on a GPU. Thread-safe; calls work on their thread's current stream. Raises NoDevice."""
 
     def __init__(self, index: int = 0) -> None:
-        self._cupy = cupy = _cupy()
+        self._cupy = cupy = import_cupy()
         try:
             count = int(cupy.cuda.runtime.getDeviceCount())
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -44,7 +43,7 @@ class CudaDevice:
     def active(self, stream: int | None) -> Iterator[None]:
         cuda = self._cupy.cuda
         with cuda.Device(self.index):
-            with cuda.get_current_stream() if stream is None else _foreign(cuda, stream):
+            with cuda.get_current_stream() if stream is None else foreign_stream(cuda, stream):
                 yield
 
     def free_bytes(self) -> int:
@@ -86,28 +85,3 @@ class CudaDevice:
 
     def launch(self, blocks: int, arguments: tuple[int, ...]) -> None:
         self._kernel((blocks,), (THREADS,), tuple(np.int64(value) for value in arguments))
-
-
-def _foreign(cuda: Any, handle: int) -> Any:
-    """cupy's view of a stream of another library."""
-    if hasattr(cuda.Stream, "from_external"):  # cupy 14
-        return cuda.Stream.from_external(_Handle(handle))
-    return cuda.ExternalStream(handle)
-
-
-class _Handle:
-    """A raw handle in CUDA's stream protocol."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise NoDevice(f"cupy cannot be imported ({error}): pip install hmi-server[cuda]") from error
-    return cupy

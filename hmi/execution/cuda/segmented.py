@@ -1,0 +1,83 @@
+"""Two kernels a site over all segments of a batch, of any rank and length, which read the slots in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from hmi_kernels.modules import ops
+from torch import Tensor
+
+from hmi.execution.cuda.changes import Segment
+from hmi.execution.cuda.layout import Layout, LowRankPlace
+from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.upload import Ints, Upload
+from hmi.modulespec import SITES
+
+KINDS = {torch.bfloat16: ops.BFLOAT, torch.float16: ops.HALF, torch.float32: ops.FLOAT}
+LOW_RANK = [site for part, sites in SITES.items() if part != "ln" for site in sites]
+_INDEX = {site: i for i, site in enumerate(LOW_RANK)}
+
+
+class Segmented:
+    """A `Way` by the kernels of `hmi_kernels.modules`."""
+
+    def __init__(
+        self, segments: Sequence[Segment], slots: Slots, upload: Upload, launcher: ops.Launcher
+    ) -> None:
+        self._launcher, self._kind = launcher, KINDS[slots.memory.dtype]
+        pieces = ops.pieces_of([(s.start, s.end) for s in segments])
+        changes = _changes(segments, slots)
+        self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
+        self._count = len(pieces)
+        self._pieces, self._changes = upload.add(pieces), upload.add(changes)
+
+    def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
+        index = _INDEX[site]
+        ranks = int(self._ranks[layer, index])
+        scratch = torch.empty(len(x), ranks, dtype=torch.float32, device=x.device)
+        ops.add(
+            self._launcher,
+            self._changes()[layer, index].data_ptr(),
+            (self._pieces().data_ptr(), self._count),
+            _matrix(x),
+            _matrix(y),
+            self._kind,
+            (scratch.data_ptr(), ranks),
+            torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None,
+        )
+
+
+def _matrix(x: Tensor) -> ops.Matrix:
+    assert x.dim() == 2
+    assert x.stride(1) == 1
+    return ops.Matrix(x.data_ptr(), KINDS[x.dtype], x.stride(0), x.shape[1])
+
+
+def _changes(segments: Sequence[Segment], slots: Slots) -> Ints:
+    """The `Change` of every layer, low-rank site and segment: [layers, sites, segments, CHANGE_WORDS]."""
+    layers = len(segments[0].entry.layout.layers) if segments else 0
+    out = np.zeros((layers, len(LOW_RANK), len(segments), ops.CHANGE_WORDS), np.int64)
+    for i, s in enumerate(segments):
+        out[:, :, i] = _words(s.entry.layout)
+    width = slots.memory.element_size()
+    first = np.array([s.entry.first for s in segments], np.int64)
+    starts = slots.memory.data_ptr() + first * slots.size * width
+    places = out[..., : ops.RANK]
+    places[:] = np.where(places < 0, 0, places * width + starts[:, None])
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _words(layout: Layout) -> Ints:
+    """A layout's changes, [layers, sites, CHANGE_WORDS], with places instead of addresses; -1: nowhere."""
+    out = np.full((len(layout.layers), len(LOW_RANK), ops.CHANGE_WORDS), -1, np.int64)
+    out[..., ops.RANK :] = 0
+    for i, places in enumerate(layout.layers):
+        for site, p in places.items():
+            if isinstance(p, LowRankPlace):
+                where = p.down, p.up, p.down_bias, p.up_bias
+                out[i, _INDEX[site]] = *where, p.rank, p.activation
+    return out

@@ -1,0 +1,34 @@
+"""modules.cu compiled for a CUDA device, through cupy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from hmi_kernels.cupy_device import NoDevice, foreign_stream, import_cupy
+
+SOURCE: Final = Path(__file__).with_name("modules.cu")
+KERNELS: Final = ("module_down", "module_up")
+OPTIONS: Final = ("--std=c++17",)
+THREADS: Final = 128
+
+__all__ = ["KERNELS", "OPTIONS", "SOURCE", "CupyLauncher", "NoDevice"]
+
+
+class CupyLauncher:
+    """An `ops.Launcher` on a GPU. Compiles at once. Raises NoDevice."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._cupy = cupy = import_cupy()
+        self._index = index
+        module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
+        with cupy.cuda.Device(index):
+            self._kernels: dict[str, Any] = {name: module.get_function(name) for name in KERNELS}
+
+    def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
+        cuda = self._cupy.cuda
+        with cuda.Device(self._index):
+            with cuda.get_current_stream() if stream is None else foreign_stream(cuda, stream):
+                self._kernels[kernel]((blocks,), (THREADS,), tuple(np.int64(a) for a in arguments))

@@ -1,0 +1,82 @@
+"""Launches modules.cu on a `Launcher`: that of device.py or, in the tests, one that runs it on the CPU.
+
+Takes addresses and sizes only; `hmi.execution.cuda` owns the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+BFLOAT, HALF, FLOAT = 0, 1, 2
+"""The kinds of numbers, as in modules.cu."""
+ROWS: Final = 16
+COLS: Final = 32
+"""The rows and columns of a block, as in modules.cu."""
+CHANGE_WORDS: Final = 6
+PIECE_WORDS: Final = 3
+"""The sizes of the structs of modules.cu, in fields of 8 bytes."""
+DOWN, UP, DOWN_BIAS, UP_BIAS, RANK, ACTIVATION = range(CHANGE_WORDS)
+"""The fields of a change."""
+
+
+class Launcher(Protocol):
+    """The compiled kernels on a device."""
+
+    def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
+        """Start `module_down` or `module_up` on a stream's raw handle, without waiting for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows in device memory."""
+
+    address: int
+    kind: int
+    stride: int
+    """Numbers from one row to the next."""
+    columns: int
+
+
+def pieces_of(segments: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Cut segments [begin, end) of rows into pieces for one block each: [pieces, PIECE_WORDS]."""
+    pieces = [
+        (i, row, min(row + ROWS, end))
+        for i, (begin, end) in enumerate(segments)
+        for row in range(begin, end, ROWS)
+    ]
+    return np.array(pieces, np.int64).reshape(-1, PIECE_WORDS)
+
+
+def add(
+    launcher: Launcher,
+    changes: int,
+    pieces: tuple[int, int],
+    x: Matrix,
+    y: Matrix,
+    weights: int,
+    scratch: tuple[int, int],
+    stream: int | None = None,
+) -> None:
+    """y += each segment's change of x. Enqueues two kernels and does not wait.
+
+    changes: the address of a `Change` for each segment. pieces: address and number. weights: the kind of all
+    weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest rank of any
+    change. y is bfloat16 or float, and no row is in two pieces.
+    """
+    assert y.kind != HALF
+    h, ranks = scratch
+    at, count = pieces
+    if not count or not ranks:
+        return
+    chunks = -(-ranks // COLS)
+    down = changes, at, chunks, x.address, x.kind, x.stride, x.columns, weights, h, ranks
+    launcher.launch("module_down", count * chunks, down, stream)
+    chunks = -(-y.columns // COLS)
+    up = changes, at, chunks, h, ranks, y.columns, weights, y.address, y.kind, y.stride
+    launcher.launch("module_up", count * chunks, up, stream)
