@@ -17,7 +17,7 @@ from hmi.execution.cuda.upload import Ints, Upload
 from hmi.modulespec import SITES
 
 KINDS = {torch.bfloat16: ops.BFLOAT, torch.float16: ops.HALF, torch.float32: ops.FLOAT}
-LOW_RANK = [site for part, sites in SITES.items() if part != "ln" for site in sites]
+LOW_RANK: list[str] = [site for part, sites in SITES.items() if part != "ln" for site in sites]
 _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
 
