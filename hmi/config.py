@@ -14,6 +14,7 @@ from hmi.sizes import FORMS, parse_bytes
 MIB = 1 << 20
 PREFIX = "HMI_"
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
+DEVICES = ("auto", "cpu", "cuda")
 _MIN: dict[str, int] = {
     "port": 0,
     "job_workers": 0,
@@ -52,6 +53,12 @@ class Settings:
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""
+    device: str = "auto"
+    """Where the upper layers run: `cpu`; `cuda`, a CUDA device; or `auto`, a CUDA device if torch finds one
+    and it agrees with the CPU. With a device, set `streams` to 2: one batch is then retrieved while another
+    is computed."""
+    device_bytes: int = 1024 * MIB
+    """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. If another tenant sent a request in the last second and has nothing waiting, a
@@ -114,6 +121,8 @@ class Settings:
             raise InvalidInput(
                 f"precision = {self.precision!r} is unknown: use auto, fp32, bf16 or int8", field="precision"
             )
+        if self.device not in DEVICES:
+            raise InvalidInput(f"device = {self.device!r} is unknown: use auto, cpu or cuda", field="device")
         for field in fields(self):
             if isinstance(field.default, int):
                 _check_number(field.name, getattr(self, field.name))

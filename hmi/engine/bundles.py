@@ -104,9 +104,12 @@ class Bundles:
         adapters: AdapterStore,
         lowers: AdapterStore,
         precision: str = "auto",
+        device: str = "cpu",
+        device_bytes: int = 0,
     ) -> None:
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
+        self._device, self._device_bytes = device, device_bytes
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
@@ -159,7 +162,9 @@ class Bundles:
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         root = load_root(self._folder(version))
-        return Upper(root, executor_for(root, self._precision, Profiles(self._layout)))
+        profiles, device, size = Profiles(self._layout), self._device, self._device_bytes
+        executor = executor_for(root, self._precision, profiles, device=device, device_bytes=size)
+        return Upper(root, executor)
 
     def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:

@@ -19,7 +19,7 @@ from hmi.engine.interleaving import Host
 from hmi.engine.item import Item, Piece, Times
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
-from hmi.execution import Hook, Rows, no_pause
+from hmi.execution import Hook, Rows, no_pause, trace
 from hmi.stages import Batch, Plan, Stage
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
@@ -62,7 +62,9 @@ class Runner:
     def run(self, held: Held, plan: Plan, as_host: Host | None) -> Ran:
         """Run a batch. `as_host` runs other batches between its layers; None if it takes none."""
         times, cpu = Times(time.monotonic()), time.thread_time()
-        batch = retrieve(held.pieces)
+        _prefetch(held, plan)
+        with trace.span("retrieve"):
+            batch = retrieve(held.pieces)
         times.retrieve_s = time.monotonic() - times.begun
         answers: list[tuple[Item, TextResult]] = []
         failed = [*held.failed, *batch.failed]
@@ -105,7 +107,8 @@ class Runner:
         inside = set(range(len(batch.pieces)))
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
             inside.difference_update(left.texts)
-            outputs = outputs_of(left, batch.pieces, parts)
+            with trace.span("heads"):
+                outputs = outputs_of(left, batch.pieces, parts)
             _computed(times, as_host)
             for text, output in zip(left.texts, outputs, strict=True):
                 piece, hits = batch.pieces[text], batch.hits[text]
@@ -127,6 +130,13 @@ class Runner:
         return [
             hook for name, setting in plan.on.items() for hook in self._stages[name].hooks(setting, about)
         ]
+
+
+def _prefetch(held: Held, plan: Plan) -> None:
+    """Start copying the batch's modules to the device, if there is one, while its rows are retrieved."""
+    if held.pieces and not plan.candidate.key.exact:
+        modules = [held.parts[p.bundle.version.artefact].module for p in held.pieces]
+        held.pieces[0].bundle.executor.prefetch(modules)
 
 
 def _computed(times: Times, as_host: Host | None) -> None:

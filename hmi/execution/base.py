@@ -61,6 +61,10 @@ class Executor(Protocol):
         """Return uninitialised fp32 [tokens, dim] for retrieval to fill, in memory that suits the device."""
         ...
 
+    def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
+        """Start copying the modules of a coming batch to the device. Does not wait; a no-op on a CPU."""
+        ...
+
     def run(
         self,
         key: BatchKey,

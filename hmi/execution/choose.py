@@ -72,7 +72,10 @@ class Chosen:
         return self._for(key).fits(key)
 
     def space(self, tokens: int) -> Tensor:
-        return self._reference.space(tokens)
+        return self._best.space(tokens)  # in host memory, which every executor accepts
+
+    def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
+        self._best.prefetch(modules)
 
     def run(
         self,
@@ -100,7 +103,13 @@ def check_precision(wanted: str) -> None:
 
 
 def executor_for(
-    root: Root, wanted: str = "auto", profiles: Profiles | None = None, *, wait: bool = False
+    root: Root,
+    wanted: str = "auto",
+    profiles: Profiles | None = None,
+    *,
+    wait: bool = False,
+    device: str = "cpu",
+    device_bytes: int = 0,
 ) -> Chosen:
     """Return an executor that owns the root's upper layers. Prepares the layers in place.
 
@@ -108,8 +117,15 @@ def executor_for(
     executor alone is built, and runs from the first batch on if its kernels were compiled before. Otherwise a
     thread does what is missing while the reference runs: it compiles the kernels, which takes some ten
     seconds, builds all executors and measures them, which takes a second or two, and keeps the times. Tests
-    and benchmarks `wait` for it.
+    and benchmarks `wait` for it. `device` is the setting: on a CUDA device, its executor runs all but exact
+    requests, and nothing else is built.
     """
+    there = _on_device(root, wanted, device, device_bytes)
+    if there is not None:
+        pack_upper(root.upper)
+        chosen = Chosen(PackedExecutor(root.upper, root.info.shape))
+        chosen.take(*there, ())
+        return chosen
     upper = _Upper(root)
     chosen = Chosen(upper.reference)
     if not upper.fits:
@@ -128,6 +144,15 @@ def executor_for(
     if wait:
         work.join()
     return chosen
+
+
+def _on_device(root: Root, wanted: str, device: str, device_bytes: int) -> tuple[Executor, str] | None:
+    """The executor on a CUDA device, and its name; None: there is none."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    from hmi.execution.cuda.choose import cuda_executor
+
+    return cuda_executor(root, wanted, device, device_bytes)
 
 
 def _silent(step: str, done: int, of: int) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hmi.execution import trace
 from hmi.execution.base import Hook, Pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 
@@ -46,7 +47,8 @@ def through(
                 return
             step.begin(rows)
         first_only = i == layers - 1 and key.reads == "cls"
-        below, x = rows.x, step.layer(i, rows, first_only)
+        with trace.span("layer"):
+            below, x = rows.x, step.layer(i, rows, first_only)
         if not first_only:
             rows = Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
     offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])

@@ -42,6 +42,9 @@ class FusedExecutor:
     def space(self, tokens: int) -> Tensor:
         return torch.empty(tokens, self._dim)
 
+    def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
+        """Modules run where they are."""
+
     def run(
         self,
         key: BatchKey,

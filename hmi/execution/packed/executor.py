@@ -57,6 +57,9 @@ class PackedExecutor:
     def space(self, tokens: int) -> Tensor:
         return torch.empty(tokens, self._dim)
 
+    def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
+        """Modules run where they are."""
+
     def run(
         self,
         key: BatchKey,

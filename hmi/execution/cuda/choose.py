@@ -1,0 +1,153 @@
+"""The choice of the device's executor: taken only if it agrees with the reference here and now."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from hmi_kernels.modules import ops
+from hmi_kernels.modules.device import CupyLauncher, NoDevice
+from torch import Tensor, nn
+
+from hmi.core import ModuleSpec
+from hmi.errors import InvalidInput
+from hmi.execution.batch import BatchKey, Rows, offsets_of
+from hmi.execution.cuda.changes import WayName
+from hmi.execution.cuda.device import Device
+from hmi.execution.cuda.executor import SLOT_BYTES, CudaExecutor
+from hmi.execution.cuda.torch_device import CudaDevice
+from hmi.execution.cuda.ways import Ways
+from hmi.execution.packed import PackedExecutor
+from hmi.model.modules import TenantModule, new_module
+from hmi.model.root import Root
+from hmi.model.shape import EncoderShape
+
+log = logging.getLogger("hmi.execution")
+LENGTHS = (9, 40, 17, 64, 3, 25, 31, 12) * 2
+"""The texts of the measured batch, a tenant each."""
+MIN_COSINE = 0.999
+"""An executor is rejected if a row has a smaller cosine to the same row of the reference."""
+ROUNDS = 5
+"""Timed runs of each way. The fastest counts."""
+
+
+def check_device(wanted: str) -> None:
+    """Raise InvalidInput if the setting `device` asks for a device that torch does not find."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(
+            "device = 'cuda': torch finds no CUDA device; check the driver with nvidia-smi and that torch "
+            "is a build for CUDA, or use auto",
+            field="device",
+        )
+
+
+def cuda_executor(
+    root: Root, precision: str, device: str, slot_bytes: int = SLOT_BYTES
+) -> tuple[CudaExecutor, str] | None:
+    """Return an executor of a root's upper layers, as they were trained, and its name; None: run on the CPU.
+
+    device, precision: the settings. What is wrong on this device is logged, and the CPU goes on.
+    """
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    chosen = precision_on_device(precision, torch.cuda.is_bf16_supported())
+    if chosen is None:
+        log.warning("root %s runs on the CPU: the device does not run %s", root.info.name, precision)
+        return None
+    try:
+        found = sound_executor(
+            root.upper, root.info.shape, chosen, CudaDevice(), slot_bytes, _launcher(root.info.name)
+        )
+    except Exception:
+        log.exception("root %s runs on the CPU: the device could not be used", root.info.name)
+        return None
+    log.info("root %s runs on the device in %s, modules by %s", root.info.name, chosen, found.ways.name)
+    return found, f"cuda {chosen}"
+
+
+def precision_on_device(wanted: str, bf16: bool) -> str | None:
+    """The precision that a device runs under the setting; None: none."""
+    if wanted == "auto":
+        return "bf16" if bf16 else "fp32"
+    return wanted if wanted == "fp32" or (wanted == "bf16" and bf16) else None
+
+
+def sound_executor(
+    upper: nn.ModuleList,
+    shape: EncoderShape,
+    precision: str,
+    device: Device,
+    slot_bytes: int,
+    launcher: ops.Launcher | None,
+) -> CudaExecutor:
+    """Build an executor with the fastest way of computing modules here that agrees with the reference.
+
+    Raises RuntimeError if none does.
+    """
+    ours = CudaExecutor(upper, shape, precision, device, slot_bytes=slot_bytes)
+    modules, rows = _tenants(shape, len(upper)), _rows(shape)
+    wanted = _answer(PackedExecutor(upper, shape), rows, modules)
+    names: list[WayName] = ["loop", "groups"]
+    if launcher is not None:
+        names.append("kernel")
+    times: dict[WayName, float] = {}
+    for name in names:
+        ours.ways = Ways(name, launcher)
+        try:
+            close = float(torch.cosine_similarity(_answer(ours, rows, modules), wanted).min())
+        except Exception:
+            log.exception("modules by %s fail on this device", name)
+            continue
+        if close >= MIN_COSINE:  # not if it is NaN
+            times[name] = min(_seconds(lambda: _answer(ours, rows, modules)) for _ in range(ROUNDS))
+        else:
+            log.error("modules by %s are wrong on this device: a row has the cosine %s", name, close)
+    if not times:
+        raise RuntimeError("no way of computing modules agrees with the reference on this device")
+    ours.ways = Ways(min(times, key=lambda name: times[name]), launcher)
+    log.debug("modules: %s", ", ".join(f"{name} {1e3 * t:.2f} ms" for name, t in times.items()))
+    return ours
+
+
+def _launcher(root: str) -> ops.Launcher | None:
+    try:
+        return CupyLauncher()
+    except NoDevice as error:
+        log.info("root %s runs without the kernels of modules: %s", root, error)
+        return None
+
+
+def _rows(shape: EncoderShape) -> Rows:
+    lengths = [min(n, shape.positions) for n in LENGTHS]
+    g = torch.Generator().manual_seed(0)
+    return Rows.packed(torch.randn(sum(lengths), shape.dim, generator=g), offsets_of(lengths))
+
+
+def _tenants(shape: EncoderShape, depth: int) -> list[TenantModule]:
+    """LoRAs of two ranks with random weights, which do change the result."""
+    g, made = torch.Generator().manual_seed(1), []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for i in range(len(LENGTHS)):
+            module = new_module(ModuleSpec(kind="lora", rank=8 if i % 4 else 12), shape, depth)
+            for name, p in module.named_parameters():
+                if name.endswith(".up"):
+                    p.data.copy_(torch.randn(p.shape, generator=g) * 0.02)
+            made.append(module.eval().requires_grad_(False))
+    return made
+
+
+@torch.inference_mode()
+def _answer(
+    executor: CudaExecutor | PackedExecutor, rows: Rows, modules: Sequence[TenantModule | None]
+) -> Tensor:
+    key = BatchKey(("", ""), "rows", exact=False)
+    return torch.cat([left.last for left in executor.run(key, rows, modules)])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
