@@ -58,7 +58,7 @@ def cuda_executor(
         return None
     try:
         found = sound_executor(
-            root.upper, root.info.shape, chosen, CudaDevice(), slot_bytes, _launcher(root.info.name)
+            root.upper, root.info.shape, chosen, CudaDevice(), slot_bytes, kernels_for(root.info.name)
         )
     except Exception:
         log.exception("root %s runs on the CPU: the device could not be used", root.info.name)
@@ -111,7 +111,8 @@ def sound_executor(
     return ours
 
 
-def _launcher(root: str) -> ops.Launcher | None:
+def kernels_for(root: str) -> ops.Launcher | None:
+    """The compiled kernels of modules; None, logged, if cupy is not installed."""
     try:
         return CupyLauncher()
     except NoDevice as error:

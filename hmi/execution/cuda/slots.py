@@ -102,6 +102,10 @@ class Slots:
             self._forget_coming(frozenset(distinct))
             return [self._entries[id(m)] for m in modules]
 
+    def settled(self) -> None:
+        """Wait on the host for all copies so far: what a pipeline without layer-wise copies does."""
+        self._copies.record().wait()
+
     def release(self, entries: Iterable[Entry], read: Event) -> None:
         """Let go of what `acquire` returned; the device reads it until `read`."""
         with self._changed:
