@@ -106,7 +106,7 @@ def test_modules_arrive_layer_by_layer(tenants: list[TenantModule]) -> None:
     ours.prefetch(tenants[:3])
     run_rows(ours, *packed((2, 3, 4), BERT.dim), tenants[:3])
     copied = [name for stream, _, name in twin.ran if stream == "copies"]
-    assert copied == [f"module layer {i}" for i in range(DEPTH) for _ in range(3)]
+    assert copied == [f"module layer {i + 1}" for i in range(DEPTH) for _ in range(3)]
 
 
 def test_a_layer_runs_while_the_next_ones_modules_are_still_copied(tenants: list[TenantModule]) -> None:
@@ -116,7 +116,7 @@ def test_a_layer_runs_while_the_next_ones_modules_are_still_copied(tenants: list
         twin = Twin(seed)
         run_rows(executor(twin), *packed((2, 3), BERT.dim), tenants[:2])
         names = [name for _, _, name in twin.ran]
-        overlapped |= names.index("layer 1") < names.index(f"module layer {DEPTH - 1}")
+        overlapped |= names.index("layer 1") < names.index(f"module layer {DEPTH}")
     assert overlapped
 
 
@@ -153,6 +153,24 @@ def test_threads_share_an_executor_under_churn(device: str, tenants: list[Tenant
         thread.join()
     assert wrong == []
     check(ours.slots)
+
+
+@pytest.mark.gpu
+def test_no_operation_waits_for_the_device(tenants: list[TenantModule]) -> None:
+    """torch raises at any operation that would make the host wait, other than the events of `Event.wait`."""
+    ours, (x, offsets) = executor(device_of("gpu"), slots=2), packed((5, 9, 9), BERT.dim)
+    pinned = ours.space(len(x))
+    pinned.copy_(x)
+    for modules in ([*tenants[:2], None], [*tenants[2:4], None]):
+        packed_modules = [None if m is None else ours._packed(m) for m in modules]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ours.prefetch(modules)
+            started = ours.start(KEY, Rows.packed(pinned, offsets), packed_modules)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for _, there in started:
+            there.wait()
 
 
 def check(slots: Slots) -> None:

@@ -53,7 +53,7 @@ class CudaExecutor:
         ways: Ways | None = None,
     ) -> None:
         dtype = DTYPES[precision]
-        self.precision, self._dtype, self._shape, self.device = precision, dtype, shape, device
+        self.precision, self.dtype, self._shape, self.device = precision, dtype, shape, device
         with torch.inference_mode():
             self._layers = [DeviceLayer(layer, shape, dtype, device) for layer in upper]
         size = lora_size(SLOT_RANK, len(upper), shape)
@@ -163,7 +163,7 @@ class CudaExecutor:
         with self._lock:
             found = self._modules.get(module)
         if found is None:
-            made = pack(module, len(self._layers), self._shape, self._dtype, self.device)
+            made = pack(module, len(self._layers), self._shape, self.dtype, self.device)
             with self._lock:
                 found = self._modules.setdefault(module, made)
             if found is made:

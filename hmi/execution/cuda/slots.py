@@ -49,7 +49,8 @@ class Slots:
 
     def __init__(self, device: Device, count: int, size: int, dtype: torch.dtype) -> None:
         self.count, self.size = count, size
-        self.memory = device.empty((count * size,), dtype)
+        with torch.inference_mode(False):  # other threads write to it outside of that mode
+            self.memory = device.empty((count * size,), dtype)
         self._copies = device.stream("copies")
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         """By the id of the packed module, the least recently used first."""
@@ -205,7 +206,9 @@ class Slots:
             for packed, entry in placed:
                 begin, end = packed.layout.spans[layer]
                 if end > begin:
-                    self._copies.copy(packed.data[begin:end], entry.data[begin:end], f"module layer {layer}")
+                    self._copies.copy(
+                        packed.data[begin:end], entry.data[begin:end], f"module layer {layer + 1}"
+                    )
                     self.copied_bytes += (end - begin) * packed.data.element_size()
             arrived = self._copies.record()
             for _, entry in placed:

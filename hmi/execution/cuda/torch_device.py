@@ -66,7 +66,8 @@ class _Stream:
         self.torch.wait_event(event.torch)
 
     def copy(self, source: Tensor, to: Tensor, name: str) -> None:
-        # torch's allocator of pinned memory keeps `source` until the copy has run, whoever drops it.
+        # torch's allocators keep both until the copy has run, whoever drops them: pinned memory by itself.
+        (to if to.is_cuda else source).record_stream(self.torch)
         with torch.cuda.stream(self.torch), self._timed(name):
             to.copy_(source, non_blocking=True)
 
