@@ -52,7 +52,7 @@ def cuda_executor(
     """
     if device == "cpu" or not torch.cuda.is_available():
         return None
-    chosen = precision_on_device(precision, torch.cuda.is_bf16_supported())
+    chosen = precision_on_device(precision, torch.cuda.is_bf16_supported(including_emulation=False))
     if chosen is None:
         log.warning("root %s runs on the CPU: the device does not run %s", root.info.name, precision)
         return None

@@ -114,14 +114,16 @@ class CudaExecutor:
 
     def _parts(self, rows: Rows, packed: Sequence[Packed | None]) -> Iterator[Rows]:
         """Cut a batch whose modules need more than all slots into several."""
-        starts, held = [0], list[Packed]()
+        starts, held, taken = [0], set[int](), 0
         for i, module in enumerate(packed):
-            if module is None or module in held:
+            if module is None or id(module) in held:
                 continue
-            if held and self.slots.needed([*held, module]) > self.slots.count:
+            needed = self.slots.needed([module])
+            if held and taken + needed > self.slots.count:
                 starts.append(i)
-                held = []
-            held.append(module)
+                held, taken = set(), 0
+            held.add(id(module))
+            taken += needed
         if len(starts) == 1:
             yield rows
             return
