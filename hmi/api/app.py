@@ -52,11 +52,12 @@ def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
     from hmi.engine import Engine
     from hmi.engine.bundles import Bundles
     from hmi.execution.choose import check_precision
-    from hmi.execution.cuda.choose import check_device
+    from hmi.execution.cuda.choose import check_device, on_device
 
     settings = manager.settings
-    check_precision(settings.precision)
     check_device(settings.device)
+    if settings.precision == "int8" or not on_device(settings.device):
+        check_precision(settings.precision)
     stores = manager.registry, manager.plots, manager.adapters, manager.lowers
     bundles = Bundles(settings.data, *stores, settings.precision, settings.device, settings.device_bytes)
     metrics.watch_executors(bundles.executors)

@@ -28,16 +28,15 @@ CLOSE = {"atol": 2e-5, "rtol": 0}
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [BERT, MPNET], ids=["bert", "mpnet"])
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_fp32_equals_packed_torch(device: str, shape: EncoderShape, way: str, kind: Kind) -> None:
-    layers, (x, offsets) = upper(shape), packed(LENGTHS, shape.dim)
-    modules = mixed(shape, kind)
-    ours = executor(device_of(device, seed=len(kind)), shape, way=way)
-    reference = PackedExecutor(layers, shape)
-    for run in (run_rows, first):
-        wanted = run(reference, x, offsets, modules)
-        torch.testing.assert_close(run(ours, x, offsets, modules), wanted, **CLOSE)
+def test_fp32_equals_packed_torch(device: str, shape: EncoderShape, kind: Kind) -> None:
+    layers, (x, offsets) = upper(shape), packed((5, 40, 1, 70, 14, 7, 64, 90), shape.dim)
+    modules, reference = mixed(shape, kind), PackedExecutor(layers, shape)
+    wanted = [run(reference, x, offsets, modules) for run in (run_rows, first)]
+    for way in WAYS:
+        ours = executor(device_of(device, seed=len(kind + way)), shape, way=way, layers=layers)
+        for run, answer in zip((run_rows, first), wanted, strict=True):
+            torch.testing.assert_close(run(ours, x, offsets, modules), answer, **CLOSE)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -114,6 +113,16 @@ def test_hooks_do_what_they_do_elsewhere(tiny_root: Root, reads: str, hook: Any)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine.last, theirs.last, **CLOSE)
         torch.testing.assert_close(mine.before, theirs.before, **CLOSE)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modules_may_rest_in_half_precision(device: str) -> None:
+    (x, offsets), at_rest = packed((5, 9), BERT.dim), module(BERT, "houlsby+ln", 8).half()
+    read = copy.deepcopy(at_rest).float()
+    wanted = run_rows(PackedExecutor(upper(BERT), BERT), x, offsets, [read, None])
+    torch.testing.assert_close(
+        run_rows(executor(device_of(device)), x, offsets, [at_rest, None]), wanted, **CLOSE
+    )
 
 
 def test_what_does_not_fit_is_refused() -> None:
