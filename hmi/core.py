@@ -125,6 +125,8 @@ class KeyRecord(Record):
 class TenantRecord(Record):
     tenant: str
     created: str
+    weight: float = 1.0
+    """Its share of compute beside other tenants that wait: twice the weight, twice the time."""
 
 
 class TaskRules(Record):

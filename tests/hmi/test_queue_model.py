@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
-from hmi.engine.item import Item, Piece
+from hmi.engine.item import Item, Piece, work_in
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
-from hmi.errors import DeadlineExceeded, Unavailable
+from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 from hmi.model.batching import Encoded
 
 TENANTS = ("a", "b", "c", "d")
@@ -40,7 +40,7 @@ class Told:
 
 
 def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = None) -> Item:
-    version = SimpleNamespace(root="r", root_version="1")
+    version = SimpleNamespace(root="r", root_version="1", artefact=f"of {tenant}")
     bundle = SimpleNamespace(
         version=version,
         task=SimpleNamespace(reads=reads),
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         before = self.queue.tokens
         try:
             self.queue.put(items)
-        except Unavailable:
+        except (QuotaExceeded, Unavailable):
             assert self.queue.tokens == before, "all or none"
             assert before, "one call is let in, however large"
             return
@@ -104,9 +104,7 @@ class Machine(RuleBasedStateMachine):
         self.check(pieces, first.key)
         if len(pieces) > 1:
             assert sum(len(p.window) for p in pieces) <= tokens
-            assert pace.seconds(first.key, BATCH_WORK + share * sum(p.work for p in pieces)) <= seconds * (
-                1 + 1e-9
-            )
+            assert pace.seconds(first.key, BATCH_WORK + share * work_in(pieces)) <= seconds * (1 + 1e-9)
 
     @precondition(lambda self: self.queue.interleavable())
     @rule(work=st.floats(20, 100))
@@ -115,9 +113,7 @@ class Machine(RuleBasedStateMachine):
         seconds = pace.seconds(candidate.key, work)
         pieces = self.queue.cut(candidate, BatchLimits(seconds, 100, interleaved=True))
         self.check(pieces, candidate.key)
-        assert not pieces or pace.seconds(
-            candidate.key, BATCH_WORK + sum(p.work for p in pieces)
-        ) <= seconds * (1 + 1e-9)
+        assert not pieces or pace.seconds(candidate.key, BATCH_WORK + work_in(pieces)) <= seconds * (1 + 1e-9)
 
     def check(self, pieces: list[Piece], key: object) -> None:
         for piece in pieces:
