@@ -122,6 +122,10 @@ class KeyRecord(Record):
     created: str
 
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""The range of a tenant's weight."""
+
+
 class TenantRecord(Record):
     tenant: str
     created: str

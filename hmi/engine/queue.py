@@ -46,8 +46,8 @@ class BatchQueue:
     Within a batch, the tenant that has received least for its weight goes first; the others follow in that
     order, one window at a time. Once the first has nothing more waiting, or a tenant may have no more of
     this batch, only tenants that have received no more than it may join. So a loud tenant does not fill up a
-    quiet one's batch. While a tenant that sent something lately has nothing waiting, every other tenant gets a
-    small part of a batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch.
+    quiet one's batch. While a tenant that sent something lately has nothing waiting, every other tenant gets
+    a small part of a batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch.
     Otherwise batches are as long as the limits allow.
 
     A tenant's own texts go in the order of `hmi.engine.backlog.place_of`.
