@@ -181,11 +181,13 @@ class Engine:
         """Plan, cut and run batches, forever."""
         while True:
             await self._queue.wait()
-            batch = self._cut(self._queue.candidates(), self._settings.batch_ms / 1e3)
+            turn_s = self._settings.batch_ms / 1e3
+            batch = self._cut(self._queue.candidates(), turn_s)
             if not batch.pieces:
                 continue
             alone = len({piece.item.tenant for piece in batch.pieces}) == 1
-            with self._hosts.running(self._expected_s(batch) if alone else 0.0) as host:
+            # A host is delayed by at most its own time, or one turn if that is longer.
+            with self._hosts.running(max(self._expected_s(batch), turn_s) if alone else 0.0) as host:
                 await self._serve(batch, as_host=host)
 
     def _cut(self, candidates: Sequence[Candidate], seconds: float, *, interleaved: bool = False) -> Cut:
