@@ -18,7 +18,7 @@ from hmi.engine import Engine
 from hmi.engine.weights import Weights
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
-from tests.hmi.api_world import World, hmi, made_folder, running, tenant
+from tests.hmi.api_world import World, hmi, running, tenant
 from tests.waiting import until
 
 
@@ -93,10 +93,9 @@ async def test_only_an_administrator_sets_a_weight(tmp_path: Path) -> None:
 
 
 async def test_a_full_queue_is_429_for_the_tenant_that_fills_it_and_503_for_others(
-    tmp_path: Path, tiny_source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = await asyncio.to_thread(made_folder, tmp_path, tiny_source, capsys)
-    async with running(data, queue_tokens=64, batch_ms=1, job_workers=0) as world:
+    async with running(folder, queue_tokens=64, batch_ms=1, job_workers=0) as world:
         engine = world.services.engine
         assert isinstance(engine, Engine)
         queue = engine._queue
@@ -123,10 +122,9 @@ async def test_a_full_queue_is_429_for_the_tenant_that_fills_it_and_503_for_othe
 
 
 async def test_a_longest_wait_refuses_calls_and_a_drain_answers_those_accepted(
-    tmp_path: Path, tiny_source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = await asyncio.to_thread(made_folder, tmp_path, tiny_source, capsys)
-    async with running(data, queue_s=1, batch_ms=1, job_workers=0) as world:
+    async with running(folder, queue_s=1, batch_ms=1, job_workers=0) as world:
         engine = world.services.engine
         assert isinstance(engine, Engine)
         with held(engine, monkeypatch) as begun:
