@@ -27,7 +27,7 @@ from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 
-TURN_S = 0.001
+TURN_S = 0.003
 """Length of a turn, in seconds. A turn ends with the first text that ends after this time."""
 REST_RATIO = 3
 """While other tenants have sent something lately, a tenant rests this many times as long as its turn took.
