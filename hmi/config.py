@@ -66,7 +66,10 @@ class Settings:
     max_batch_tokens: int = 2048
     """The most tokens in one batch. Larger batches are slightly faster overall, but others wait longer."""
     queue_tokens: int = 65536
-    """If more tokens than this are waiting, new requests get `unavailable`."""
+    """If more tokens than this are waiting, new requests get `unavailable`. A tenant may fill a quarter of
+    it, and gets `quota_exceeded` beyond that."""
+    queue_s: int = 30
+    """The same limit as a time: the most seconds of work that may be waiting, by the engine's prediction."""
     pool_bytes: int = 256 * MIB
     """Memory for the modules of recently used models. Other modules are read from the disk when needed."""
     max_text_bytes: int = 100_000

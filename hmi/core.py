@@ -122,9 +122,15 @@ class KeyRecord(Record):
     created: str
 
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""The range of a tenant's weight."""
+
+
 class TenantRecord(Record):
     tenant: str
     created: str
+    weight: float = 1.0
+    """Its share of compute beside other tenants that wait: twice the weight, twice the time."""
 
 
 class TaskRules(Record):

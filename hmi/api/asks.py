@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hmi.core import ModelId
 from hmi.engine import TextResult
-from hmi.engine.request import Provenance
+from hmi.engine.request import Priority, Provenance
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -48,6 +48,8 @@ class Ask:
     """Return the answer's provenance."""
     deadline_ms: float | None = None
     """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
+    priority: Priority = "normal"
+    """Its order among the tenant's own waiting texts."""
 
 
 @dataclass(frozen=True)

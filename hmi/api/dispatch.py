@@ -199,7 +199,7 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     route = request.get(ROUTE)  # None if no route has the path
     dialect = NATIVE if route is None else route.dialect
     body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
-    return body, status, {**headers_of(status), **headers}
+    return body, status, {**headers_of(status, ours.details), **headers}
 
 
 def _as_hmi_error(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:

@@ -4,7 +4,7 @@ bodies."""
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -38,7 +38,7 @@ STATUS: dict[str, int] = {
 }
 """The status of each kind of error."""
 RETRY_AFTER_S = {429: 5, 503: 2}
-"""Seconds in the header Retry-After, by status."""
+"""Seconds in the header Retry-After, by status, where the error does not know better."""
 MAX_PROBLEMS = 10_000
 """If a body has more problems than this, the error gives only their number: listing them would take
 seconds."""
@@ -74,11 +74,14 @@ def status_of(error: HmiError) -> int:
     return STATUS.get(error.kind, 500)
 
 
-def headers_of(status: int) -> dict[str, str]:
-    """The headers that belong to a status: Retry-After, WWW-Authenticate."""
+def headers_of(status: int, details: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The headers that belong to a status: Retry-After, WWW-Authenticate.
+
+    An error's details may say in `retry_after_s` when to try again.
+    """
     headers = {}
     if status in RETRY_AFTER_S:
-        headers["Retry-After"] = str(RETRY_AFTER_S[status])
+        headers["Retry-After"] = str((details or {}).get("retry_after_s", RETRY_AFTER_S[status]))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -89,6 +89,7 @@ class Inference:
                 scores=ask.scores,
                 provenance=ask.provenance,
                 deadline=deadline,
+                priority=ask.priority,
                 ask=number,
                 place=given.place,
                 model_place=ask.model_place,

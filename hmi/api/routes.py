@@ -15,6 +15,7 @@ from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
+    ChangeTenant,
     CreateDomain,
     CreateKey,
     CreateModel,
@@ -33,6 +34,7 @@ from hmi.api.schemas_manage import (
     TenantCreated,
     TenantDeleted,
     TenantList,
+    TenantView,
     UpdateDomain,
     UpdateModel,
     UsageView,
@@ -189,6 +191,15 @@ TENANTS = (
         creates=True,
         again=tenants.create_tenant_again,
         kinds=("conflict",),
+    ),
+    Route(
+        "PATCH",
+        TENANT,
+        tenants.change_tenant,
+        "Change a tenant's weight.",
+        TenantView,
+        "admin",
+        body=ChangeTenant,
     ),
     Route(
         "DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
-from hmi.core import ModelVersion, Scope, Task
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, ModelVersion, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
+
+WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
+Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description=WEIGHT)]
 
 
 class PathRef(Request):
@@ -61,6 +64,13 @@ class RollbackDomain(Request):
 
 class CreateTenant(Request):
     tenant: Name
+    weight: Weight = 1.0
+
+
+class ChangeTenant(Request):
+    """Changes to a tenant. A field that is left out is not changed."""
+
+    weight: Weight | None = None
 
 
 class CreateKey(Request):
@@ -164,6 +174,7 @@ class RootList(Answer):
 class TenantView(Answer):
     tenant: str
     created: str
+    weight: float = Field(description=WEIGHT)
 
 
 class TenantList(Answer):

@@ -75,7 +75,7 @@ def execution_view(profile: Profile, precision: str, running: str | None = None)
 
 
 def tenant_view(tenant: TenantRecord) -> TenantView:
-    return TenantView(tenant=tenant.tenant, created=tenant.created)
+    return TenantView(tenant=tenant.tenant, created=tenant.created, weight=tenant.weight)
 
 
 def key_view(key: KeyRecord) -> KeyView:

@@ -24,15 +24,31 @@ def tenant() -> None:
     """Tenants: owners of models and keys."""
 
 
+WEIGHT = "Its share of compute beside other tenants that wait: twice the weight, twice the time."
+
+
 @tenant.command()
 @click.argument("name")
+@click.option("--weight", type=float, default=1.0, show_default=True, help=WEIGHT)
 @as_json
 @pass_session
-def create(session: Session, name: str, as_json: bool) -> None:
+def create(session: Session, name: str, weight: float, as_json: bool) -> None:
     """Create the tenant NAME and print its first key."""
     with session.calls(creates=True) as calls:
-        made = calls.request("POST", "/manage/tenants", {"tenant": name})
+        made = calls.request("POST", "/manage/tenants", {"tenant": name, "weight": weight})
     _print_key(made, as_json)
+
+
+@tenant.command("set")
+@click.argument("name")
+@click.option("--weight", type=float, required=True, help=WEIGHT)
+@as_json
+@pass_session
+def set_(session: Session, name: str, weight: float, as_json: bool) -> None:
+    """Change a tenant's settings. They hold from its next call on."""
+    with session.calls() as calls:
+        found = calls.request("PATCH", f"/manage/tenants/{segment(name)}", {"weight": weight})
+    print_done(found, f"{name}: weight {found['weight']:g}", as_json)
 
 
 @tenant.command("list")
@@ -45,7 +61,7 @@ def list_(session: Session, as_json: bool) -> None:
     if as_json:
         print_json(tenants)
     else:
-        columns = {"tenant": "TENANT", "created": "CREATED"}
+        columns = {"tenant": "TENANT", "weight": "WEIGHT", "created": "CREATED"}
         print_table(tenants, columns, "no tenants yet: 'hmi tenant create NAME' creates one")
 
 

@@ -25,6 +25,10 @@ class Accounts:
         for tenant, count in Counter(tenant for _, tenant in asks).items():
             self._metrics.usage.add(tenant, requests=count)
 
+    def missed(self) -> None:
+        """Count a call that was not answered before its deadline."""
+        self._metrics.deadline_missed()
+
     def ran(self, ran: Ran, plan: Plan) -> None:
         """Count a batch that ran, even if some of its texts failed."""
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
+from hmi.engine.weights import Weights
 from hmi.execution.base import Executor
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
@@ -110,6 +111,7 @@ class Bundles:
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
+        self._weights = Weights(registry)
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
@@ -118,6 +120,10 @@ class Bundles:
     def live(self, model: ModelId) -> ModelVersion:
         """Return the model's version that answers. Raises NotFound, Damaged."""
         return self._registry.model(model).live
+
+    def weight(self, tenant: str) -> float:
+        """The tenant's weight (`Weights`)."""
+        return self._weights.of(tenant)
 
     def upper(self, version: ModelVersion) -> Part[Upper]:
         key = "root", version.root, version.root_version

@@ -75,7 +75,13 @@ class Engine:
         self._planner: Planner = RoundRobin() if planner is None else planner
         self._accounts = Accounts(metrics)
         self._pace = Pace()
-        self._queue = BatchQueue(settings.queue_tokens, self._pace)
+        self._queue = BatchQueue(
+            settings.queue_tokens,
+            self._pace,
+            longest_s=settings.queue_s,
+            streams=settings.streams,
+            weight_of=bundles.weight,
+        )
         pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
         metrics.watch_pool(pool, settings.pool_bytes)
         self._waiting = WaitingTexts()
@@ -130,7 +136,8 @@ class Engine:
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
-        Raises NotFound, InvalidInput (field: the request's `place`), Unavailable, DeadlineExceeded, Damaged.
+        Raises NotFound, InvalidInput (field: the request's `place`), QuotaExceeded (a tenant has too much
+        waiting), Unavailable, DeadlineExceeded, Damaged.
         """
         if not self._accepting:
             raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
@@ -143,7 +150,11 @@ class Engine:
             except TimeoutError as error:
                 if not limit.expired():  # raised by the work itself, such as a disk that timed out
                     raise
+                self._accounts.missed()
                 raise DeadlineExceeded("the deadline passed; the work was dropped") from error
+            except DeadlineExceeded:  # dropped by the queue, before any work
+                self._accounts.missed()
+                raise
         self._accounts.answered(requests)
         return results
 
@@ -164,16 +175,19 @@ class Engine:
             self._waiting.remove(items)
             for sink in sinks:
                 sink.drop()
+            self._queue.drop(items)
 
     async def _stream(self) -> None:
         """Plan, cut and run batches, forever."""
         while True:
             await self._queue.wait()
-            batch = self._cut(self._queue.candidates(), self._settings.batch_ms / 1e3)
+            turn_s = self._settings.batch_ms / 1e3
+            batch = self._cut(self._queue.candidates(), turn_s)
             if not batch.pieces:
                 continue
             alone = len({piece.item.tenant for piece in batch.pieces}) == 1
-            with self._hosts.running(self._expected_s(batch) if alone else 0.0) as host:
+            # A host is delayed by at most its own time, or one turn if that is longer.
+            with self._hosts.running(max(self._expected_s(batch), turn_s) if alone else 0.0) as host:
                 await self._serve(batch, as_host=host)
 
     def _cut(self, candidates: Sequence[Candidate], seconds: float, *, interleaved: bool = False) -> Cut:

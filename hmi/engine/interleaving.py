@@ -14,21 +14,19 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-SHORTER = 2
-"""An interleaved batch takes at most its host's predicted time divided by this."""
 
 
 class Host:
     """A running batch that lets others run between its layers.
 
-    All of them together take at most as long as the host is predicted to take, so its time at most doubles.
+    All of them together take at most `room_s` predicted seconds.
 
     Used on the event loop's thread, except `pause`, `away_s` and `away_cpu_s`: those belong to the compute
     thread.
     """
 
-    def __init__(self, expected_s: float) -> None:
-        self._most_s, self._left_s = expected_s / SHORTER, expected_s
+    def __init__(self, room_s: float) -> None:
+        self._left_s = room_s
         self._waiting: deque[Callable[[], None]] = deque()
         self.occupied = False
         """Whether an interleaved batch has the host's only slot."""
@@ -40,7 +38,7 @@ class Host:
     @property
     def room_s(self) -> float:
         """The most seconds that an interleaved batch may take now."""
-        return 0.0 if self.occupied else min(self._most_s, self._left_s)
+        return 0.0 if self.occupied else self._left_s
 
     def reserve(self, expected_s: float, at_hand: bool) -> None:
         """Reserve time for a batch, and the slot if its modules are at hand.
@@ -99,9 +97,9 @@ class Hosts:
         self._running: list[Host] = []
 
     @contextmanager
-    def running(self, expected_s: float) -> Iterator[Host]:
-        """Register a batch while it runs. With `expected_s` 0 no other batch runs between its layers."""
-        host = Host(expected_s)
+    def running(self, room_s: float) -> Iterator[Host]:
+        """Register a batch while it runs. With `room_s` 0 no other batch runs between its layers."""
+        host = Host(room_s)
         self._running.append(host)
         try:
             yield host

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hmi.engine.bundles import Bundle
-from hmi.engine.pace import work_of
+from hmi.engine.pace import MODULE_WORK, work_of
 from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
@@ -132,7 +132,8 @@ class Piece:
 
 
 def work_in(pieces: Sequence[Piece]) -> float:
-    return sum(piece.work for piece in pieces)
+    """The work of a batch of these windows, without its fixed cost."""
+    return sum(piece.work for piece in pieces) + MODULE_WORK * len(set(artefacts_of(pieces)))
 
 
 def artefacts_of(pieces: Sequence[Piece]) -> list[str]:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-BATCH_WORK = 24.0
+# The three costs below are fitted to the compiled executors: docs/design/0010-queue.md has the figures.
+BATCH_WORK = 38.0
 """The fixed cost of a batch, in tokens."""
+TEXT_WORK = 3.0
+"""The fixed cost of a window: its look-up, its part of the answer."""
+MODULE_WORK = 4.0
+"""The cost of each module in a batch: its own products and its head."""
 FIRST_S = 2e-4
 """Seconds per token, assumed until a batch of the kind has run."""
 DECAY = 0.8
@@ -19,11 +24,11 @@ MAX_OVERRUN = 4.0
 
 
 def work_of(tokens: int, dim: int) -> float:
-    """The work of one window, in units of one token of a very short window.
+    """The work of one window, in units of one token of a very short window, without its module's.
 
     A layer's linear maps take 24 · dim² operations a token, its attention 4 · dim for each pair of tokens.
     """
-    return tokens * (1 + tokens / (6 * dim))
+    return TEXT_WORK + tokens * (1 + tokens / (6 * dim))
 
 
 class Pace:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hmi.engine.backlog import STEP_S, Backlog, Backlogs, left_of
 from hmi.engine.item import Item, Piece
-from hmi.engine.pace import BATCH_WORK, Pace
+from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
 from hmi.engine.recent import Recent
-from hmi.engine.room import Room
+from hmi.engine.room import ROOM_SHARE, Room
 from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
@@ -41,20 +43,36 @@ class BatchLimits:
 class BatchQueue:
     """Waiting items, by batch key and tenant.
 
-    Within a batch, the tenant that has received least goes first; the others follow in that order, one window
-    at a time. Once the first tenant has nothing more waiting, only tenants that have received no more than it
-    may join, so a loud tenant does not fill up a quiet one's batch. While a tenant that sent something lately
-    has nothing waiting, every other tenant gets a small part of a batch (BATCH_SHARE), so the absent tenant's
-    next text does not wait for a long batch. Otherwise batches are as long as the limits allow.
+    Within a batch, the tenant that has received least for its weight goes first; the others follow in that
+    order, one window at a time. Once the first has nothing more waiting, or a tenant may have no more of
+    this batch, only tenants that have received no more than it may join. So a loud tenant does not fill up a
+    quiet one's batch. While a tenant that sent something lately has nothing waiting, every other tenant gets
+    a small part of a batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch.
+    Otherwise batches are as long as the limits allow.
+
+    A tenant's own texts go in the order of `hmi.engine.backlog.place_of`.
     """
 
-    def __init__(self, capacity_tokens: int, pace: Pace) -> None:
-        self._room = Room(capacity_tokens, "tokens")
-        self._pace = pace
+    def __init__(
+        self,
+        capacity_tokens: int,
+        pace: Pace,
+        *,
+        longest_s: float = math.inf,
+        streams: int = 1,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
+    ) -> None:
+        """longest_s: the most seconds that everything that waits may be predicted to take.
+
+        weight_of: gives a tenant's weight, and is asked at each `put`.
+        """
+        self._room = Room(capacity_tokens, "tokens", self._wait_s)
+        self._pace, self._weight_of = pace, weight_of
+        self._longest_s, self._streams = longest_s, streams
         self._turns = Turns()
         self._host_given_s = 0.0
         """What the first tenant of the last batch that was not interleaved had received before it."""
-        self._waiting: dict[BatchKey, dict[str, deque[Item]]] = {}
+        self._waiting = Backlogs()
         self._recent = Recent()
         self._arrived = asyncio.Event()
 
@@ -64,20 +82,32 @@ class BatchQueue:
         return self._room.taken
 
     def check(self, wanted: Counter[str]) -> None:
-        """Raise Unavailable if there is no room for these tokens, given by tenant."""
+        """Raise if there is no room for these tokens, given by tenant, or the wait would be too long.
+
+        Raises QuotaExceeded if a tenant has too much waiting already, Unavailable if all tenants together
+        have. Both say in `retry_after_s` how long what waits is predicted to take.
+        """
         self._room.check(wanted)
+        self._check_wait(wanted)
 
     def put(self, items: Sequence[Item]) -> None:
-        """Queue all of `items`, or none and raise Unavailable (`Room.check`)."""
+        """Queue all of `items`, or none and raise as `check`."""
         new: Counter[str] = Counter()
         for item in items:
             new[item.tenant] += item.tokens
+        self._check_wait(new)
         self._room.take(new)
         for item in items:
-            self._waiting.setdefault(item.key, {}).setdefault(item.tenant, deque()).append(item)
+            self._waiting.add(item)
         for tenant in new:
             self._recent.sent(tenant)
+            self._turns.weigh(tenant, self._weight_of(tenant))
         self._arrived.set()
+
+    def drop(self, items: Sequence[Item]) -> None:
+        """Remove those of the items that still wait: nobody wants them any more."""
+        for item in self._waiting.drop([item for item in items if item.cut < len(item.windows)]):
+            self._release(item)
 
     async def wait(self) -> None:
         """Wait until the queue is not empty."""
@@ -86,14 +116,22 @@ class BatchQueue:
             await self._arrived.wait()
 
     def candidates(self) -> list[Candidate]:
-        """Return one candidate for each key that has items waiting."""
+        """Return one candidate for each key that a tenant wants next.
+
+        A tenant whose next text has another key does not stand for this one.
+        """
+        wanted = self._waiting.wanted()
         found = []
-        for key, tenants in self._waiting.items():
-            given, since, tenant = min(
-                (self._turns.given(t), items[0].queued, t) for t, items in tenants.items()
-            )
-            layers = tenants[tenant][0].bundle.executor.layers
-            found.append(Candidate(given, since, tenant, key, layers))
+        for key in self._waiting.keys:
+            line = [
+                (self._turns.given(tenant), items.first.queued, tenant)
+                for tenant, items in self._waiting.of(key).items()
+                if not wanted or wanted[tenant][1] == key
+            ]
+            if line:
+                first = min(line)
+                layers = self._waiting.of(key)[first[2]].first.bundle.executor.layers
+                found.append(Candidate(*first, key, layers))
         return found
 
     def interleavable(self) -> list[Candidate]:
@@ -108,66 +146,118 @@ class BatchQueue:
         """Cut a batch of the candidate's key, its tenant first.
 
         The batch has at least one window, unless it is interleaved, or no item is left. Items whose client
-        has gone are dropped; items past their deadline fail with DeadlineExceeded.
+        has gone are dropped. Items that cannot be answered before their deadline fail with DeadlineExceeded.
         """
-        waiting = {tenant for tenants in self._waiting.values() for tenant in tenants}
+        waiting = self._waiting.tenants
         if not limits.interleaved:
             self._turns.begin(waiting)
             self._host_given_s = self._turns.given(candidate.tenant)
-        tenants = self._waiting[candidate.key]
-        line = [(self._turns.given(tenant), items[0].queued, tenant) for tenant, items in tenants.items()]
-        heapq.heapify(line)
-        somebody_away = self._recent.other_than(waiting)
-        batch = _Batch(candidate.key, self._pace, limits, BATCH_SHARE if somebody_away else 1.0)
-        first = candidate.tenant
+        line = self._line(candidate)
+        share = BATCH_SHARE if self._recent.other_than(waiting) else 1.0
+        batch = _Batch(candidate.key, self._pace, limits, share)
+        most_s = self._host_given_s if limits.interleaved else math.inf
         while line:
             given, _, tenant = line[0]
-            if (limits.interleaved and given > self._host_given_s) or (
-                batch.pieces and first not in tenants and given > self._turns.given(first)
-            ):
+            if given > most_s:
                 break
-            items = tenants[tenant]
-            if not _wanted(items[0]):
-                self._drop(items)
+            items = self._waiting.of(candidate.key)[tenant]
+            if self._is_lost(items, limits.work_left):
+                self.drop([items.first])
             else:
-                piece = Piece(items[0], items[0].cut)
+                piece = Piece(items.first, items.first.cut)
                 full = batch.is_full(piece)
                 if full and batch.pieces:
                     break
                 if (full and limits.interleaved) or batch.exceeds_share(tenant, piece):
                     heapq.heappop(line)  # the next tenant's window may be shorter
+                    most_s = min(most_s, given)
                     continue
                 self._turns.charge(tenant, batch.add(tenant, piece))
-                self._advance(items)
+                self._room.release(tenant, len(piece.window))
+                self._waiting.advance(piece.item)
+            given = self._turns.given(tenant)
             if items:
-                heapq.heapreplace(line, (self._turns.given(tenant), items[0].queued, tenant))
+                heapq.heapreplace(line, (given, items.first.queued, tenant))
             else:
                 heapq.heappop(line)
-                del tenants[tenant]
-        if not tenants:
-            del self._waiting[candidate.key]
+                if batch.pieces and tenant == candidate.tenant:
+                    most_s = min(most_s, given)
         return batch.pieces
 
     def fail_all(self, error: Exception) -> None:
         """Fail everything that waits with `error`, at a shutdown."""
-        for tenants in self._waiting.values():
-            for items in tenants.values():
-                for item in items:
-                    item.sink.fail(copy_of(error))
+        for item in self._waiting:
+            item.sink.fail(copy_of(error))
         self._waiting.clear()
         self._room.clear()
 
-    def _advance(self, items: deque[Item]) -> None:
-        """Mark the first item's next window as cut, and remove the item after its last one."""
-        item = items[0]
-        self._room.release(item.tenant, len(item.windows[item.cut]))
-        item.cut += 1
-        if item.cut == len(item.windows):
-            items.popleft()
+    def _line(self, candidate: Candidate) -> list[tuple[float, float, str]]:
+        """A heap of the tenants that may join a batch: seconds received, arrival of the first text, name.
 
-    def _drop(self, items: deque[Item]) -> None:
-        item = items.popleft()
+        A tenant that has a text of a higher priority waiting for another key does not join, except the
+        candidate's.
+        """
+        wanted = self._waiting.wanted()
+        line = [
+            (self._turns.given(tenant), items.first.queued, tenant)
+            for tenant, items in self._waiting.of(candidate.key).items()
+            if not wanted or items.place < wanted[tenant][0] + STEP_S / 2 or tenant == candidate.tenant
+        ]
+        heapq.heapify(line)
+        return line
+
+    def _is_lost(self, items: Backlog, work_left: float) -> bool:
+        """Whether nobody wants the first item, or its answer would come too late; then it fails.
+
+        While nothing else waits, only a deadline that has passed counts: a text that runs for nothing then
+        costs nobody anything, and corrects the prediction.
+        """
+        item = items.first
+        if not item.sink.wanted:
+            return True
+        deadline = item.request.deadline
+        if deadline is None:
+            return False
+        left_s = deadline - time.monotonic()
+        needs_s = self._pace.seconds(item.key, (left_of(item) + MODULE_WORK) * work_left + BATCH_WORK)
+        if left_s < 0:
+            item.sink.fail(DeadlineExceeded("the deadline passed before the work began; it was dropped"))
+        elif left_s < needs_s and self._others_wait(item):
+            item.sink.fail(
+                DeadlineExceeded(
+                    f"the deadline is in {left_s * 1e3:.1f} ms, but the work takes about {needs_s * 1e3:.1f} "
+                    "ms; it was dropped"
+                )
+            )
+        else:
+            return False
+        return True
+
+    def _check_wait(self, tenants: Iterable[str]) -> None:
+        for tenant in tenants:
+            if self._seconds(self._waiting.work_of(tenant)) > self._longest_s * ROOM_SHARE:
+                self._room.refuse_tenant(tenant)
+        if self._seconds(self._waiting.work) > self._longest_s:
+            self._room.refuse_all()
+
+    def _others_wait(self, item: Item) -> bool:
+        return len(self._waiting) > 1 or any(
+            len(items) > (tenant == item.tenant) for tenant, items in self._waiting.of(item.key).items()
+        )
+
+    def _release(self, item: Item) -> None:
         self._room.release(item.tenant, sum(map(len, item.windows[item.cut :])))
+
+    def _seconds(self, work: Mapping[BatchKey, float]) -> float:
+        """Predicted seconds of all streams for work that waits."""
+        return sum(self._pace.seconds(key, amount) for key, amount in work.items()) / self._streams
+
+    def _wait_s(self, tenant: str | None) -> float:
+        """Predicted seconds until what waits has run: everything, or one tenant's texts at equal shares."""
+        all_s = self._seconds(self._waiting.work)
+        if tenant is None:
+            return all_s
+        return min(all_s, self._seconds(self._waiting.work_of(tenant)) * len(self._waiting.tenants))
 
 
 class _Batch:
@@ -179,6 +269,7 @@ class _Batch:
         self._share_s = limits.seconds * share
         self._seconds, self._tokens = pace.seconds(key, BATCH_WORK), 0
         self._taken: defaultdict[str, float] = defaultdict(float)
+        self._modules: set[str] = set()
 
     def is_full(self, piece: Piece) -> bool:
         """Return whether the batch would exceed its limits with this window."""
@@ -191,22 +282,19 @@ class _Batch:
         return bool(taken) and taken + self._takes(piece) > self._share_s
 
     def add(self, tenant: str, piece: Piece) -> float:
-        """Add a window. Returns the seconds that it is predicted to take."""
+        """Add a window. Returns the seconds to charge: what it is predicted to take.
+
+        The first window pays for the batch itself, too. Whoever has received no more than its tenant then
+        fills up a batch that would otherwise consist mostly of its fixed cost.
+        """
         takes = self._takes(piece)
+        fixed = 0.0 if self.pieces else self._seconds
         self.pieces.append(piece)
+        self._modules.add(piece.bundle.version.artefact)
         self._seconds, self._tokens = self._seconds + takes, self._tokens + len(piece.window)
         self._taken[tenant] += takes
-        return takes
+        return takes + fixed
 
     def _takes(self, piece: Piece) -> float:
-        return self._pace.seconds(self._key, piece.work * self._limits.work_left)
-
-
-def _wanted(item: Item) -> bool:
-    if not item.sink.wanted:
-        return False
-    deadline = item.request.deadline
-    if deadline is not None and time.monotonic() > deadline:
-        item.sink.fail(DeadlineExceeded("the deadline passed before the work began; it was dropped"))
-        return False
-    return True
+        module = 0.0 if piece.bundle.version.artefact in self._modules else MODULE_WORK
+        return self._pace.seconds(self._key, (piece.work + module) * self._limits.work_left)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hmi.core import ModelId
 from hmi.model.answer import Answer
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+"""The most urgent first."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class TextRequest:
     scores: bool = False
     provenance: bool = False
     deadline: float | None = None
+    priority: Priority = "normal"
+    """Its order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
     place: str = "inputs"
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None

@@ -107,6 +107,7 @@ class Runner:
         inside = set(range(len(batch.pieces)))
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
             inside.difference_update(left.texts)
+            pause()  # heads and answers take about as long as a layer
             with trace.span("heads"):
                 outputs = outputs_of(left, batch.pieces, parts)
             _computed(times, as_host)

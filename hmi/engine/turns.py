@@ -1,4 +1,4 @@
-"""Fair turns between tenants: the next is the one that has received least.
+"""Fair turns between tenants: the next is the one that has received least for its weight.
 
 It has no locks: only the event loop's thread uses it.
 """
@@ -12,28 +12,38 @@ MAX_TENANTS = 4096
 
 
 class Turns:
-    """Seconds of one shared resource that each tenant has received.
+    """Seconds of one shared resource that each tenant has received, divided by the tenant's weight.
 
-    A tenant that comes, or comes back, starts level with the waiting tenant that has received least. So no
-    tenant saves up turns by staying away, and none gains by leaving for an instant.
+    So of two tenants that always wait, one with twice the weight receives twice as much. A tenant that comes,
+    or comes back, starts level with the waiting tenant that has received least. So no tenant saves up turns
+    by staying away, and none gains by leaving for an instant.
     """
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        """The weights that are not 1."""
         self._most = MAX_TENANTS
         self._least = 0.0
         """The least that a waiting tenant had received when the last turn began."""
 
     def given(self, tenant: str) -> float:
-        """Seconds that the tenant counts as having received."""
+        """Seconds, divided by its weight, that the tenant counts as having received."""
         return max(self._given.get(tenant, 0.0), self._least)
 
     def begin(self, waiting: Iterable[str]) -> None:
         """Begin a turn of any of the tenants that wait, given at least one. The others lose nothing by it."""
         self._least = min(map(self.given, waiting))
 
+    def weigh(self, tenant: str, weight: float) -> None:
+        """Set a tenant's weight for what it receives from now on."""
+        if weight == 1.0:
+            self._weights.pop(tenant, None)
+        else:
+            self._weights[tenant] = weight
+
     def charge(self, tenant: str, seconds: float) -> None:
-        self._given[tenant] = self.given(tenant) + seconds
+        self._given[tenant] = self.given(tenant) + seconds / self._weights.get(tenant, 1.0)
         if len(self._given) > self._most:
             self._given = {t: given for t, given in self._given.items() if given > self._least}
             self._most = max(MAX_TENANTS, 2 * len(self._given))

@@ -164,10 +164,17 @@ class Manager:
 
     # Tenants and keys
 
-    def create_tenant(self, name: str) -> tuple[TenantRecord, str]:
+    def create_tenant(self, name: str, *, weight: float = 1.0) -> tuple[TenantRecord, str]:
         """Create a tenant. Returns it with its first key in plain text, which is not stored.
         Raises InvalidInput, Conflict."""
-        return self._tenants.create(name)
+        return self._tenants.create(name, weight)
+
+    def set_tenant(self, name: str, *, weight: float | None = None) -> TenantRecord:
+        """Change the settings that are not None. Running servers use them from the tenant's next call.
+
+        Raises InvalidInput, NotFound.
+        """
+        return self._tenants.set(name, weight)
 
     def delete_tenant(self, name: str) -> dict[str, int]:
         """Remove a tenant, its keys, models and jobs. Returns the counts. Its models' files are

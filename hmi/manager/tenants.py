@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import get_args
 
-from hmi.core import KeyRecord, Scope, TenantRecord, check_name, now
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Scope, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
 from hmi.manager.parts import Parts
 
@@ -20,11 +20,17 @@ class Tenants:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def create(self, name: str) -> tuple[TenantRecord, str]:
-        record = TenantRecord(tenant=check_name(name, "tenant"), created=now())
+    def create(self, name: str, weight: float = 1.0) -> tuple[TenantRecord, str]:
+        record = TenantRecord(tenant=check_name(name, "tenant"), created=now(), weight=_checked(weight))
         key, plain = new_key(name, TENANT_SCOPES)
         self._parts.registry.create_tenant(record, key)
         return record, plain
+
+    def set(self, name: str, weight: float | None) -> TenantRecord:
+        if weight is None:
+            return self._parts.registry.tenant(name)
+        _checked(weight)
+        return self._parts.registry.update_tenant(name, lambda old: old.model_copy(update={"weight": weight}))
 
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope], limit: int | None = None
@@ -50,6 +56,14 @@ class Tenants:
         self._parts.runner.forget(jobs)
         artefacts = self._parts.freed_artefacts(models)
         return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}
+
+
+def _checked(weight: float) -> float:
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise InvalidInput(
+            f"weight = {weight:g}: give a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}", field="weight"
+        )
+    return weight
 
 
 def new_key(tenant: str | None, scopes: tuple[Scope, ...]) -> tuple[KeyRecord, str]:

@@ -18,9 +18,9 @@ class Candidate:
     """The waiting texts of one batch key, described by the tenant among them whose turn is next."""
 
     given_s: float
-    """Compute seconds that the tenant has received."""
+    """Compute seconds that the tenant has received, divided by its weight."""
     since: float
-    """The `time.monotonic()` at which the tenant's first text was queued."""
+    """The `time.monotonic()` at which the text that the tenant wants next was queued."""
     tenant: str
     key: BatchKey
     layers: int

@@ -115,6 +115,16 @@ class Registry:
 
         self._database.write(body)
 
+    def update_tenant(self, name: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
+        """Apply `change` to a tenant's record in one transaction, and return the result. Raises NotFound."""
+
+        def body(txn: RegistryTxn) -> TenantRecord:
+            record = change(model_table.get_tenant(self._table, txn, name))
+            self._table.put(txn, TENANT + name, record)
+            return record
+
+        return self._database.write(body)
+
     def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
         """Remove a tenant with its models, keys and jobs. Raises NotFound.
 

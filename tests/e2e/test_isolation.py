@@ -20,9 +20,9 @@ from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
 from hmi.engine.engine import Cut
 from hmi.engine.item import Piece, work_in
-from hmi.engine.pace import BATCH_WORK, Pace, work_of
+from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace, work_of
 from hmi.engine.queue import BatchQueue
-from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, Unavailable
+from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.execution.packed import PackedExecutor
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text, Tokenizer
@@ -162,15 +162,15 @@ async def test_batches_are_short_while_somebody_may_come_back(
     for item in (*loud, *quiet):
         item.queued = 0.0
     pace = Pace()
-    one = pace.seconds(loud[0].key, work_in([Piece(loud[0], 0)]))
-    fixed = pace.seconds(loud[0].key, BATCH_WORK)
+    one, module = (pace.seconds(loud[0].key, work) for work in (Piece(loud[0], 0).work, MODULE_WORK))
+    fixed = pace.seconds(loud[0].key, BATCH_WORK) + module
     queue, turn_s = BatchQueue(1_000_000, pace), fixed + 12.5 * one
     queue.put(loud)
     assert len(take(queue, 1 << 20, turn_s)) == 12, "alone: as long as a batch may be"
     queue.put(quiet)
     batch = take(queue, 1 << 20, turn_s)
     assert Counter(piece.item.request.model.tenant for piece in batch)["globex"] == 1
-    part = (fixed + 12.5 * one) / 4 / one
+    part = ((fixed + 12.5 * one) / 4 - module) / one
     assert len(take(queue, 1 << 20, turn_s)) == int(part), "the other one is between two texts"
     at[0] += 2.0
     queue.put((await items(home, MOOD, texts[:1]))[:1])
@@ -347,7 +347,7 @@ async def test_one_tenants_flood_leaves_room_for_others(home: Home) -> None:
     flood = await items(home, MOOD, home.covered * 10)
     queue = queue_of(400)
     queue.put(flood)
-    with pytest.raises(Unavailable):
+    with pytest.raises(QuotaExceeded, match="tenant acme has"):
         queue.put(await items(home, MOOD, home.covered[:1]))
     queue.put(await items(home, OTHER, home.covered[:1]))
     before = queue.tokens

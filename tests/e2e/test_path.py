@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
-from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, NotFound, Unavailable
+from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, NotFound, QuotaExceeded
 from hmi.manager import Manager
 from hmi.model.tokenizer import Text
 from plot_store import VersionInfo
@@ -197,7 +197,7 @@ async def test_a_passed_deadline_and_a_full_queue_are_refused(home: Home) -> Non
     calls = [engine.infer([TextRequest(MOOD, t) for t in home.covered]) for _ in range(8)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     await engine.stop()
-    assert any(isinstance(r, Unavailable) for r in results)
+    assert any(isinstance(r, QuotaExceeded) for r in results)
     assert any(isinstance(r, list) for r in results), "some must still be answered"
 
 

@@ -15,7 +15,7 @@ from hmi.engine.pace import Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.room import Room
 from hmi.engine.turns import Turns
-from hmi.errors import Damaged, Unavailable
+from hmi.errors import Damaged, QuotaExceeded, Unavailable
 from hmi.stores.adapter_store import DamagedArtefact
 from tests.hmi.test_queue_model import item
 
@@ -41,7 +41,7 @@ def test_an_empty_room_takes_any_call_and_a_large_one_leaves_room_for_others() -
         room.release(f"t{i}", 900)
     assert room.taken == 0
     room.take(Counter({"loud": 5000}))
-    with pytest.raises(Unavailable):
+    with pytest.raises(QuotaExceeded, match="tenant loud has 5000 tokens waiting"):
         room.check(Counter({"loud": 1}))
     room.take(Counter({"quiet": 250}))
     room.clear()

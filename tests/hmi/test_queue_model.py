@@ -14,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
-from hmi.engine.item import Item, Piece
+from hmi.engine.item import Item, Piece, work_in
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
-from hmi.errors import DeadlineExceeded, Unavailable
+from hmi.engine.request import PRIORITIES, Priority
+from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 from hmi.model.batching import Encoded
 
 TENANTS = ("a", "b", "c", "d")
@@ -39,8 +40,10 @@ class Told:
         self.wanted, self.error = False, error
 
 
-def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = None) -> Item:
-    version = SimpleNamespace(root="r", root_version="1")
+def item(
+    tenant: str, reads: str, lengths: list[int], deadline: float | None = None, priority: Priority = "normal"
+) -> Item:
+    version = SimpleNamespace(root="r", root_version="1", artefact=f"of {tenant}")
     bundle = SimpleNamespace(
         version=version,
         task=SimpleNamespace(reads=reads),
@@ -48,9 +51,8 @@ def item(tenant: str, reads: str, lengths: list[int], deadline: float | None = N
         executor=SimpleNamespace(layers=3),
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
-    return Item(
-        TextRequest(ModelId(tenant, "m"), "x", deadline=deadline), cast(Bundle, bundle), windows, Told()
-    )
+    request = TextRequest(ModelId(tenant, "m"), "x", deadline=deadline, priority=priority)
+    return Item(request, cast(Bundle, bundle), windows, Told())
 
 
 class Machine(RuleBasedStateMachine):
@@ -74,13 +76,14 @@ class Machine(RuleBasedStateMachine):
         reads=st.sampled_from(["cls", "rows"]),
         texts=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=4),
         late=st.booleans(),
+        priority=st.sampled_from(PRIORITIES),
     )
-    def put(self, tenant: str, reads: str, texts: list[list[int]], late: bool) -> None:
-        items = [item(tenant, reads, lengths, 0.0 if late else None) for lengths in texts]
+    def put(self, tenant: str, reads: str, texts: list[list[int]], late: bool, priority: Priority) -> None:
+        items = [item(tenant, reads, lengths, 0.0 if late else None, priority) for lengths in texts]
         before = self.queue.tokens
         try:
             self.queue.put(items)
-        except Unavailable:
+        except (QuotaExceeded, Unavailable):
             assert self.queue.tokens == before, "all or none"
             assert before, "one call is let in, however large"
             return
@@ -94,6 +97,21 @@ class Machine(RuleBasedStateMachine):
     def leave(self, pick: Any) -> None:
         cast(Told, pick.choice(self.all).sink).wanted = False
 
+    @precondition(lambda self: self.all)
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick: Any) -> None:
+        """A call's texts go at once, with their room."""
+        gone = pick.sample(self.all, pick.randint(1, len(self.all)))
+        before = self.queue.tokens
+        self.queue.drop(gone)
+        freed = sum(sum(map(len, i.windows[i.cut :])) for i in gone)
+        assert self.queue.tokens == before - freed
+        self.queue.drop(gone)
+        assert self.queue.tokens == before - freed, "once"
+        for i in gone:
+            self.waiting[i.tenant].remove(i)
+            cast(Told, i.sink).wanted = False
+
     @precondition(lambda self: self.queue.candidates())
     @rule(work=st.floats(30, 300), tokens=st.integers(5, 100), share=st.sampled_from([1.0, 0.5]))
     def take(self, work: float, tokens: int, share: float) -> None:
@@ -101,12 +119,12 @@ class Machine(RuleBasedStateMachine):
         first = min(candidates)
         seconds = pace.seconds(first.key, work)
         pieces = self.queue.cut(first, BatchLimits(seconds, tokens, share))
+        mine = [i for i in self.all if i.tenant == first.tenant and i.key == first.key]
         self.check(pieces, first.key)
+        assert pieces or not any(cast(Told, i.sink).wanted for i in mine), "no compute idle while texts wait"
         if len(pieces) > 1:
             assert sum(len(p.window) for p in pieces) <= tokens
-            assert pace.seconds(first.key, BATCH_WORK + share * sum(p.work for p in pieces)) <= seconds * (
-                1 + 1e-9
-            )
+            assert pace.seconds(first.key, BATCH_WORK + share * work_in(pieces)) <= seconds * (1 + 1e-9)
 
     @precondition(lambda self: self.queue.interleavable())
     @rule(work=st.floats(20, 100))
@@ -115,9 +133,7 @@ class Machine(RuleBasedStateMachine):
         seconds = pace.seconds(candidate.key, work)
         pieces = self.queue.cut(candidate, BatchLimits(seconds, 100, interleaved=True))
         self.check(pieces, candidate.key)
-        assert not pieces or pace.seconds(
-            candidate.key, BATCH_WORK + sum(p.work for p in pieces)
-        ) <= seconds * (1 + 1e-9)
+        assert not pieces or pace.seconds(candidate.key, BATCH_WORK + work_in(pieces)) <= seconds * (1 + 1e-9)
 
     def check(self, pieces: list[Piece], key: object) -> None:
         for piece in pieces:

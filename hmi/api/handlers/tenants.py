@@ -10,6 +10,7 @@ from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import (
+    ChangeTenant,
     CreateKey,
     CreateTenant,
     KeyCreated,
@@ -33,7 +34,7 @@ async def create_tenant(call: Call) -> Reply:
     manager = call.services.manager
 
     def create() -> Reply:
-        record, key = manager.create_tenant(body.tenant)
+        record, key = manager.create_tenant(body.tenant, weight=body.weight)
         (stored,) = manager.registry.keys(record.tenant)
         return _created(record.tenant, stored.key_id, key)
 
@@ -63,6 +64,12 @@ async def list_tenants(call: Call) -> Reply:
 
     listed = await asyncio.to_thread(tenants)
     return Reply(listed, large=len(listed.tenants) > OFF_LOOP_ROWS)
+
+
+async def change_tenant(call: Call) -> Reply:
+    body: ChangeTenant = call.body
+    record = await asyncio.to_thread(call.services.manager.set_tenant, call.tenant(), weight=body.weight)
+    return Reply(tenant_view(record))
 
 
 async def delete_tenant(call: Call) -> Reply:

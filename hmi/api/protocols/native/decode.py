@@ -52,6 +52,7 @@ def _ask(model: ModelId, body: InferBody, prefix: str = "", model_place: str | N
         scores="scores" in wanted,
         provenance="provenance" in wanted,
         deadline_ms=body.parameters.deadline_ms,
+        priority=body.parameters.priority,
     )
 
 

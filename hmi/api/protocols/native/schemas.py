@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from hmi.api.schemas import Answer, ModelName, Request
+from hmi.engine.request import Priority
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
@@ -67,6 +68,10 @@ class Parameters(Request):
         gt=0,
         le=3_600_000,
         description="After this time the answer is 504 and the work is dropped.",
+    )
+    priority: Priority = Field(
+        default="normal",
+        description="Its order among this tenant's own waiting calls. Other tenants' turns do not change.",
     )
     exact: bool = Field(default=False, description="Compute the lower layers in full, without the PLOT.")
     return_: list[Literal["scores", "provenance"]] = Field(
