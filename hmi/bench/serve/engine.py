@@ -1,0 +1,136 @@
+"""The engine in this process, on a home, with callers that wait for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hmi.config import Settings
+from hmi.core import ModelId
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.bundles import Bundles
+from hmi.manager import Manager
+from hmi.metrics import Metrics, PoolCounters
+from hmi.stores.adapter_pool import AdapterPool
+
+CHOICE_S = 120.0
+"""Longest wait for the choice of the root's executor."""
+
+
+class Watched(Metrics):
+    """Metrics that keep the engine's pool, whose bytes and names a benchmark reads."""
+
+    pool: AdapterPool[Any]
+
+    def watch_pool(self, pool: PoolCounters) -> None:
+        assert isinstance(pool, AdapterPool)
+        self.pool = pool
+        super().watch_pool(pool)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running engine, and the parts that it was made of."""
+
+    engine: Engine
+    manager: Manager
+    bundles: Bundles
+    metrics: Watched
+
+    async def ask(self, model: ModelId, text: str) -> TextResult:
+        """Ask one model one text."""
+        (result,) = await self.engine.infer([TextRequest(model, text)])
+        return result
+
+    async def ask_each(self, models: Iterable[ModelId], text: str, at_once: int = 32) -> None:
+        """Ask each model the same text, some at once."""
+        waiting = iter(models)
+
+        async def some() -> None:
+            for model in waiting:
+                await self.ask(model, text)
+
+        await asyncio.gather(*(some() for _ in range(at_once)))
+
+
+@asynccontextmanager
+async def serving(
+    data: Path, first: ModelId, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
+) -> AsyncIterator[Serving]:
+    """Run an engine on `data`; `first` is asked until the root's executor has been chosen."""
+    manager = Manager(Settings(data=data, job_workers=0, **settings))
+    try:
+        stores = manager.registry, manager.plots, manager.adapters, manager.lowers
+        bundles = bundles_of(data, *stores, manager.settings.precision)
+        metrics = Watched()
+        engine = Engine(bundles, manager.settings, metrics, manager.misses)
+        await engine.start()
+        try:
+            found = Serving(engine, manager, bundles, metrics)
+            await found.ask(first, "first")
+            await _chosen(bundles)
+            yield found
+        finally:
+            await engine.stop()
+    finally:
+        manager.close()
+
+
+async def _chosen(bundles: Bundles) -> None:
+    """Wait until the executors have been measured. A root that fits no kernel has nothing to measure."""
+    until = time.monotonic() + CHOICE_S
+    while time.monotonic() < until and not all(measured for _, _, measured in bundles.executors()):
+        await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One text for one model; `tokens` long."""
+
+    model: ModelId
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """What callers got within a time."""
+
+    answers: int
+    tokens: int
+    seconds: float
+    cpu_s: float
+    """CPU seconds of this process."""
+
+    @property
+    def a_second(self) -> float:
+        return self.answers / self.seconds
+
+
+async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float) -> Load:
+    """Let `callers` ask in turn, one text each at a time, for `seconds`; counts what is answered by then.
+
+    After the last ask the first one follows.
+    """
+    loop, at, answered, tokens = asyncio.get_running_loop(), 0, 0, 0
+    until = loop.time() + seconds
+
+    async def caller() -> None:
+        nonlocal at, answered, tokens
+        while loop.time() < until:
+            mine, at = asks[at % len(asks)], at + 1
+            await serving.ask(mine.model, mine.text)
+            if loop.time() < until:
+                answered, tokens = answered + 1, tokens + mine.tokens
+
+    began, cpu = loop.time(), time.process_time()
+    tasks = [asyncio.create_task(caller()) for _ in range(callers)]
+    await asyncio.sleep(until - loop.time())
+    found = Load(answered, tokens, loop.time() - began, time.process_time() - cpu)
+    await asyncio.gather(*tasks)
+    return found
