@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,9 +24,18 @@ CHOICE_S = 120.0
 
 
 class Watched(Metrics):
-    """Metrics that keep the engine's pool, whose bytes and names a benchmark reads."""
+    """Metrics that keep what a benchmark reads: the engine's pool, and the seconds of each stage."""
 
     pool: AdapterPool[Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: defaultdict[str, float] = defaultdict(float)
+        """Seconds by the clock."""
+
+    def stage(self, name: str, seconds: float) -> None:
+        self.stages[name] += seconds
+        super().stage(name, seconds)
 
     def watch_pool(self, pool: PoolCounters) -> None:
         assert isinstance(pool, AdapterPool)
@@ -112,10 +122,10 @@ class Load:
         return self.answers / self.seconds
 
 
-async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float) -> Load:
-    """Let `callers` ask in turn, one text each at a time, for `seconds`; counts what is answered by then.
+async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
+    """Let `callers` ask in turn for `seconds`, and count what is answered by then.
 
-    After the last ask the first one follows.
+    Each call has `a_call` of the asks. After the last ask the first one follows.
     """
     loop, at, answered, tokens = asyncio.get_running_loop(), 0, 0, 0
     until = loop.time() + seconds
@@ -123,10 +133,10 @@ async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: flo
     async def caller() -> None:
         nonlocal at, answered, tokens
         while loop.time() < until:
-            mine, at = asks[at % len(asks)], at + 1
-            await serving.ask(mine.model, mine.text)
+            mine, at = [asks[i % len(asks)] for i in range(at, at + a_call)], at + a_call
+            await serving.engine.infer([TextRequest(ask.model, ask.text) for ask in mine])
             if loop.time() < until:
-                answered, tokens = answered + 1, tokens + mine.tokens
+                answered, tokens = answered + a_call, tokens + sum(ask.tokens for ask in mine)
 
     began, cpu = loop.time(), time.process_time()
     tasks = [asyncio.create_task(caller()) for _ in range(callers)]

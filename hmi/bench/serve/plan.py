@@ -9,7 +9,9 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-SECTIONS = {"flat": "hmi.bench.serve.flat"}
+SECTIONS = {
+    name: f"hmi.bench.serve.{name}" for name in ("flat", "cold", "pieces", "memory", "isolation", "peers")
+}
 """The module of each section, by its name.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
