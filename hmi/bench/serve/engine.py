@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,18 +23,9 @@ CHOICE_S = 120.0
 
 
 class Watched(Metrics):
-    """Metrics that keep what a benchmark reads: the engine's pool, and the seconds of each stage."""
+    """Metrics that keep the engine's pool, whose counts a benchmark reads."""
 
     pool: AdapterPool[Any]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stages: defaultdict[str, float] = defaultdict(float)
-        """Seconds by the clock."""
-
-    def stage(self, name: str, seconds: float) -> None:
-        self.stages[name] += seconds
-        super().stage(name, seconds)
 
     def watch_pool(self, pool: PoolCounters) -> None:
         assert isinstance(pool, AdapterPool)
