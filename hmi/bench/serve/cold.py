@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from hmi.bench.floods.server import running
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Serving, serving
 from hmi.bench.serve.home import Home
+from hmi.bench.serve.memory_of import forget
 from hmi.bench.serve.plan import Plan, Report
 from hmi.core import ModelId
 
@@ -65,7 +65,7 @@ async def _extra_ms(plan: Plan, home: Home) -> dict[str, list[float]]:
             path = engine.manager.adapters.path(engine.manager.registry.model(model).live.artefact)
             path.read_bytes()
             if kind == "disk":
-                _forget(path)
+                forget(path)
             first = await _ms(engine, model, text)
             found[kind].append(
                 first - statistics.median([await _ms(engine, model, text) for _ in range(WARM_ASKS)])
@@ -77,12 +77,3 @@ async def _ms(engine: Serving, model: ModelId, text: str) -> float:
     begun = time.perf_counter()
     await engine.ask(model, text)
     return 1e3 * (time.perf_counter() - begun)
-
-
-def _forget(path: os.PathLike[str]) -> None:
-    """Drop a file's pages from the page cache. Linux only."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)

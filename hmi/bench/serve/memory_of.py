@@ -1,4 +1,4 @@
-"""Memory of this process, and of the machine. Linux only."""
+"""Memory of this process, of the machine, and its page cache. Linux only."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def free_bytes() -> int:
     """Return the bytes of memory that are available without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def forget(path: Path) -> None:
+    """Drop a file's pages from the page cache, unless they are mapped."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
