@@ -27,8 +27,8 @@ POOL = 8 << 20
 TOKENS = 14
 TEXTS_EACH = 24
 """Texts that each model is asked."""
-CALLERS, A_CALL = 4, 32
-PAUSE_S = 0.02
+CALLERS, A_CALL = 8, 16
+PAUSE_S = 0.1
 """Pause between two changes of a model."""
 ALONE_TOLERANCE = 1e-6
 """Largest difference of a score to the same executor's alone.
