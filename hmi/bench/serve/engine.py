@@ -121,7 +121,7 @@ class Load:
 
 
 async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
-    """Let `callers` ask in turn for `seconds`, and count what is answered by then.
+    """Let `callers` ask in turn for `seconds`, or until the first answer, and count what is answered by then.
 
     Each call has `a_call` of the asks. After the last ask the first one follows.
     """
@@ -133,12 +133,14 @@ async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: flo
         while loop.time() < until:
             mine, at = [asks[i % len(asks)] for i in range(at, at + a_call)], at + a_call
             await serving.engine.infer([TextRequest(ask.model, ask.text) for ask in mine])
-            if loop.time() < until:
+            if loop.time() < until or not answered:
                 answered, tokens = answered + a_call, tokens + sum(ask.tokens for ask in mine)
 
     began, cpu = loop.time(), time.process_time()
     tasks = [asyncio.create_task(caller()) for _ in range(callers)]
     await asyncio.sleep(until - loop.time())
+    if not answered:  # a busy machine
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     found = Load(answered, tokens, loop.time() - began, time.process_time() - cpu)
     await asyncio.gather(*tasks)
     return found
