@@ -12,10 +12,12 @@ from typing import Any
 
 from hmi_kernels.encoder import fits
 
+from hmi.api.app import build_engine
+from hmi.api.inference import InferenceEngine
 from hmi.api.server_lock import owning
 from hmi.config import Settings
 from hmi.core import ModelId, ModelVersion
-from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundles
 from hmi.errors import Unavailable
 from hmi.manager import Manager
@@ -41,7 +43,7 @@ class Watched(Metrics):
 class Serving:
     """A running engine, and the parts that it was made of."""
 
-    engine: Engine
+    engine: InferenceEngine
     manager: Manager
     bundles: Bundles
     metrics: Watched
@@ -71,15 +73,19 @@ async def serving(
     Raises Conflict if a server or another benchmark runs on the folder.
     """
     with owning(data), closing(Manager(Settings(data=data, job_workers=0, **settings))) as manager:
-        stores = manager.registry, manager.plots, manager.adapters, manager.lowers
-        bundles = bundles_of(data, *stores, manager.settings.precision)
+        made: list[Bundles] = []
+
+        def make(*args: Any, **named: Any) -> Bundles:
+            made.append(bundles_of(*args, **named))
+            return made[0]
+
         metrics = Watched()
-        engine = Engine(bundles, manager.settings, metrics, manager.misses)
+        engine = build_engine(manager, metrics, make)
         await engine.start()
         try:
-            found = Serving(engine, manager, bundles, metrics)
+            found = Serving(engine, manager, made[0], metrics)
             await found.ask(first, "first")
-            await _chosen(bundles, manager.registry.model(first).live)
+            await _chosen(made[0], manager.registry.model(first).live)
             yield found
         finally:
             await engine.stop()
