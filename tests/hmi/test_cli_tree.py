@@ -62,6 +62,7 @@ COMMANDS = {
     "model show": "acme.m",
     "model update": "acme.m ROWS",
     "openapi": "",
+    "profile": "tiny",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -82,6 +83,7 @@ COMMANDS = {
     "tenant create": "acme",
     "tenant delete": "acme --yes",
     "tenant list": "",
+    "top": "",
 }
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
 NO_JSON = {"serve"}
@@ -99,6 +101,7 @@ NO_URL = {
         "it reads or changes the files of the store",
     ),
     "job resume": "a server resumes its jobs by itself",
+    "profile": "it measures this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",
