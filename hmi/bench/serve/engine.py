@@ -33,10 +33,10 @@ class Watched(Metrics):
 
     pool: AdapterPool[Any]
 
-    def watch_pool(self, pool: PoolCounters) -> None:
+    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
         assert isinstance(pool, AdapterPool)
         self.pool = pool
-        super().watch_pool(pool)
+        super().watch_pool(pool, limit_bytes)
 
 
 @dataclass(frozen=True)
