@@ -34,7 +34,7 @@ def peers(teacher: Encoder, source: Path, folder: Path) -> Iterator[Peer]:
 
     `source` is the folder of the published model.
     """
-    model = _exported(teacher, folder / "full.onnx")
+    model = exported(teacher, folder / "full.onnx")
     if model is not None:
         yield from _onnx_runtime(model, folder)
         yield from _openvino(model)
@@ -60,7 +60,8 @@ class _Masked(nn.Module):
         return rows
 
 
-def _exported(teacher: Encoder, path: Path) -> Path | None:
+def exported(teacher: Encoder, path: Path) -> Path | None:
+    """Write the encoder as ONNX to `path` and return it; None if the package `onnx` is not installed."""
     if _found("onnx") is None:
         return None
     example = torch.ones(2, 8, dtype=torch.int64)

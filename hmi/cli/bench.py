@@ -226,6 +226,45 @@ def floods(
         found.extend(measured.run(measured.Plan(only, seconds, rounds, beside), notes.print))
 
 
+@bench.command(cls=FolderCommand)
+@click.option(
+    "--only", multiple=True, metavar="SECTION", help="flat, cold, pieces, memory, isolation, … Repeatable."
+)
+@click.option("--peers", is_flag=True, help="Also measure peers at 1,000 tenants, if they are installed.")
+@click.option("--quick", is_flag=True, help="Few tenants and runs: shows that the benchmark works.")
+@click.option("--tenants", type=click.IntRange(1, 100_000), help="Tenants on disk.  [default: 10000]")
+@click.option("--runs", type=click.IntRange(1, 10_000), help="Repetitions of each ratio.  [default: 7]")
+@click.option("--seconds", type=click.FloatRange(0.05), help="Duration of each repetition.  [default: 2]")
+@click.option("--minutes", type=click.FloatRange(0.01), help="Duration of the mixed load.  [default: 30]")
+@click.option("--cycles", type=click.IntRange(1), help="Loads and evictions.  [default: 10000]")
+@click.option("--answers", type=click.IntRange(1), help="Answers to check.  [default: 1000000]")
+@click.option("--corpus", type=FILE, help="Real text, one document a line.")
+@click.option(
+    "--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) to this folder."
+)
+@as_json
+@pass_session
+def serve(
+    session: Session, only: tuple[str, ...], peers: bool, quick: bool, as_json: bool, **wanted: Any
+) -> None:
+    """Serve up to 10,000 tenants: throughput, cold starts, memory, isolation.
+
+    --data names a folder that keeps the tenants for later runs; 10,000 take 4 GB.
+    """
+    session.not_remote(MEASURED_HERE)
+    from dataclasses import replace
+
+    from hmi.bench.serve import run as measured
+    from hmi.bench.serve.plan import QUICK, Plan
+
+    plan = QUICK if quick else Plan()
+    sections = (only or plan.sections) + (("peers",) if peers else ())
+    given = {name: value for name, value in wanted.items() if value is not None}
+    plan = replace(plan, sections=tuple(dict.fromkeys(sections)), **given)
+    with _shown("serve", as_json) as found, _bar(measured.steps(plan)) as report:
+        found.extend(measured.run(plan, session.data, report))
+
+
 @contextmanager
 def _bar(steps: int) -> Iterator[Callable[[str], None]]:
     """Yield a function to call as each of `steps` steps begins.

@@ -29,6 +29,7 @@ COMMANDS = {
     "bench path": "",
     "bench plot": "--corpus FILE",
     "bench quality": "--sets . --corpora . --out OUT",
+    "bench serve": "",
     "bench steps": "--sets . --corpora .",
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
@@ -92,7 +93,7 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
+BENCHES = ("floods", "path", "plot", "quality", "serve", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(

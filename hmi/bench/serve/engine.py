@@ -1,0 +1,152 @@
+"""The engine in this process, on a home, with callers that wait for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hmi_kernels.encoder import fits
+
+from hmi.api.app import build_engine
+from hmi.api.inference import InferenceEngine
+from hmi.api.server_lock import owning
+from hmi.config import Settings
+from hmi.core import ModelId, ModelVersion
+from hmi.engine import TextRequest, TextResult
+from hmi.engine.bundles import Bundles
+from hmi.errors import Unavailable
+from hmi.manager import Manager
+from hmi.metrics import Metrics, PoolCounters
+from hmi.stores.adapter_pool import AdapterPool
+
+CHOICE_S = 120.0
+"""Longest wait for the choice of the root's executor."""
+
+
+class Watched(Metrics):
+    """Metrics that keep the engine's pool, whose counts a benchmark reads."""
+
+    pool: AdapterPool[Any]
+
+    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
+        assert isinstance(pool, AdapterPool)
+        self.pool = pool
+        super().watch_pool(pool, limit_bytes)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running engine, and the parts that it was made of."""
+
+    engine: InferenceEngine
+    manager: Manager
+    bundles: Bundles
+    metrics: Watched
+
+    async def ask(self, model: ModelId, text: str) -> TextResult:
+        """Ask one model one text."""
+        (result,) = await self.engine.infer([TextRequest(model, text)])
+        return result
+
+    async def ask_each(self, models: Iterable[ModelId], text: str, at_once: int = 32) -> None:
+        """Ask each model the same text, some at once."""
+        waiting = iter(models)
+
+        async def some() -> None:
+            for model in waiting:
+                await self.ask(model, text)
+
+        await asyncio.gather(*(some() for _ in range(at_once)))
+
+
+@asynccontextmanager
+async def serving(
+    data: Path, first: ModelId, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
+) -> AsyncIterator[Serving]:
+    """Run an engine on `data`; `first` is asked until the root's executor has been chosen.
+
+    Raises Conflict if a server or another benchmark runs on the folder.
+    """
+    with owning(data), closing(Manager(Settings(data=data, job_workers=0, **settings))) as manager:
+        made: list[Bundles] = []
+
+        def make(*args: Any, **named: Any) -> Bundles:
+            made.append(bundles_of(*args, **named))
+            return made[0]
+
+        metrics = Watched()
+        engine = build_engine(manager, metrics, make)
+        await engine.start()
+        try:
+            found = Serving(engine, manager, made[0], metrics)
+            await found.ask(first, "first")
+            await _chosen(made[0], manager.registry.model(first).live)
+            yield found
+        finally:
+            await engine.stop()
+
+
+async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
+    """Wait until the root's executor has been chosen. One that fits no kernel has no choice."""
+    upper = bundles.upper(version).now()
+    assert upper is not None, "the root has answered"
+    shape, until = upper.root.info.shape, time.monotonic() + CHOICE_S
+    while fits(shape.dim, shape.heads, shape.ffn) and not upper.executor.measured:
+        if time.monotonic() > until:
+            raise Unavailable("no executor was chosen for the root: see the log")
+        await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One text for one model; `tokens` long."""
+
+    model: ModelId
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """What callers got within a time."""
+
+    answers: int
+    tokens: int
+    seconds: float
+    cpu_s: float
+    """CPU seconds of this process."""
+
+    @property
+    def a_second(self) -> float:
+        return self.answers / self.seconds
+
+
+async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
+    """Let `callers` ask in turn for `seconds`, or until the first answer, and count what is answered by then.
+
+    Each call has `a_call` of the asks. After the last ask the first one follows.
+    """
+    loop, at, answered, tokens = asyncio.get_running_loop(), 0, 0, 0
+    until = loop.time() + seconds
+
+    async def caller() -> None:
+        nonlocal at, answered, tokens
+        while loop.time() < until:
+            mine, at = [asks[i % len(asks)] for i in range(at, at + a_call)], at + a_call
+            await serving.engine.infer([TextRequest(ask.model, ask.text) for ask in mine])
+            if loop.time() < until or not answered:
+                answered, tokens = answered + a_call, tokens + sum(ask.tokens for ask in mine)
+
+    began, cpu = loop.time(), time.process_time()
+    tasks = [asyncio.create_task(caller()) for _ in range(callers)]
+    await asyncio.sleep(until - loop.time())
+    if not answered:  # a busy machine
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    found = Load(answered, tokens, loop.time() - began, time.process_time() - cpu)
+    await asyncio.gather(*tasks)
+    return found
