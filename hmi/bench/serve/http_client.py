@@ -100,32 +100,33 @@ class Answers:
 
 
 async def closed(command: dict[str, Any]) -> dict[str, Any]:
-    """Let `callers` each send one request at a time, for `seconds` or until `calls` have been sent.
+    """Let `callers` each send one request at a time for `seconds`, and longer for `least` requests.
 
-    An answer that comes later than `seconds` does not count.
+    An answer that comes later does not count.
     """
     loop, answers = asyncio.get_running_loop(), Answers()
     requests, turn = Requests(command["targets"], command["bodies"]), command["turn"]
-    most, at = command["calls"] or 1 << 60, 0
+    least, at = command["least"], 0
     connections = [await _connect(command["port"]) for _ in range(command["callers"])]
     began = loop.time()
-    until = began + command["seconds"]
+    until, last = began + command["seconds"], began
 
     async def caller(connection: Connection) -> None:
-        nonlocal at
-        while at < most and loop.time() < until:
+        nonlocal at, last
+        while at < least or loop.time() < until:
             request, at = requests.of(*turn[at % len(turn)]), at + 1
             sent = loop.time()
             status = await connection.send(request)
-            if loop.time() < until:
+            if loop.time() < until or len(answers.ms) < least:
                 answers.add((loop.time() - sent) * 1e3, status)
+                last = loop.time()
             if not connection.open:
                 connection = await _connect(command["port"])
         connection.close()
 
     await asyncio.gather(*map(caller, connections))
-    seconds = min(loop.time(), until) - began
-    return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds}
+    seconds = max(last, until) - began
+    return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds, "sent": at}
 
 
 async def opened(command: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +167,8 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
     await asyncio.gather(*waiting)
     for connection in idle:
         connection.close()
-    return {"ms": answers.ms, "failed": answers.failed, "seconds": loop.time() - began}
+    seconds = loop.time() - began
+    return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds, "sent": len(arrivals)}
 
 
 async def _connect(port: int) -> Connection:

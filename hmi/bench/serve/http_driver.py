@@ -28,12 +28,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the client saw: a time for each request in milliseconds, and the requests that failed."""
+    """What the client saw: a time for each request in milliseconds, and the requests that failed.
+
+    `sent` also counts the requests that were answered after the measurement.
+    """
 
     ms: list[float]
     failed: dict[str, int]
     """Count by status; status 0: no answer."""
     seconds: float
+    sent: int
 
     @property
     def a_second(self) -> float:
@@ -71,13 +75,13 @@ class Client:
         *,
         seconds: float,
         callers: int = 1,
-        calls: int = 0,
+        least: int = 1,
     ) -> Seen:
         """Callers that wait for their answers; `turn` says which target gets which body, again and again.
 
-        calls: end after so many; 0: only after `seconds`.
+        least: go on longer for so many requests.
         """
-        given = {"turn": turn, "callers": callers, "seconds": seconds, "calls": calls}
+        given = {"turn": turn, "callers": callers, "seconds": seconds, "least": least}
         self.begin(port, targets, bodies, **given)
         return self.end()
 

@@ -1,7 +1,7 @@
 """`python -m hmi.bench.serve.http_models FOLDER`: writes the full encoder in the forms that peers serve.
 
-FOLDER gets `fp32/model.onnx` and `int8/model.onnx` (for LitServe), and `infinity-fp32` and `infinity-int8`, each
-with the configuration, the tokenizer and one ONNX file. It runs as a process of its own, in which the packages
+FOLDER gets `fp32/model.onnx` and `int8/model.onnx` (for LitServe), and `infinity-fp32` and `infinity-int8`,
+each with the configuration, the tokenizer and one ONNX file. It runs as a process of its own, whose packages
 onnx and onnxruntime may come from another folder.
 """
 
@@ -38,11 +38,16 @@ def write(packages: Path | None, folder: Path) -> None:
         raise Unavailable(f"the peers' models were not written: {done.stderr.strip()[-300:]}")
 
 
-def litserve(folder: Path, precision: str, packages: Path | None, *, batching: bool = False) -> Arm:
+def litserve(folder: Path, precision: str, packages: Path | None) -> Arm:
     """LitServe over ONNX Runtime with one model for every tenant."""
-    name = f"LitServe {precision}{', batching' if batching else ''}"
-    given = BATCHING if batching else ()
-    return _litserve(name, str(folder / precision / "model.onnx"), precision, given, packages)
+    model = str(folder / precision / "model.onnx")
+    return _litserve(f"LitServe {precision}", model, precision, (), packages)
+
+
+def litserve_batching(folder: Path, precision: str, packages: Path | None) -> Arm:
+    """The same, which runs waiting calls as one batch: faster with many callers, slower with one."""
+    model = str(folder / precision / "model.onnx")
+    return _litserve(f"LitServe {precision}, batching", model, precision, BATCHING, packages)
 
 
 def litserve_dedicated(folder: Path, resident: int, packages: Path | None) -> Arm:
@@ -54,7 +59,13 @@ def litserve_dedicated(folder: Path, resident: int, packages: Path | None) -> Ar
 
 def infinity(folder: Path, precision: str, packages: Path | None) -> Arm:
     """infinity over ONNX Runtime, which answers embeddings of the same model."""
-    command = (sys.executable, "-P", str(HERE / "infinity_peer.py"), str(folder / f"infinity-{precision}"), "{port}")
+    command = (
+        sys.executable,
+        "-P",
+        str(HERE / "infinity_peer.py"),
+        str(folder / f"infinity-{precision}"),
+        "{port}",
+    )
     environment = peer_environment(packages)
     return Arm(f"infinity {precision}", command, "/health", precision, "/embeddings", environment)
 

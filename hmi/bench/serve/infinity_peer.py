@@ -1,7 +1,7 @@
 """infinity over ONNX Runtime (its `optimum` engine) on one compute thread, as a process of its own.
 
-`python infinity_peer.py FOLDER PORT`: FOLDER is a model's folder with `config.json`, the tokenizer's files and
-one ONNX file. It needs infinity_emb, optimum, optimum-onnx, onnxruntime and transformers, and nothing of HMI.
+`python infinity_peer.py FOLDER PORT`: FOLDER is a model's folder with `config.json`, the tokenizer's files
+and one ONNX file. It needs infinity_emb, optimum, optimum-onnx, onnxruntime and transformers, and nothing of HMI.
 `POST /embeddings {"model", "input": [text, …]}` answers the texts' embeddings.
 """
 
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-import onnxruntime
+import onnxruntime  # type: ignore[import-not-found]
 
 
 def one_thread() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     folder, port = sys.argv[1:3]
     os.chdir(folder)  # optimum finds a local ONNX file by its relative path only
     one_thread()
-    from infinity_emb.cli import cli
+    from infinity_emb.cli import cli  # type: ignore[import-not-found]
 
     given = {
         "model-id": ".",

@@ -14,9 +14,9 @@ import argparse
 from collections import OrderedDict
 from typing import Any
 
-import litserve
+import litserve  # type: ignore[import-not-found]
 import numpy as np
-import onnxruntime
+import onnxruntime  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
 
 CHUNK = 4
