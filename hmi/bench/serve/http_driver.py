@@ -30,19 +30,19 @@ class Target:
 class Seen:
     """What the client saw: a time for each request in milliseconds, and the requests that failed.
 
-    `sent` also counts the requests that were answered after the measurement.
+    `in_time` counts the good answers within `seconds`.
     """
 
     ms: list[float]
     failed: dict[str, int]
     """Count by status; status 0: no answer."""
     seconds: float
-    sent: int
+    in_time: int
 
     @property
     def a_second(self) -> float:
         """Good answers a second."""
-        return (len(self.ms) - sum(self.failed.values())) / self.seconds
+        return self.in_time / self.seconds
 
     @property
     def failed_share(self) -> float:

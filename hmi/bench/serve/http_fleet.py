@@ -52,7 +52,7 @@ class Fleet:
             self.client.closed(*where, seconds=0.0, callers=callers, least=warm)
             before = server.cpu_s()
             seen = self.client.closed(*where, seconds=seconds, callers=callers, least=LEAST_CALLS)
-            return seen, (server.cpu_s() - before) / seen.sent
+            return seen, (server.cpu_s() - before) / len(seen.ms)
         finally:
             server.halt()
 

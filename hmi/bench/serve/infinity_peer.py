@@ -1,7 +1,8 @@
 """infinity over ONNX Runtime (its `optimum` engine) on one compute thread, as a process of its own.
 
 `python infinity_peer.py FOLDER PORT`: FOLDER is a model's folder with `config.json`, the tokenizer's files
-and one ONNX file. It needs infinity_emb, optimum, optimum-onnx, onnxruntime and transformers, and nothing of HMI.
+and one ONNX file. It needs infinity_emb, optimum, optimum-onnx, onnxruntime and transformers, and nothing of
+HMI.
 `POST /embeddings {"model", "input": [text, …]}` answers the texts' embeddings.
 """
 
