@@ -9,7 +9,13 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-SECTIONS = {"flat": "hmi.bench.serve.flat", "http": "hmi.bench.serve.http_calls"}
+SECTIONS = {
+    "flat": "hmi.bench.serve.flat",
+    "http": "hmi.bench.serve.http_calls",
+    "http_flat": "hmi.bench.serve.http_flat",
+    "response": "hmi.bench.serve.response",
+    "flood": "hmi.bench.serve.flood",
+}
 """The module of each section, by its name.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
