@@ -61,7 +61,7 @@ class _Masked(nn.Module):
 
 
 def exported(teacher: Encoder, path: Path) -> Path | None:
-    """Write the encoder as ONNX, (input_ids, mask) to rows. Returns None if onnx is not installed."""
+    """Write the encoder as ONNX to `path` and return it; None if the package `onnx` is not installed."""
     if _found("onnx") is None:
         return None
     example = torch.ones(2, 8, dtype=torch.int64)

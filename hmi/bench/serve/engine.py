@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hmi_kernels.encoder import fits
+
+from hmi.api.server_lock import owning
 from hmi.config import Settings
-from hmi.core import ModelId
+from hmi.core import ModelId, ModelVersion
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.engine.bundles import Bundles
+from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics, PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
@@ -23,7 +27,7 @@ CHOICE_S = 120.0
 
 
 class Watched(Metrics):
-    """Metrics that keep the engine's pool, whose bytes and names a benchmark reads."""
+    """Metrics that keep the engine's pool, whose counts a benchmark reads."""
 
     pool: AdapterPool[Any]
 
@@ -62,9 +66,11 @@ class Serving:
 async def serving(
     data: Path, first: ModelId, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
 ) -> AsyncIterator[Serving]:
-    """Run an engine on `data`; `first` is asked until the root's executor has been chosen."""
-    manager = Manager(Settings(data=data, job_workers=0, **settings))
-    try:
+    """Run an engine on `data`; `first` is asked until the root's executor has been chosen.
+
+    Raises Conflict if a server or another benchmark runs on the folder.
+    """
+    with owning(data), closing(Manager(Settings(data=data, job_workers=0, **settings))) as manager:
         stores = manager.registry, manager.plots, manager.adapters, manager.lowers
         bundles = bundles_of(data, *stores, manager.settings.precision)
         metrics = Watched()
@@ -73,18 +79,20 @@ async def serving(
         try:
             found = Serving(engine, manager, bundles, metrics)
             await found.ask(first, "first")
-            await _chosen(bundles)
+            await _chosen(bundles, manager.registry.model(first).live)
             yield found
         finally:
             await engine.stop()
-    finally:
-        manager.close()
 
 
-async def _chosen(bundles: Bundles) -> None:
-    """Wait until the executors have been measured. A root that fits no kernel has nothing to measure."""
-    until = time.monotonic() + CHOICE_S
-    while time.monotonic() < until and not all(measured for _, _, measured in bundles.executors()):
+async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
+    """Wait until the root's executor has been chosen. One that fits no kernel has no choice."""
+    upper = bundles.upper(version).now()
+    assert upper is not None, "the root has answered"
+    shape, until = upper.root.info.shape, time.monotonic() + CHOICE_S
+    while fits(shape.dim, shape.heads, shape.ffn) and not upper.executor.measured:
+        if time.monotonic() > until:
+            raise Unavailable("no executor was chosen for the root: see the log")
         await asyncio.sleep(0.05)
 
 
@@ -112,10 +120,10 @@ class Load:
         return self.answers / self.seconds
 
 
-async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float) -> Load:
-    """Let `callers` ask in turn, one text each at a time, for `seconds`; counts what is answered by then.
+async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
+    """Let `callers` ask in turn for `seconds`, and count what is answered by then.
 
-    After the last ask the first one follows.
+    Each call has `a_call` of the asks. After the last ask the first one follows.
     """
     loop, at, answered, tokens = asyncio.get_running_loop(), 0, 0, 0
     until = loop.time() + seconds
@@ -123,10 +131,10 @@ async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: flo
     async def caller() -> None:
         nonlocal at, answered, tokens
         while loop.time() < until:
-            mine, at = asks[at % len(asks)], at + 1
-            await serving.ask(mine.model, mine.text)
+            mine, at = [asks[i % len(asks)] for i in range(at, at + a_call)], at + a_call
+            await serving.engine.infer([TextRequest(ask.model, ask.text) for ask in mine])
             if loop.time() < until:
-                answered, tokens = answered + 1, tokens + mine.tokens
+                answered, tokens = answered + a_call, tokens + sum(ask.tokens for ask in mine)
 
     began, cpu = loop.time(), time.process_time()
     tasks = [asyncio.create_task(caller()) for _ in range(callers)]

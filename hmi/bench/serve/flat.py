@@ -13,7 +13,7 @@ from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Ask, Load, Serving, load, serving
 from hmi.bench.serve.home import Home
-from hmi.bench.serve.memory_of import free_bytes, resident_bytes
+from hmi.bench.serve.memory_of import free_bytes, resident
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.traffic import SHAPES, Shape, tenants_in_turn
 from hmi.config import Settings
@@ -122,10 +122,10 @@ def _rows(case: Case, rates: Rates) -> Iterator[Row]:
 async def _load_all(engine: Serving, home: Home, tenants: int) -> bool:
     """Load the modules of all tenants. Returns False, early, if they would not fit in memory."""
     await engine.ask_each(map(home.model, range(min(SAMPLED, tenants) // 2)), "warm")
-    first, before = min(SAMPLED, tenants) // 2, resident_bytes()
+    first, before = min(SAMPLED, tenants) // 2, resident().all
     last = min(SAMPLED + first, tenants)
     await engine.ask_each(map(home.model, range(first, last)), "warm")
-    each = max(0, resident_bytes() - before) / max(1, last - first)
+    each = max(0, resident().all - before) / max(1, last - first)
     if each * (tenants - last) > MEMORY_SHARE * free_bytes():
         return False
     await engine.ask_each(map(home.model, range(last, tenants)), "warm")

@@ -1,24 +1,43 @@
-"""Memory of this process, and of the machine."""
+"""Memory of this process, of the machine, and its page cache. Linux only."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def resident_bytes(pid: int | None = None) -> int:
-    """Return the bytes of a process that are in memory, by default of this one. Linux only."""
-    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+@dataclass(frozen=True)
+class Resident:
+    """The bytes of this process that are in memory."""
+
+    private: int
+    """Bytes that no file backs."""
+    mapped: int
+    """Bytes of mapped files, which the system's page cache holds anyway."""
+
+    @property
+    def all(self) -> int:
+        return self.private + self.mapped
 
 
-def private_bytes() -> int:
-    """Return the bytes of this process in memory that no file backs. Linux only."""
-    _, resident, shared = Path("/proc/self/statm").read_text().split()[:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+def resident() -> Resident:
+    """Read the kernel's counts of this process."""
+    _, pages, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+    size = os.sysconf("SC_PAGE_SIZE")
+    return Resident((pages - shared) * size, shared * size)
 
 
 def free_bytes() -> int:
-    """Return the bytes of memory that are available without swapping. Linux only."""
+    """Return the bytes of memory that are available without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def forget(path: Path) -> None:
+    """Drop a file's pages from the page cache, unless they are mapped."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)

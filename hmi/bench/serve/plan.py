@@ -9,13 +9,10 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-SECTIONS = {
-    "flat": "hmi.bench.serve.flat",
-    "http": "hmi.bench.serve.http_calls",
-    "http_flat": "hmi.bench.serve.http_flat",
-    "response": "hmi.bench.serve.response",
-    "flood": "hmi.bench.serve.flood",
-}
+IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
+OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
+"""Sections that run servers as processes of their own."""
+SECTIONS = {name: f"hmi.bench.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
 """The module of each section, by its name.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
@@ -80,6 +77,7 @@ QUICK = Plan(
     cold=3,
     mixed=6,
     quick=True,
+    sections=tuple(name for name in IN_PROCESS if name not in ON_REQUEST),
 )
 
 

@@ -14,7 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, TenantRecord, now
+from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Scope, TenantRecord, now
 from hmi.manager import Manager
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_input_size, head_queries
@@ -40,8 +40,8 @@ WRITERS = 4
 RANKS = (2, 4, 8, 16, 32)
 STD = 0.03
 """Standard deviation of a module's weights, of the size that training gives them."""
-HEAD_STD = 0.5
-"""The same of a head's: large enough that answers of two models differ."""
+HEAD_STD = 0.05
+"""The same of a head's: large enough that answers differ, small enough that no score is 1."""
 
 
 @dataclass(frozen=True)
@@ -95,27 +95,33 @@ def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> 
     The models of one call must have tenants of their own, unless they are versions in their order. A model
     that exists already stays as it is. Raises StorageFull.
     """
+    with ThreadPoolExecutor(WRITERS) as writers:
+        for at in range(0, len(models), AT_ONCE):
+            some = models[at : at + AT_ONCE]
+            versions = writers.map(lambda m: put_model(manager, ground, m), some)
+            publish_at_once(manager, [(m.id, version) for m, version in zip(some, versions, strict=True)])
+            yield at + len(some)
+
+
+def publish_at_once(manager: Manager, versions: Sequence[tuple[ModelId, ModelVersion]]) -> None:
+    """Publish versions in one transaction, with the tenants and keys that are missing."""
     database, table = RegistryDatabase.open(Layout(manager.settings.data).registry), Table()
+
+    def body(txn: RegistryTxn) -> None:
+        for model, version in versions:
+            _add_tenant(table, txn, model.tenant)
+            model_table.publish_model(table, txn, model, version)
+
     try:
-        with ThreadPoolExecutor(WRITERS) as writers:
-            for at in range(0, len(models), AT_ONCE):
-                some = models[at : at + AT_ONCE]
-                stored = list(writers.map(lambda m: put_model(manager, ground, m), some))
-
-                def body(txn: RegistryTxn, stored: Sequence[tuple[Model, ModelVersion]] = stored) -> None:
-                    for model, version in stored:
-                        _publish(table, txn, model, version)
-
-                database.write(body)
-                yield at + len(some)
+        database.write(body)
     finally:
         database.release()
 
 
-def put_model(manager: Manager, ground: Ground, model: Model) -> tuple[Model, ModelVersion]:
-    """Store a model's artefact. Returns the model and the record of its version. Raises StorageFull."""
+def put_model(manager: Manager, ground: Ground, model: Model) -> ModelVersion:
+    """Store a model's artefact and return the record of its version. Raises StorageFull."""
     artefact, size = manager.adapters.put(tensors_of(ground, model).joined())
-    version = ModelVersion(
+    return ModelVersion(
         version=model.number,
         artefact=artefact,
         domain=ground.plot.ref,
@@ -131,7 +137,6 @@ def put_model(manager: Manager, ground: Ground, model: Model) -> tuple[Model, Mo
         created=now(),
         job=f"{model.tenant}-{model.number}",
     )
-    return model, version
 
 
 def tensors_of(ground: Ground, model: Model) -> Artefact:
@@ -151,16 +156,11 @@ def tensors_of(ground: Ground, model: Model) -> Artefact:
     return Artefact(changed, outputs).map(lambda value: value.half())
 
 
-def _publish(table: Table, txn: RegistryTxn, model: Model, version: ModelVersion) -> None:
-    if txn.get(TENANT + model.tenant) is None:
-        table.put(txn, TENANT + model.tenant, TenantRecord(tenant=model.tenant, created=now()))
-        sha256 = hashlib.sha256(key_of(model.tenant).encode()).hexdigest()
-        key = KeyRecord(
-            key_id=f"k{sha256[:16]}",
-            sha256=sha256,
-            tenant=model.tenant,
-            scopes=("infer", "manage"),
-            created=now(),
-        )
-        key_table.put_key(table, txn, key)
-    model_table.publish_model(table, txn, model.id, version)
+def _add_tenant(table: Table, txn: RegistryTxn, tenant: str) -> None:
+    if txn.get(TENANT + tenant) is not None:
+        return
+    table.put(txn, TENANT + tenant, TenantRecord(tenant=tenant, created=now()))
+    sha256 = hashlib.sha256(key_of(tenant).encode()).hexdigest()
+    scopes: tuple[Scope, ...] = ("infer", "manage")
+    key = KeyRecord(key_id=f"k{sha256[:16]}", sha256=sha256, tenant=tenant, scopes=scopes, created=now())
+    key_table.put_key(table, txn, key)

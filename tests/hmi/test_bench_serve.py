@@ -1,0 +1,146 @@
+"""`hmi bench serve` on a tiny root: its sections measure, its home is as said, and its checks can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hmi.bench.serve.alone import alone
+from hmi.bench.serve.churn import Churn, Span
+from hmi.bench.serve.engine import serving
+from hmi.bench.serve.home import Home, build
+from hmi.bench.serve.isolation import Checked, _check, _write
+from hmi.bench.serve.memory import Samples
+from hmi.bench.serve.plan import QUICK, Plan
+from hmi.bench.serve.run import run, steps
+from hmi.bench.serve.tenants import mixed_spec
+from hmi.bench.serve.traffic import tenants_in_turn
+from hmi.config import Settings
+from hmi.core import ModelId
+from hmi.engine import TextRequest
+from hmi.errors import Conflict, InvalidInput
+from hmi.manager import Manager
+from tests.tiny import random_texts, write_tiny_source
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The quick plan on a tiny root."""
+    folder = tmp_path_factory.mktemp("bench-serve")
+    corpus = folder / "corpus.txt"
+    corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
+    source = str(write_tiny_source(folder / "source"))
+    return replace(
+        QUICK,
+        tenants=16,
+        seconds=0.05,
+        answers=64,
+        corpus=corpus,
+        source=source,
+        learn=True,
+        plots=folder / "plots",
+    )
+
+
+@pytest.fixture(scope="module")
+def home(quick: Plan, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    assert quick.plots is not None
+    return build(quick, quick.plots.parent / "data" / "bench-serve")
+
+
+def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
+    assert quick.plots is not None
+    reports: list[str] = []
+    rows = {row.id: row for row in run(quick, home.folder.parent, reports.append)}
+    assert len(reports) == steps(quick)
+    assert rows["answers_checked"].value >= quick.answers
+    assert rows["answers_wrong"].value == 0
+    assert rows["calls_with_other_errors"].value == 0
+    assert rows["nearest_two_models"].ok
+    assert rows["alone_beside_fp32_reference"].ok
+    assert rows["padding_share_16_texts_a_call"].value == 0
+    assert rows["tenant_bytes_disk"].value > 2 * 3_000
+    assert rows["flat_default_pool_128_tokens_uniform_16_over_1"].value > 0
+    assert rows["ready_s"].value > 0
+    drawn = {path.name for path in quick.plots.iterdir()}
+    assert drawn == {"flat.svg", "memory-cycles.svg", "memory-mixed-load.svg"}
+
+
+def test_the_home_has_tenants_with_models_that_all_differ(quick: Plan, home: Home) -> None:
+    manager = Manager(Settings(data=home.data, job_workers=0))
+    try:
+        records = [manager.registry.model(home.model(i)) for i in range(quick.tenants)]
+        assert len({record.live.artefact for record in records}) == quick.tenants
+        assert manager.verify() == ()
+    finally:
+        manager.close()
+    more = build(replace(quick, tenants=quick.tenants + 2), home.folder)
+    assert more.tenants == quick.tenants + 2
+    assert build(quick, home.folder).tenants == more.tenants
+    with pytest.raises(InvalidInput, match="another root or text"):
+        build(replace(quick, corpus=None), home.folder)
+
+
+def test_two_benchmarks_do_not_share_a_home(home: Home) -> None:
+    async def twice() -> None:
+        async with serving(home.data, home.model(0)):
+            with pytest.raises(Conflict):
+                async with serving(home.data, home.model(0)):
+                    pass
+
+    asyncio.run(twice())
+
+
+def test_texts_have_the_tokens_asked_for(home: Home) -> None:
+    texts = home.texts()
+    assert {texts.tokens(text) for text in texts.of(14, 20)} == {14}
+    lengths = [texts.tokens(text) for text in texts.of(None, 200)]
+    assert 45 < np.mean(lengths) < 70
+    assert max(lengths) <= 128
+
+
+def test_traffic_reaches_every_tenant_and_zipf_prefers_the_first() -> None:
+    uniform, zipf = (Counter(tenants_in_turn(s, 16, 4_000, seed=1).tolist()) for s in ("uniform", "zipf"))
+    assert set(uniform) == set(zipf) == set(range(16))
+    assert max(uniform.values()) < 2 * min(uniform.values())
+    assert zipf[0] > 10 * zipf[15]
+
+
+def test_mixed_models_have_every_kind_and_rank() -> None:
+    specs = [mixed_spec(i) for i in range(100)]
+    assert len({(s.kind, s.rank) for s in specs}) == 50
+
+
+def test_the_check_finds_a_wrong_answer_and_one_of_a_version_that_was_not_live(
+    quick: Plan, home: Home
+) -> None:
+    async def checked() -> tuple[Checked, Checked, Checked]:
+        async with serving(home.data, home.model(0)) as engine:
+            versions = _write(engine, 2)
+            texts = home.texts().of(14, 2)
+            reference = alone(engine, [v for both in versions for v in both], texts)
+            churn = Churn(engine.manager, versions, [ModelId(f"x{i:05}", "m") for i in range(2)])
+            answers = await engine.engine.infer([TextRequest(churn.models[0], texts[0], scores=True)])
+            found = Checked(), Checked(), Checked()
+            _check(found[0], reference, churn, 0, 0, answers[0], 0.0, 1.0)
+            _check(found[1], reference, churn, 1, 0, answers[0], 0.0, 1.0)  # another model's
+            churn._live[0] = [Span(1, 0.0)]
+            _check(found[2], reference, churn, 0, 0, answers[0], 0.0, 1.0)
+            return found
+
+    right, other, stale = asyncio.run(checked())
+    assert (right.wrong, other.wrong, stale.wrong) == (0, 1, 1)
+
+
+def test_growth_compares_the_end_with_the_beginning_after_the_warm_up() -> None:
+    samples = Samples(at=[float(i) for i in range(20)], bytes=[1] * 5 + [100] * 10 + [110] * 5)
+    assert samples.growth(5.0) == pytest.approx(1.10)
+
+
+def test_an_unknown_section_is_named_with_those_there_are(quick: Plan) -> None:
+    with pytest.raises(InvalidInput, match=r"'rain'.*isolation"):
+        steps(replace(quick, sections=("rain",)))
