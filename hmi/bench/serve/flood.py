@@ -13,7 +13,7 @@ from hmi.bench.floods.kinds import short_texts
 from hmi.bench.report import Row
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Client, Seen, client, quantile
-from hmi.bench.serve.http_fleet import wait_chosen
+from hmi.bench.serve.http_fleet import guard, wait_chosen
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report
 
@@ -35,21 +35,29 @@ def steps(plan: Plan) -> int:
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield the quiet tenant's times in short turns, alone and beside the flood, of all rounds together."""
     report("flood: starting")
+    guard(home)
     with tempfile.TemporaryDirectory(prefix="hmi-bench-flood-") as folder, client() as sender:
         with running(hmi(home.data), Path(folder)) as server, client() as flooder:
-            wait_chosen(server, sender, home)
-            for name, (texts, callers) in FLOODS.items():
-                alone: list[Seen] = []
-                beside: list[Seen] = []
-                for turn in range(plan.runs):
-                    report(f"flood, {name}: {turn + 1} of {plan.runs}")
-                    alone.append(_quiet(plan, home, server, sender, 2 * turn))
-                    seconds = plan.seconds + SETTLE_S
-                    _begin(home, server, flooder, texts, callers, seconds)
-                    time.sleep(SETTLE_S)
-                    beside.append(_quiet(plan, home, server, sender, 2 * turn + 1))
-                    flooder.end()
-                yield from _rows(name, alone, beside)
+            wait_chosen(plan, server, sender, home)
+            for name in FLOODS:
+                yield from _measured(plan, home, server, (sender, flooder), name, report)
+
+
+def _measured(
+    plan: Plan, home: Home, server: Server, clients: tuple[Client, Client], name: str, report: Report
+) -> Iterator[Row]:
+    """Measure one flood. `clients` send for the quiet tenant and for the other."""
+    sender, flooder = clients
+    alone: list[Seen] = []
+    beside: list[Seen] = []
+    for turn in range(plan.runs):
+        report(f"flood, {name}: {turn + 1} of {plan.runs}")
+        alone.append(_quiet(plan, home, server, sender, 2 * turn))
+        _begin(home, server, flooder, name, plan.seconds + SETTLE_S)
+        time.sleep(SETTLE_S)
+        beside.append(_quiet(plan, home, server, sender, 2 * turn + 1))
+        flooder.end()
+    yield from _rows(name, alone, beside)
 
 
 def _quiet(plan: Plan, home: Home, server: Server, sender: Client, seed: int) -> Seen:
@@ -62,7 +70,8 @@ def _quiet(plan: Plan, home: Home, server: Server, sender: Client, seed: int) ->
     return sender.opened(server.port, [server.arm.target(home, QUIET)], bodies, arrivals)
 
 
-def _begin(home: Home, server: Server, flooder: Client, texts: int, callers: int, seconds: float) -> None:
+def _begin(home: Home, server: Server, flooder: Client, name: str, seconds: float) -> None:
+    texts, callers = FLOODS[name]
     target, body = server.arm.target(home, FLOODER), server.arm.body(short_texts(texts))
     flooder.begin(server.port, [target], [body], turn=[(0, 0)], callers=callers, seconds=seconds, least=1)
 

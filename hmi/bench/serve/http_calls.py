@@ -15,7 +15,7 @@ import numpy as np
 from hmi.bench.report import Row
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Seen
-from hmi.bench.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, fleet, slug
+from hmi.bench.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, fleet, guard, slug
 from hmi.bench.serve.http_servers import Server
 from hmi.bench.serve.plan import Plan, Report
 
@@ -79,6 +79,7 @@ def steps(plan: Plan) -> int:
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield each arm's times, and HMI's divided by LitServe's: medians of the rounds' ratios."""
     report("http: starting the servers")
+    guard(home)
     missing: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="hmi-bench-http-") as folder:
         with fleet(plan, home, Path(folder), missing) as found:
@@ -166,9 +167,13 @@ def _own_work(plan: Plan, found: Fleet, report: Report) -> Iterator[Row]:
             for how, share in found_now.items():
                 shares.setdefault((case.name, how), []).append(share)
     for (name, how), values in shares.items():
-        goal = OWN_WORK_GOAL if how == "own_cpu" else None
-        value = round(statistics.median(values), 3)
-        yield Row(f"http_{name}_{how}_of_compute", value, "of the executor's time", goal, False, plan.runs)
+        goal, row = OWN_WORK_GOAL if how == "own_cpu" else None, f"http_{name}_{how}_of_compute"
+        value, unit = round(statistics.median(values), 3), "of the executor's time"
+        if value > 0:
+            yield Row(row, value, unit, goal, False, plan.runs)
+        else:
+            why = "the machine was busy: the executor took longer by the clock than the process's CPU time"
+            yield Row(row, None, unit, goal, False, plan.runs, why=why)
 
 
 def _stages(server: Server) -> dict[str, float]:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+LONGEST_S = 120.0
+"""A server that lets callers wait so much longer has failed: the process ends with an error."""
 _LOST = 0
 """The status of a request whose connection was lost, or that was not answered in time."""
 
@@ -129,7 +131,8 @@ async def closed(command: dict[str, Any]) -> dict[str, Any]:
                 connection = await _connect(command["port"])
         connection.close()
 
-    await asyncio.gather(*map(caller, connections))
+    async with asyncio.timeout_at(until + LONGEST_S):
+        await asyncio.gather(*map(caller, connections))
     seconds = max(last, until) - began
     return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds, "in_time": in_time}
 

@@ -14,7 +14,7 @@ from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Client, Target, client
-from hmi.bench.serve.http_fleet import wait_chosen
+from hmi.bench.serve.http_fleet import guard, wait_chosen
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.memory_of import free_bytes
 from hmi.bench.serve.plan import Plan, Report
@@ -43,6 +43,7 @@ def steps(plan: Plan) -> int:
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield ratios to one tenant's throughput: by the clock, and by the server's CPU time an answer."""
+    guard(home)
     curves: dict[str, dict[int, float]] = {}
     for pool in _pools(plan):
         report(f"http flat, {pool}: starting")
@@ -52,7 +53,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         size = plan.tenants * MODULE_BYTES if pool == "pool_of_all" else None
         with tempfile.TemporaryDirectory(prefix="hmi-bench-http-") as folder, client() as sender:
             with running(hmi(home.data, pool_bytes=size), Path(folder)) as server:
-                wait_chosen(server, sender, home)
+                wait_chosen(plan, server, sender, home)
                 targets = [server.arm.target(home, i) for i in range(max(plan.counts))]
                 if pool == "pool_of_all":
                     _ask_each(server, sender, targets)

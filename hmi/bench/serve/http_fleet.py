@@ -7,18 +7,21 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hmi.api.auth import has_admin_key
 from hmi.bench.report import Row
 from hmi.bench.serve import http_models
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Client, Seen, client
 from hmi.bench.serve.http_servers import Arm, Server, hmi, running
 from hmi.bench.serve.plan import Plan
+from hmi.config import Settings
 from hmi.errors import Unavailable
 from hmi.execution.precision import available
+from hmi.manager import Manager
 
 DEFAULT = "HMI"
 """The arm of HMI in the precision that its server takes by itself."""
@@ -71,7 +74,7 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
             data = copied(home, folder / f"data-{precision}")
             server = stack.enter_context(running(hmi(data, precision), folder))
             servers.append(server)
-            chosen.append(wait_chosen(server, sender, home))
+            chosen.append(wait_chosen(plan, server, sender, home))
             server.halt()
         for arm in [] if plan.quick else _peers(plan, folder / "models", missing):
             try:
@@ -80,6 +83,13 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
             except Unavailable as error:
                 missing.append(absent(arm.name, error))
         yield Fleet(servers, sender, home, chosen[0])
+
+
+def guard(home: Home) -> None:
+    """Make an administrator's key, if the home has none, so that the server checks the key of every call."""
+    with closing(Manager(Settings(data=home.data, job_workers=0))) as manager:
+        if not has_admin_key(manager.registry):
+            manager.create_key(None, ("admin",))
 
 
 def absent(name: str, error: Exception) -> Row:
@@ -102,14 +112,14 @@ def copied(home: Home, to: Path) -> Path:
     return to
 
 
-def wait_chosen(server: Server, sender: Client, home: Home) -> str:
+def wait_chosen(plan: Plan, server: Server, sender: Client, home: Home) -> str:
     """Ask the server, and wait until it has measured its executors. Returns the one that it chose.
 
-    A root that fits no kernel has none to measure: "".
+    A quick run does not wait.
     """
     target, body = [server.arm.target(home, 0)], [server.arm.body(["first"])]
     sender.closed(server.port, target, body, [(0, 0)], seconds=0.0)
-    until = time.monotonic() + CHOICE_S
+    until = time.monotonic() + (0.0 if plan.quick else CHOICE_S)
     while time.monotonic() < until:
         if found := _executor(server):
             return found

@@ -31,11 +31,12 @@ BATCHING = ("--calls", "16", "--wait-ms", "1")
 
 def write(packages: Path | None, folder: Path) -> None:
     """Write the models. Raises Unavailable that says which package is missing."""
-    command = [sys.executable, "-m", "hmi.bench.serve.http_models", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **peer_environment(packages)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unavailable(f"the peers' models were not written: {done.stderr.strip()[-300:]}")
+    for words in (["-c", "import onnx, onnxruntime"], ["-m", "hmi.bench.serve.http_models", str(folder)]):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unavailable(f"the peers' models were not written: {done.stderr.strip()[-300:]}")
 
 
 def litserve(folder: Path, precision: str, packages: Path | None) -> Arm:

@@ -20,7 +20,7 @@ from hmi.bench.serve import http_models
 from hmi.bench.serve.curves import shares_svg, times_svg
 from hmi.bench.serve.home import Home, tenant_of
 from hmi.bench.serve.http_driver import Client, Seen, client
-from hmi.bench.serve.http_fleet import absent, slug, wait_chosen
+from hmi.bench.serve.http_fleet import absent, guard, slug, wait_chosen
 from hmi.bench.serve.http_servers import Arm, Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report
 from hmi.errors import Unavailable
@@ -61,6 +61,7 @@ def steps(plan: Plan) -> int:
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield p50, p95 and p99 of each server by number of tenants and in the burst; draw them."""
     report("response times: starting the servers")
+    guard(home)
     constant: dict[str, dict[int, Seen]] = {}
     burst: dict[str, Seen] = {}
     missing: list[Row] = []
@@ -94,7 +95,7 @@ def _started(
 ) -> list[Server]:
     """Start HMI and the baselines, and halt all of them."""
     servers = [stack.enter_context(running(hmi(home.data), folder))]
-    wait_chosen(servers[0], sender, home)
+    wait_chosen(plan, servers[0], sender, home)
     servers[0].halt()
     for arm in [] if plan.quick else _baselines(plan, folder / "models", missing):
         try:
