@@ -69,8 +69,12 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         with client() as sender, ExitStack() as stack:
             servers = _started(plan, home, sender, Path(folder), stack, missing)
             yield from missing
-            for server in servers:
-                constant[server.arm.name] = _until_saturated(plan, home, server, sender, report)
+            for number in _numbers(plan):
+                for server in servers:
+                    report(f"response times, {number} tenants: {server.arm.name}")
+                    found = constant.setdefault(server.arm.name, {})
+                    if all(seen.at(0.95) <= SATURATED_MS for seen in found.values()):
+                        found[number] = _sent(home, server, sender, _constant(plan, number))
             for server in servers:
                 report(f"response times, burst: {server.arm.name}")
                 burst[server.arm.name] = _sent(home, server, sender, _burst(plan))
@@ -124,18 +128,6 @@ def _baselines(plan: Plan, models: Path, missing: list[Row]) -> list[Arm]:
     return [shared, http_models.litserve_dedicated(models, RESIDENT, plan.packages)]
 
 
-def _until_saturated(
-    plan: Plan, home: Home, server: Server, sender: Client, report: Report
-) -> dict[int, Seen]:
-    found: dict[int, Seen] = {}
-    for number in _numbers(plan):
-        report(f"response times, {number} tenants: {server.arm.name}")
-        if any(seen.at(0.95) > SATURATED_MS for seen in found.values()):
-            continue
-        found[number] = _sent(home, server, sender, _constant(plan, number))
-    return found
-
-
 def _constant(plan: Plan, tenants: int) -> Load:
     """Each tenant sends a text every second, from a random moment of the first second on."""
     draw = np.random.default_rng(tenants)
@@ -157,7 +149,7 @@ def _burst(plan: Plan) -> Load:
 
 
 def _sent(home: Home, server: Server, sender: Client, load: Load) -> Seen:
-    """Send the load to a server, after a few calls that warm it up."""
+    """Send the load to a server that holds the tenants' models in memory, or as many of them as it may."""
     texts = home.texts().of(None, TEXTS)
     tenants = range(load.tenants)
     targets = [server.arm.target(home, i % home.tenants) for i in tenants]
@@ -167,7 +159,8 @@ def _sent(home: Home, server: Server, sender: Client, load: Load) -> Seen:
     at = {body: i for i, body in enumerate(bodies)}
     server.go_on()
     try:
-        warm = [(t, at[each[t, x]]) for _, t, x in load.arrivals[:RESIDENT]]
+        first = {t: (t, at[each[t, x]]) for _, t, x in load.arrivals}
+        warm = list(first.values())[: RESIDENT if server.arm.path else None]
         sender.closed(server.port, targets, bodies, warm, seconds=0.0, callers=4, least=len(warm))
         return sender.opened(
             server.port, targets, bodies, [(s, t, at[each[t, x]]) for s, t, x in load.arrivals]
