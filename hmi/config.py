@@ -51,7 +51,7 @@ class Settings:
     """The number of compute threads; each runs one batch at a time."""
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
-    the fastest of fp32 and bf16 on this machine. Requests with `exact` always run in fp32."""
+    the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. If another tenant sent a request in the last second and has nothing waiting, a

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import hmi
 from hmi.errors import HmiError
 
 # The buckets of histograms.
@@ -23,6 +26,8 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TOP_TENANTS = 20
 """Tenants with metrics of their own; all others are summed."""
+RECENT_S = 30.0
+"""The busiest tenants are those with the most compute lately: what is this old counts half."""
 
 
 class PoolCounters(Protocol):
@@ -39,12 +44,12 @@ class PoolCounters(Protocol):
 
 
 class ExecutorTimes(Protocol):
-    """One executor's measured times, as `hmi.execution.choose.Measured` has them."""
+    """One executor's measured times, as `hmi.stores.profiles.Measured` has them."""
 
     @property
     def name(self) -> str: ...
     @property
-    def us_per_token(self) -> Iterable[float]: ...
+    def us_per_token(self) -> Mapping[str, float]: ...
 
 
 RootExecutors = tuple[str, str, Iterable[ExecutorTimes]]
@@ -65,8 +70,11 @@ class Usage:
     """Usage by tenant, in memory: one small record for each tenant that was active since the start."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._ranking = threading.Lock(), threading.Lock()
         self._by_tenant: dict[str, TenantUse] = {}
+        self._ranked: dict[str, tuple[float, float]] = {}
+        """By tenant, at the last ranking: its compute since the start, and its recent compute, in ms."""
+        self._ranked_at = 0.0
 
     def add(
         self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0
@@ -87,12 +95,16 @@ class Usage:
             self._by_tenant.pop(tenant, None)
 
     def top(self, count: int = TOP_TENANTS) -> dict[str, TenantUse]:
-        """The `count` busiest tenants, and the sum of the others as `_other`, which is no legal name."""
+        """The `count` busiest tenants of late, and the sum of the others as `_other`, which is no legal name.
+
+        Of tenants with the same recent compute, those with more requests come first.
+        """
         with self._lock:
             rows = dict(self._by_tenant)
-        busiest = heapq.nlargest(count, rows.items(), key=lambda item: (item[1].requests, item[0]))
-        result = dict(busiest)
-        rest = [use for name, use in rows.items() if name not in result]
+        recent = self._rank(rows)
+        busiest = heapq.nlargest(count, rows, key=lambda name: (recent[name], rows[name].requests, name))
+        result = {name: rows.pop(name) for name in busiest}
+        rest = rows.values()
         other = TenantUse(
             sum(use.requests for use in rest),
             sum(use.inputs for use in rest),
@@ -100,6 +112,18 @@ class Usage:
             sum(use.compute_ms for use in rest),
         )
         return {**result, "_other": other} if rest else result
+
+    def _rank(self, rows: Mapping[str, TenantUse]) -> dict[str, float]:
+        """Each tenant's recent compute; computed at scrapes, so that a batch's accounting stays short."""
+        with self._ranking:
+            at = time.monotonic()
+            left = 0.5 ** ((at - self._ranked_at) / RECENT_S)
+            ranked = {}
+            for name, use in rows.items():
+                before, recent = self._ranked.get(name, (0.0, 0.0))
+                ranked[name] = use.compute_ms, recent * left + max(0.0, use.compute_ms - before)
+            self._ranked, self._ranked_at = ranked, at
+            return {name: recent for name, (_, recent) in ranked.items()}
 
 
 class Lookups:
@@ -129,6 +153,8 @@ class Metrics:
         self.usage = Usage()
         self.lookups = Lookups()
         self.pool: PoolCounters | None = None
+        self.executors: Callable[[], Iterable[RootExecutors]] = tuple
+        """The executor of each root in memory, and the times that chose it."""
         self._requests = Counter(
             "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
         )
@@ -148,6 +174,17 @@ class Metrics:
         self._batch_tokens = Histogram(
             "hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry
         )
+        self._batch_tenants = Histogram(
+            "hmi_batch_tenants", "Tenants in a batch.", buckets=COUNTS, registry=self.registry
+        )
+        self._batch_seconds = Histogram(
+            "hmi_batch_seconds",
+            "Time of a batch on a compute thread: the rate of the sum, divided by hmi_compute_streams, is "
+            "the threads' busy share.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._streams = Gauge("hmi_compute_streams", "Compute threads.", registry=self.registry)
         self._plot = Counter(
             "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
         )
@@ -157,8 +194,14 @@ class Metrics:
             ["stage", "setting"],
             registry=self.registry,
         )
-        self._queue = Gauge("hmi_queue_tokens", "Tokens waiting for a batch.", registry=self.registry)
+        self._deadlines = Counter(
+            "hmi_deadline_misses",
+            "Calls that were not answered before their deadline.",
+            registry=self.registry,
+        )
         self.registry.register(_UsageCollector(self.usage))
+        self.registry.register(_MachineCollector())
+        ProcessCollector(registry=self.registry)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
         """Count an answer. `route` is the route's pattern, `outcome` is "ok" or the error's kind."""
@@ -169,9 +212,16 @@ class Metrics:
         """Observe the time of one batch in a stage, or of one text in the stage `queue`."""
         self._stage.labels(name).observe(seconds)
 
-    def batch(self, inputs: int, tokens: int) -> None:
+    def batch(self, inputs: int, tokens: int, tenants: int, seconds: float) -> None:
+        """Observe a batch that ran. `seconds` excludes what other batches took between its layers."""
         self._batch_inputs.observe(inputs)
         self._batch_tokens.observe(tokens)
+        self._batch_tenants.observe(tenants)
+        self._batch_seconds.observe(seconds)
+
+    def deadline_missed(self) -> None:
+        """Count a call that was not answered before its deadline."""
+        self._deadlines.inc()
 
     def execution_stage(self, stage: str, setting: str, inputs: int) -> None:
         """Count the texts of a batch that ran with this execution stage on."""
@@ -184,17 +234,25 @@ class Metrics:
             if count:
                 self._plot.labels(order).inc(count)
 
-    def watch_queue(self, tokens: Callable[[], int]) -> None:
-        """Report the tokens that wait in the queue at each scrape, on the scrape's thread."""
-        self._queue.set_function(tokens)
+    def watch_queue(
+        self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]], streams: int
+    ) -> None:
+        """Report what waits, read on the scrape's thread, and the number of compute threads.
 
-    def watch_pool(self, pool: PoolCounters) -> None:
-        """Report an adapter pool's own counters at each scrape."""
+        tokens: those that wait. texts: the number of those that wait, and the seconds that the oldest has
+        waited.
+        """
+        self._streams.set(streams)
+        self.registry.register(_QueueCollector(tokens, texts))
+
+    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
+        """Report an adapter pool's own counters, and its limit, at each scrape."""
         self.pool = pool
-        self.registry.register(_PoolCollector(pool))
+        self.registry.register(_PoolCollector(pool, limit_bytes))
 
     def watch_executors(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
         """Report the executor of each root in memory, and the times that chose it."""
+        self.executors = executors
         self.registry.register(_ExecutorCollector(executors))
 
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
@@ -213,19 +271,64 @@ class _UsageCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         families = {
             "requests": CounterMetricFamily("hmi_tenant_requests", "Inference requests.", labels=["tenant"]),
+            "inputs": CounterMetricFamily("hmi_tenant_inputs", "Texts answered.", labels=["tenant"]),
             "tokens": CounterMetricFamily("hmi_tenant_tokens", "Tokens inferred.", labels=["tenant"]),
         }
         compute = CounterMetricFamily("hmi_tenant_compute_seconds", "Compute time.", labels=["tenant"])
         for tenant, use in self._usage.top().items():
             families["requests"].add_metric([tenant], use.requests)
+            families["inputs"].add_metric([tenant], use.inputs)
             families["tokens"].add_metric([tenant], use.tokens)
             compute.add_metric([tenant], use.compute_ms / 1000)
         return [*families.values(), compute]
 
 
+class _QueueCollector(Collector):
+    def __init__(self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]]) -> None:
+        self._tokens, self._texts = tokens, texts
+
+    def collect(self) -> Iterable[Metric]:
+        texts, oldest_s = self._texts()
+        return [
+            GaugeMetricFamily("hmi_queue_tokens", "Tokens waiting for a batch.", self._tokens()),
+            GaugeMetricFamily("hmi_queue_texts", "Texts waiting for a batch.", texts),
+            GaugeMetricFamily(
+                "hmi_queue_oldest_seconds", "Age of the text that has waited longest.", oldest_s
+            ),
+        ]
+
+
+class _MachineCollector(Collector):
+    def collect(self) -> Iterable[Metric]:
+        about = GaugeMetricFamily("hmi_info", "1 for the release that runs.", labels=["version"])
+        about.add_metric([hmi.__version__], 1)
+        memory = GaugeMetricFamily(
+            "hmi_memory_bytes",
+            "Resident memory: the process's own (anonymous), and mapped files such as PLOTs and modules.",
+            labels=["tier"],
+        )
+        for tier, size in resident().items():
+            memory.add_metric([tier], size)
+        clock = GaugeMetricFamily(
+            "hmi_scrape_timestamp_seconds", "When these values were read, in Unix time.", time.time()
+        )
+        return [about, memory, clock]
+
+
+def resident() -> dict[str, int]:
+    """This process's resident bytes, `anonymous` and of `files`. Empty where there is no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    tiers = {"anonymous": "RssAnon", "files": "RssFile"}
+    return {tier: int(found[name].split()[0]) * 1024 for tier, name in tiers.items() if name in found}
+
+
 class _PoolCollector(Collector):
-    def __init__(self, pool: PoolCounters) -> None:
-        self._pool = pool
+    def __init__(self, pool: PoolCounters, limit_bytes: int) -> None:
+        self._pool, self._limit_bytes = pool, limit_bytes
 
     def collect(self) -> Iterable[Metric]:
         events = CounterMetricFamily("hmi_adapter_pool", "Adapter pool events.", labels=["event"])
@@ -234,7 +337,10 @@ class _PoolCollector(Collector):
         events.add_metric(["eviction"], self._pool.evictions)
         size = GaugeMetricFamily("hmi_adapter_pool_bytes", "Bytes of resident adapters.")
         size.add_metric([], self._pool.bytes)
-        return [events, size]
+        limit = GaugeMetricFamily(
+            "hmi_adapter_pool_limit_bytes", "The most bytes of resident adapters.", self._limit_bytes
+        )
+        return [events, size, limit]
 
 
 class _ExecutorCollector(Collector):
@@ -245,14 +351,14 @@ class _ExecutorCollector(Collector):
         runs = GaugeMetricFamily("hmi_executor", "1 for the executor of a root.", labels=["root", "executor"])
         times = GaugeMetricFamily(
             "hmi_executor_token_seconds",
-            "Measured time of one token, by executor and batch: 0 is one short text, 1 is four texts.",
+            "Measured time of one token, by executor and batch: a short text, a long one, a mixed batch.",
             labels=["root", "executor", "batch"],
         )
         for root, name, measured in self._executors():
             runs.add_metric([root, name], 1)
             for one in measured:
-                for batch, us in enumerate(one.us_per_token):
-                    times.add_metric([root, one.name, str(batch)], us / 1e6)
+                for batch, us in one.us_per_token.items():
+                    times.add_metric([root, one.name, batch], us / 1e6)
         return [runs, times]
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from aiohttp import web
 
@@ -25,6 +25,9 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+
+if TYPE_CHECKING:
+    from hmi.engine.bundles import Bundles
 
 DRAIN_S = 26
 """Longest wait at shutdown for accepted requests. Closing the connections (`hmi.api.leaving`) then takes
@@ -44,8 +47,10 @@ def create_app(settings: Settings) -> web.Application:
     return application(build_services(settings))
 
 
-def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
-    """Create the engine.
+def build_engine(
+    manager: Manager, metrics: Metrics, bundles_of: Callable[..., Bundles] | None = None
+) -> InferenceEngine:
+    """Create the engine. `bundles_of` makes its bundles in place of `Bundles`, for measurements.
 
     The import is here since it loads torch, which takes seconds: commands that ask no model need not wait.
     """
@@ -56,7 +61,7 @@ def build_engine(manager: Manager, metrics: Metrics) -> InferenceEngine:
     settings = manager.settings
     check_precision(settings.precision)
     stores = manager.registry, manager.plots, manager.adapters, manager.lowers
-    bundles = Bundles(settings.data, *stores, settings.precision)
+    bundles = (bundles_of or Bundles)(settings.data, *stores, settings.precision)
     metrics.watch_executors(bundles.executors)
     return Engine(bundles, settings, metrics, manager.misses)
 

@@ -119,6 +119,27 @@ class RollbackModel(Request):
     version: int = Field(ge=1, le=2**31)
 
 
+class ExecutorTimes(Answer):
+    executor: str
+    us_per_token: dict[str, float] = Field(
+        description="Microseconds of processor time a token, by the name of the measured batch."
+    )
+    cosine: float = Field(description="The least cosine of a row to the same row of packed torch in fp32.")
+
+
+class ExecutionView(Answer):
+    """What runs a root's upper layers, and the times that chose it."""
+
+    executor: str = Field(
+        description="What runs, or for a root that is not in memory would run: usually the fastest that "
+        "the setting HMI_PRECISION allows."
+    )
+    precision: str = Field(description="What its products multiply: fp32, bf16 or int8.")
+    measured_at: str
+    batches: dict[str, list[int]] = Field(description="Tokens of each text of the measured batches.")
+    measured: list[ExecutorTimes]
+
+
 class RootView(Answer):
     root: str
     version: str
@@ -133,6 +154,7 @@ class RootView(Answer):
     )
     fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The fidelity for each kind of text.")
     bytes: int
+    execution: ExecutionView | None = Field(description="Null while it is not measured on this machine.")
 
 
 class RootList(Answer):

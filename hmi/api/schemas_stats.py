@@ -19,5 +19,6 @@ class StatsView(Answer):
     )
     disk_bytes: dict[str, int] = Field(description="Bytes on disk, by kind of artefact.")
     memory_bytes: dict[str, int] = Field(
-        description="Bytes of the adapters that the adapter pool holds in memory."
+        description="Bytes of the adapters that the adapter pool holds in memory; and resident bytes of the "
+        "process: its own (anonymous), and of mapped files such as PLOTs."
     )

@@ -7,12 +7,14 @@ from typing import Any
 
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
-from hmi.api.schemas_manage import KeyView, ModelView, RootView, TenantView
+from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
+from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
-from hmi.metrics import Metrics
+from hmi.metrics import Metrics, resident
 from hmi.stores.job_table import target_of
+from hmi.stores.profiles import Profile
 
 ORDER_NAMES = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
@@ -37,7 +39,11 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
     )
 
 
-def root_view(root: RootRecord) -> RootView:
+def root_view(
+    root: RootRecord, profile: Profile | None, precision: str, running: str | None = None
+) -> RootView:
+    """profile: the root's on this machine. precision: the setting. running: the executor, if the root is in
+    memory."""
     return RootView(
         root=root.name,
         version=root.version,
@@ -50,6 +56,21 @@ def root_view(root: RootRecord) -> RootView:
         fidelity=root.fidelity,
         fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,
+        execution=None if profile is None else execution_view(profile, precision, running),
+    )
+
+
+def execution_view(profile: Profile, precision: str, running: str | None = None) -> ExecutionView:
+    best = running or fastest(profile.measured, precision).name
+    return ExecutionView(
+        executor=best,
+        precision=precision_of(best),
+        measured_at=profile.measured_at,
+        batches={name: list(lengths) for name, lengths in profile.batches.items()},
+        measured=[
+            ExecutorTimes(executor=m.name, us_per_token=m.us_per_token, cosine=m.cosine)
+            for m in profile.measured
+        ],
     )
 
 
@@ -109,7 +130,7 @@ def stats_view(found: Mapping[str, Any], metrics: Metrics) -> StatsView:
         plot_entries=_by_name(found["plot_entries"]),
         plot_lookups=metrics.lookups.by_domain(),
         disk_bytes=dict(found["bytes"]),
-        memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes},
+        memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes, **resident()},
     )
 
 

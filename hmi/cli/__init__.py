@@ -25,6 +25,8 @@ COMMANDS = {
     "settings": ("settings", "show"),
     "bench": ("bench", "bench"),
     "check": ("check", "check"),
+    "profile": ("profile", "profile"),
+    "top": ("top", "top"),
 }
 
 

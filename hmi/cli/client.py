@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +108,7 @@ class Client:
         query: Mapping[str, str] | None,
         once: str | None,
     ) -> Any:
-        url = self.url.rstrip("/") + quote(path, safe="/%") + (f"?{urlencode(query)}" if query else "")
-        request = urllib.request.Request(url, method=method)
-        if self.key:
-            request.add_header("Authorization", f"Bearer {self.key}")
+        request = self._request(method, path, f"?{urlencode(query)}" if query else "")
         if once:
             request.add_header("Idempotency-Key", once)
         if files:
@@ -121,10 +118,23 @@ class Client:
             request.data = json.dumps(body).encode()
         return self._open(request)
 
-    def _open(self, request: urllib.request.Request) -> Any:
+    def text(self, path: str) -> str:
+        """Return the answer of a GET as text. Raises as `request`, and never tries again."""
+        request = self._request("GET", path)
+        found: str = self._open(request, lambda answer: answer.read().decode(errors="replace"))
+        return found
+
+    def _request(self, method: str, path: str, query: str = "") -> urllib.request.Request:
+        url = self.url.rstrip("/") + quote(path, safe="/%") + query
+        request = urllib.request.Request(url, method=method)
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        return request
+
+    def _open(self, request: urllib.request.Request, read: Callable[[Any], Any] = json.load) -> Any:
         try:
             with _OPENER.open(request, timeout=self.timeout_s) as answer:
-                return json.load(answer)
+                return read(answer)
         except urllib.error.HTTPError as error:
             raise _remote(error) from error
         except (OSError, http.client.HTTPException) as error:

@@ -20,6 +20,7 @@ from hmi.cli.options import (
     yes_option,
 )
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
+from hmi.cli.profile import print_execution
 from hmi.cli.progress import finish
 from hmi.cli.session import Calls, Session, segment
 from hmi.errors import NotFound
@@ -122,16 +123,19 @@ def list_(session: Session, as_json: bool) -> None:
 @as_json
 @pass_session
 def show(session: Session, name: str, as_json: bool) -> None:
-    """Show a root and its fidelity."""
+    """Show a root, its fidelity, and the executor that runs it on this machine or server."""
     with session.calls() as calls:
         found = _root(calls, name)
     if as_json:
         print_json(found)
         return
-    by_kind = found.pop("fidelity_by_kind")
-    print_fields({**found, "bytes": size(found["bytes"])})
+    by_kind, execution = found.pop("fidelity_by_kind"), found.pop("execution")
+    runs = "not measured yet" if execution is None else execution["executor"]
+    print_fields({**found, "bytes": size(found["bytes"]), "executor": runs})
     if by_kind:
         print_fidelity(by_kind)
+    if execution is not None:
+        print_execution(name, execution)
 
 
 @root.command(cls=FolderCommand)

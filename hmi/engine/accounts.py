@@ -30,7 +30,8 @@ class Accounts:
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times
         self._metrics.stage("retrieve", times.retrieve_s)
         self._metrics.stage("compute", times.compute_s)
-        self._metrics.batch(len(pieces), tokens)
+        tenants = len({piece.item.tenant for piece in pieces})
+        self._metrics.batch(len(pieces), tokens, tenants, times.retrieve_s + times.compute_s)
         for name, setting in plan.on.items():
             self._metrics.execution_stage(name, setting.name, len(pieces))
         for piece, hits in zip(pieces, ran.batch.hits, strict=True):

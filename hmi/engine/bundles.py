@@ -15,7 +15,7 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
 from hmi.execution.base import Executor
-from hmi.execution.choose import Chosen, Measured, executor_for
+from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
@@ -26,6 +26,7 @@ from hmi.model.tasks import TaskKind
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
+from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
@@ -158,7 +159,7 @@ class Bundles:
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         root = load_root(self._folder(version))
-        return Upper(root, executor_for(root, self._precision))
+        return Upper(root, executor_for(root, self._precision, Profiles(self._layout)))
 
     def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:

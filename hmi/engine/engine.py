@@ -29,6 +29,7 @@ from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.waiting import WaitingTexts
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
@@ -76,8 +77,9 @@ class Engine:
         self._pace = Pace()
         self._queue = BatchQueue(settings.queue_tokens, self._pace)
         pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
-        metrics.watch_pool(pool)
-        metrics.watch_queue(lambda: self._queue.tokens)
+        metrics.watch_pool(pool, settings.pool_bytes)
+        self._waiting = WaitingTexts()
+        metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
         self._runner = Runner(self._planner.stages, misses)
@@ -152,11 +154,14 @@ class Engine:
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
         sinks = [Waiting() for _ in requests]
-        self._queue.put([Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)])
+        items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)]
+        self._queue.put(items)
+        self._waiting.add(items)
         try:
             self._interleave()
             return list(await asyncio.gather(*(sink.answer for sink in sinks)))
         finally:
+            self._waiting.remove(items)
             for sink in sinks:
                 sink.drop()
 

@@ -6,7 +6,19 @@ and stages share, `base` the interfaces, and `choose` picks an executor for a ro
 
 from __future__ import annotations
 
-from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
-from hmi.execution.batch import BatchKey, Left, Rows
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
+    from hmi.execution.batch import BatchKey, Left, Rows
 
 __all__ = ["BatchKey", "Executor", "Hook", "Left", "Pause", "Rows", "Weights", "no_pause"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name at its first use: `base` and `batch` import torch, which takes seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "batch" if name in ("BatchKey", "Left", "Rows") else "base"
+    return getattr(importlib.import_module(f"hmi.execution.{room}"), name)

@@ -1,4 +1,7 @@
-"""The choice of a root's executor: the fastest on this machine of those that the settings allow."""
+"""The choice of a root's executor: the fastest on this machine of those that the settings allow.
+
+The times are measured once on a machine and kept (`hmi.stores.profiles`); `hmi.execution.fastest` decides.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +13,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from statistics import fmean
 
 import torch
 from hmi_kernels.encoder import fits
-from torch import Tensor, nn
+from torch import Tensor
 
-from hmi.errors import InvalidInput
+from hmi.core import now
+from hmi.errors import HmiError, InvalidInput
 from hmi.execution.base import Executor, Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.fastest import ALLOWED, fastest, precision_of
+from hmi.execution.machine import fingerprint
 from hmi.execution.packed import PackedExecutor, pack_upper
 from hmi.execution.precision import available
 from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
-from hmi.model.shape import EncoderShape
+from hmi.stores.failures import tell
+from hmi.stores.profiles import Measured, Profile, Profiles
 
 log = logging.getLogger("hmi.execution")
-ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}
-"""The precisions that compete under a setting. The settings bf16 and int8 allow themselves alone."""
-MIN_COSINE = 0.999
-"""Under `auto`, an executor is rejected if a row has a smaller cosine to the same row in fp32."""
-PROBES = ((16,), (64, 32, 96, 64))
-"""Lengths of the texts of the measured batches: one short text, and four longer ones."""
-ROUNDS = 3
-"""Timed runs of each batch. The fastest counts."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One executor on this machine."""
-
-    name: str
-    """`packed fp32`, `fused bf16` and so on."""
-    us_per_token: tuple[float, ...]
-    """Microseconds a token, for each batch of PROBES."""
-    cosine: float
-    """The least cosine of a row to the same row of packed torch in fp32."""
-
-    def __str__(self) -> str:
-        return f"{self.name} {'/'.join(f'{t:.0f}' for t in self.us_per_token)}"
+PROBES: dict[str, tuple[int, ...]] = {"short": (16,), "long": (128,), "mixed": (12, 96, 20, 64, 32, 64)}
+"""The measured batches, and the tokens of their texts."""
+REFERENCE = "packed fp32"
+ROUNDS, ROUNDS_TOKENS = 3, 384
+"""The least runs of each batch that are timed, and the least tokens of all its runs. The fastest counts."""
+Progress = Callable[[str, int, int], None]
+"""Called before each step of a measurement with its name, the number of steps done, and of all steps."""
 
 
 class Chosen:
@@ -63,7 +52,7 @@ class Chosen:
 
     def __init__(self, reference: Executor) -> None:
         self._reference = self._best = reference
-        self.name = "packed fp32"
+        self.name = REFERENCE
         self.measured: tuple[Measured, ...] = ()
 
     @property
@@ -77,7 +66,7 @@ class Chosen:
     @property
     def precision(self) -> str:
         """What its products multiply: `fp32`, `bf16` or `int8`."""
-        return self.name.rpartition(" ")[2]
+        return precision_of(self.name)
 
     def fits(self, key: BatchKey) -> bool:
         return self._for(key).fits(key)
@@ -110,53 +99,130 @@ def check_precision(wanted: str) -> None:
         )
 
 
-def executor_for(root: Root, wanted: str = "auto", *, wait: bool = False) -> Chosen:
+def executor_for(
+    root: Root, wanted: str = "auto", profiles: Profiles | None = None, *, wait: bool = False
+) -> Chosen:
     """Return an executor that owns the root's upper layers. Prepares the layers in place.
 
-    `wanted` is the setting `precision`. A thread builds and measures the compiled executors, which takes a
-    second. The first time on a machine it also compiles their kernels, which takes some ten seconds. Tests
-    and benchmarks `wait` for it; a server runs the reference meanwhile.
+    `wanted` is the setting `precision`. If `profiles` holds the root's times on this machine, the fastest
+    executor alone is built, and runs from the first batch on if its kernels were compiled before. Otherwise a
+    thread does what is missing while the reference runs: it compiles the kernels, which takes some ten
+    seconds, builds all executors and measures them, which takes a second or two, and keeps the times. Tests
+    and benchmarks `wait` for it.
     """
-    shape, upper = root.info.shape, copy.deepcopy(root.upper)
-    pack_upper(root.upper)
-    chosen = Chosen(PackedExecutor(root.upper, shape))
-    if fits(shape.dim, shape.heads, shape.ffn):
-        args = chosen, upper, root, wanted
-        work = threading.Thread(target=_choose, args=args, name="hmi-choose", daemon=True)
-        work.start()
-        if wait:
-            work.join()
-    elif wanted not in ALLOWED:
-        log.warning("root %s runs in fp32: its sizes do not fit the kernels of %s", root.info.name, wanted)
+    upper = _Upper(root)
+    chosen = Chosen(upper.reference)
+    if not upper.fits:
+        if wanted not in ALLOWED:
+            log.warning(
+                "root %s runs in fp32: its sizes do not fit the kernels of %s", root.info.name, wanted
+            )
+        return chosen
+    known = None if profiles is None else profiles.get(root.info.name, root.info.version, fingerprint())
+    if known is not None and _at_hand(fastest(known.measured, wanted).name):
+        _choose(chosen, upper, wanted, known, None)
+        return chosen
+    args = chosen, upper, wanted, known, profiles
+    work = threading.Thread(target=_choose, args=args, name="hmi-choose", daemon=True)
+    work.start()
+    if wait:
+        work.join()
     return chosen
 
 
-def _choose(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
+def _silent(step: str, done: int, of: int) -> None:
+    """A `Progress` that reports nothing."""
+
+
+def measure(root: Root, progress: Progress = _silent) -> Profile:
+    """Measure all executors of a root on this machine. Prepares its upper layers in place.
+
+    Lets torch run on one thread from now on, as the engine does. Raises RuntimeError if the kernels cannot be
+    compiled.
+    """
+    torch.set_num_threads(1)
+    return _measured_all(_Upper(root), progress)
+
+
+class _Upper:
+    """A root's upper layers as they were trained, and the executors made of them, each built once."""
+
+    def __init__(self, root: Root) -> None:
+        self.root, self._shape = root, root.info.shape
+        self.fits = fits(self._shape.dim, self._shape.heads, self._shape.ffn)
+        self._layers = copy.deepcopy(root.upper) if self.fits else None
+        pack_upper(root.upper)
+        self.reference = PackedExecutor(root.upper, self._shape)
+        self._built: dict[str, Executor] = {REFERENCE: self.reference}
+
+    def names(self) -> list[str]:
+        """The executors that this processor can run, the reference first."""
+        return [REFERENCE, *(f"fused {p}" for p in available() if self.fits)]
+
+    def executor(self, name: str) -> Executor:
+        if name not in self._built:
+            from hmi.execution.fused import FusedExecutor  # compiles the kernels, or loads them
+
+            assert self._layers is not None
+            precision = next(p for p in available() if name == f"fused {p}")
+            self._built[name] = FusedExecutor(self._layers, self._shape, precision)
+        return self._built[name]
+
+    def close(self) -> None:
+        """Give back the memory of all that was not taken."""
+        self._layers = None
+        self._built.clear()
+        give_back_memory()
+
+
+def _choose(
+    chosen: Chosen, upper: _Upper, wanted: str, known: Profile | None, profiles: Profiles | None
+) -> None:
     """Take the fastest executor. Whatever fails, the reference goes on."""
+    name = upper.root.info.name
     try:
-        _take_fastest(chosen, upper, root, wanted)
+        profile = known or _measured_all(upper)
+        best = fastest(profile.measured, wanted).name
+        if known is not None and not _at_hand(best):
+            _compile_apart()
+        chosen.take(upper.executor(best), best, profile.measured)
+        if known is None and profiles is not None:
+            told = ", ".join(map(str, profile.measured))
+            log.info("root %s is measured and runs on %s (microseconds a token: %s)", name, best, told)
+            _keep(profiles, upper.root, profile)
     except Exception:
-        log.exception("root %s stays on packed torch: no other executor could be measured", root.info.name)
-    give_back_memory()  # of the executors that were built and not taken
+        log.exception("root %s stays on packed torch: no other executor could be built or measured", name)
+    upper.close()
 
 
-def _take_fastest(chosen: Chosen, upper: nn.ModuleList, root: Root, wanted: str) -> None:
-    shape, found = root.info.shape, _candidates(upper, root, wanted)
-    base = _measured("packed fp32", chosen, chosen, shape)
-    measured = [_measured(name, executor, chosen, shape) for name, executor in found.items()]
-    able = [m for m in measured if wanted != "auto" or m.cosine >= MIN_COSINE]
-    best = min([*able, *([base] if wanted in ALLOWED else [])], key=lambda m: _slowness(m, base))
-    chosen.take(found.get(best.name), best.name, [base, *measured])
-    told = ", ".join(map(str, (base, *measured)))
-    log.debug("root %s runs on %s (microseconds a token: %s)", root.info.name, chosen.name, told)
+def _keep(profiles: Profiles, root: Root, profile: Profile) -> None:
+    try:
+        profiles.put(root.info.name, root.info.version, profile)
+    except (HmiError, OSError) as error:
+        tell(log, f"the profile of root {root.info.name} could not be kept", error)
 
 
-def _candidates(upper: nn.ModuleList, root: Root, wanted: str) -> dict[str, Executor]:
-    _compile_apart()
-    from hmi.execution.fused import FusedExecutor
+def _measured_all(upper: _Upper, progress: Progress = _silent) -> Profile:
+    """Build and measure every executor. Raises RuntimeError if the kernels cannot be compiled."""
+    names, measured = upper.names(), list[Measured]()
+    if upper.fits:
+        progress("compiling", 0, len(names))
+        _compile_apart()
+    dim, longest = upper.root.dim, upper.root.max_length
+    probes = {name: tuple(min(n, longest) for n in lengths) for name, lengths in PROBES.items()}
+    for step, name in enumerate(names):
+        progress(name, step, len(names))
+        measured.append(_measured(name, upper.executor(name), upper.reference, dim, probes))
+    return Profile(machine=fingerprint(), measured_at=now(), batches=probes, measured=tuple(measured))
 
-    shape, allowed = root.info.shape, ALLOWED.get(wanted, (wanted,))
-    return {f"fused {p}": FusedExecutor(upper, shape, p) for p in available() if p in allowed}
+
+def _at_hand(name: str) -> bool:
+    """Return whether the executor, which was measured here before, can be built in less than a second."""
+    if name == REFERENCE:
+        return True
+    from hmi_kernels.encoder.isa import compiled  # numba, which takes a third of a second
+
+    return compiled()
 
 
 @cache
@@ -177,23 +243,20 @@ def _compile_apart() -> None:
         raise RuntimeError(f"the kernels cannot be compiled here (exit status {child.returncode}: {last})")
 
 
-def _slowness(one: Measured, base: Measured) -> float:
-    """The mean of its times over the base's: each probe counts the same."""
-    return fmean(t / b for t, b in zip(one.us_per_token, base.us_per_token, strict=True))
-
-
 @torch.inference_mode()
-def _measured(name: str, executor: Executor, reference: Executor, shape: EncoderShape) -> Measured:
-    longest = shape.positions
-    times, cosine, g = [], 1.0, torch.Generator().manual_seed(0)
-    for lengths in ([min(n, longest) for n in probe] for probe in PROBES):
-        rows = Rows.packed(torch.randn(sum(lengths), shape.dim, generator=g), offsets_of(lengths))
+def _measured(
+    name: str, executor: Executor, reference: Executor, dim: int, probes: Mapping[str, Sequence[int]]
+) -> Measured:
+    times, cosine, g = {}, 1.0, torch.Generator().manual_seed(0)
+    for probe, lengths in probes.items():
+        rows = Rows.packed(torch.randn(sum(lengths), dim, generator=g), offsets_of(lengths))
         work = _work(executor, rows, len(lengths))
         ours, theirs = work(), _work(reference, rows, len(lengths))()
         close = float(torch.cosine_similarity(ours, theirs).min())
         cosine = min(cosine, close if math.isfinite(close) else -1.0)
-        times.append(1e6 * min(_seconds(work) for _ in range(ROUNDS)) / sum(lengths))
-    return Measured(name, tuple(times), cosine)
+        rounds = max(ROUNDS, ROUNDS_TOKENS // sum(lengths))
+        times[probe] = 1e6 * min(_seconds(work) for _ in range(rounds)) / sum(lengths)
+    return Measured(name=name, us_per_token=times, cosine=cosine)
 
 
 def _work(executor: Executor, rows: Rows, texts: int) -> Callable[[], Tensor]:

@@ -17,6 +17,7 @@ from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
+from hmi.stores.profiles import Profiles
 from hmi.stores.registry import Registry
 
 
@@ -25,6 +26,7 @@ class Roots:
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
+        self.profiles = Profiles(parts.layout)
 
     def import_root(
         self,
@@ -53,6 +55,7 @@ class Roots:
         for text in texts.values():
             checked_corpus(text, field="text")
         self.drop_stray(name)
+        self.profiles.drop(name)
         return self._parts.runner.submit("import_root", spec.stored(), inputs=texts)
 
     def _repair(
@@ -90,6 +93,7 @@ class Roots:
         self._parts.registry.delete_root(name)
         with suppress(FileNotFoundError):
             shutil.rmtree(self._parts.layout.roots / name)
+        self.profiles.drop(name)
 
     def drop_stray(self, name: str) -> bool:
         """Remove the PLOT of an import that failed before the root was published. Returns whether

@@ -42,6 +42,14 @@ class Layout:
         return self.roots / name / version
 
     @property
+    def profiles(self) -> Path:
+        return self.data / "profiles"
+
+    def profile(self, root: str, version: str) -> Path:
+        """The measured times of the executors of a root's version."""
+        return self.profiles / root / f"{version}.json"
+
+    @property
     def lowers(self) -> Path:
         return self.data / "lowers"
 

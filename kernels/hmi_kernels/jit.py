@@ -30,6 +30,14 @@ def _stamp() -> str:
 STAMP = _stamp()
 
 
+def kept(folder: Path) -> bool:
+    """Return whether machine code of the sources in `folder`, as they are now, lies beside them.
+
+    False also where numba keeps it elsewhere (NUMBA_CACHE_DIR, or sources that cannot be written beside).
+    """
+    return any((folder / "__pycache__").glob(f"*.{STAMP[:16]}*.nbc"))
+
+
 def _jit(function: F, **options: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     # numba's cache compares only the date of the function's own file, so after a change of a helper in

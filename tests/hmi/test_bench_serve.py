@@ -39,6 +39,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         tenants=16,
         seconds=0.05,
         answers=64,
+        sections=("flat", "cold", "pieces", "memory", "isolation"),
         corpus=corpus,
         source=source,
         learn=True,

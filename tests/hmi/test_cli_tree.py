@@ -29,6 +29,7 @@ COMMANDS = {
     "bench path": "",
     "bench plot": "--corpus FILE",
     "bench quality": "--sets . --corpora . --out OUT",
+    "bench serve": "",
     "bench steps": "--sets . --corpora .",
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
@@ -61,6 +62,7 @@ COMMANDS = {
     "model show": "acme.m",
     "model update": "acme.m ROWS",
     "openapi": "",
+    "profile": "tiny",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -81,6 +83,7 @@ COMMANDS = {
     "tenant create": "acme",
     "tenant delete": "acme --yes",
     "tenant list": "",
+    "top": "",
 }
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
 NO_JSON = {"serve"}
@@ -90,7 +93,7 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("floods", "path", "plot", "quality", "steps", "store", "tenants")
+BENCHES = ("floods", "path", "plot", "quality", "serve", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(
@@ -98,6 +101,7 @@ NO_URL = {
         "it reads or changes the files of the store",
     ),
     "job resume": "a server resumes its jobs by itself",
+    "profile": "it measures this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",

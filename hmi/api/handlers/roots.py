@@ -8,15 +8,26 @@ from hmi.api.handlers.models import accepted
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
 from hmi.api.schemas_manage import ImportRoot, RootList
+from hmi.api.services import Services
 from hmi.api.views import root_view
+from hmi.execution.machine import fingerprint
 
 TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
 """File parts with general text. The import samples several files evenly."""
 
 
 async def list_roots(call: Call) -> Reply:
-    roots = await asyncio.to_thread(call.services.manager.registry.roots)
-    return Reply(RootList(roots=[root_view(r) for r in roots]))
+    return Reply(await asyncio.to_thread(_listed, call.services))
+
+
+def _listed(services: Services) -> RootList:
+    manager, here = services.manager, fingerprint()
+    running = {root: executor for root, executor, _ in services.metrics.executors()}
+    views = []
+    for root in manager.registry.roots():
+        profile = manager.profiles.get(root.name, root.version, here)
+        views.append(root_view(root, profile, manager.settings.precision, running.get(root.name)))
+    return RootList(roots=views)
 
 
 async def delete_root(call: Call) -> Reply:

@@ -72,15 +72,15 @@ class Churn:
     def _roll_back(self, model: int) -> None:
         record = self._manager.registry.model(self.models[model])
         number = int(self._draw.choice([v.version for v in record.versions]))
-        self._change(model, number, lambda: self._manager.registry.set_current(self.models[model], number))
+        self._change(model, number, lambda: self._manager.rollback_model(str(self.models[model]), number))
 
     def _make_again(self, model: int) -> None:
-        self._change(model, None, lambda: self._manager.registry.delete_model(self.models[model]))
+        self._change(model, None, lambda: self._manager.delete_model(str(self.models[model])))
         self._change(model, 1, lambda: self._put(model, 1))
 
     def _new_tenant(self, model: int) -> None:
         tenant = self.models[model].tenant
-        self._change(model, None, lambda: self._manager.registry.delete_tenant(tenant))
+        self._change(model, None, lambda: self._manager.delete_tenant(tenant))
         first = self._version(model, 1)
         self._change(model, 1, lambda: publish_at_once(self._manager, [(self.models[model], first)]))
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from hmi_kernels.encoder import fits
 
+from hmi.api.app import build_engine
+from hmi.api.inference import InferenceEngine
 from hmi.api.server_lock import owning
 from hmi.config import Settings
 from hmi.core import ModelId, ModelVersion
-from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundles
 from hmi.errors import Unavailable
 from hmi.manager import Manager
@@ -31,17 +33,17 @@ class Watched(Metrics):
 
     pool: AdapterPool[Any]
 
-    def watch_pool(self, pool: PoolCounters) -> None:
+    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
         assert isinstance(pool, AdapterPool)
         self.pool = pool
-        super().watch_pool(pool)
+        super().watch_pool(pool, limit_bytes)
 
 
 @dataclass(frozen=True)
 class Serving:
     """A running engine, and the parts that it was made of."""
 
-    engine: Engine
+    engine: InferenceEngine
     manager: Manager
     bundles: Bundles
     metrics: Watched
@@ -71,15 +73,19 @@ async def serving(
     Raises Conflict if a server or another benchmark runs on the folder.
     """
     with owning(data), closing(Manager(Settings(data=data, job_workers=0, **settings))) as manager:
-        stores = manager.registry, manager.plots, manager.adapters, manager.lowers
-        bundles = bundles_of(data, *stores, manager.settings.precision)
+        made: list[Bundles] = []
+
+        def make(*args: Any, **named: Any) -> Bundles:
+            made.append(bundles_of(*args, **named))
+            return made[0]
+
         metrics = Watched()
-        engine = Engine(bundles, manager.settings, metrics, manager.misses)
+        engine = build_engine(manager, metrics, make)
         await engine.start()
         try:
-            found = Serving(engine, manager, bundles, metrics)
+            found = Serving(engine, manager, made[0], metrics)
             await found.ask(first, "first")
-            await _chosen(bundles, manager.registry.model(first).live)
+            await _chosen(made[0], manager.registry.model(first).live)
             yield found
         finally:
             await engine.stop()
@@ -121,7 +127,7 @@ class Load:
 
 
 async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
-    """Let `callers` ask in turn for `seconds`, and count what is answered by then.
+    """Let `callers` ask in turn for `seconds`, or until the first answer, and count what is answered by then.
 
     Each call has `a_call` of the asks. After the last ask the first one follows.
     """
@@ -133,12 +139,14 @@ async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: flo
         while loop.time() < until:
             mine, at = [asks[i % len(asks)] for i in range(at, at + a_call)], at + a_call
             await serving.engine.infer([TextRequest(ask.model, ask.text) for ask in mine])
-            if loop.time() < until:
+            if loop.time() < until or not answered:
                 answered, tokens = answered + a_call, tokens + sum(ask.tokens for ask in mine)
 
     began, cpu = loop.time(), time.process_time()
     tasks = [asyncio.create_task(caller()) for _ in range(callers)]
     await asyncio.sleep(until - loop.time())
+    if not answered:  # a busy machine
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     found = Load(answered, tokens, loop.time() - began, time.process_time() - cpu)
     await asyncio.gather(*tasks)
     return found

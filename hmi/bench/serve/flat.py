@@ -21,7 +21,7 @@ from hmi.config import Settings
 GOAL = 0.95
 LENGTHS: dict[str, int | None] = {"128_tokens": 128, "real_lengths": None}
 POOLS = ("default_pool", "pool_of_all")
-TEXTS, ASKS = 512, 20_000
+TEXTS, ASKS = 512, 5_000
 WARMED = 1_000
 """At most this many tenants are asked before each repetition."""
 QUIET_S = 1.1

@@ -23,7 +23,7 @@ CASES: tuple[tuple[str, int | None, int], ...] = (
 """(name, tokens of a text or None for real lengths, texts of a call)."""
 TENANTS = 64
 OWN_GOAL = 0.10
-TEXTS, ASKS = 256, 10_000
+TEXTS, ASKS = 256, 5_000
 Spent = tuple[float, Counts]
 """The process's CPU seconds of one repetition, and what its parts counted."""
 

@@ -86,8 +86,8 @@ class TimedReader:
 class TimedBundles(Bundles):
     """Bundles whose readers and executors count into `counts`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.counts = Counts()
 
     def upper(self, version: ModelVersion) -> Part[Upper]:

@@ -1,0 +1,120 @@
+"""`hmi profile`: the times of the executors on this machine, and the table of them that `hmi root show`
+prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn
+
+from hmi.cli.base import FolderCommand, as_json, pass_session
+from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.session import Session
+from hmi.errors import NotFound
+
+if TYPE_CHECKING:
+    from hmi.core import RootRecord
+    from hmi.manager import Manager
+    from hmi.stores.profiles import Profile
+
+DIFFERS = 1.25
+"""Times that differ by this factor are reported: smaller differences are usual on a busy machine."""
+
+
+@click.command(cls=FolderCommand)
+@click.argument("root", required=False)
+@click.option("--again", is_flag=True, help="Measure again, even if the times on this machine are known.")
+@as_json
+@pass_session
+def profile(session: Session, root: str | None, again: bool, as_json: bool) -> None:
+    """Measure the executors of ROOT, or of every root, on this machine.
+
+    The times are kept in the data folder. A server reads them when it loads the root, and runs the fastest
+    executor; it measures by itself what it does not find.
+    """
+    with session.local() as local:
+        manager = local.services.manager
+        roots = manager.registry.roots() if root is None else [manager.registry.root(root)]
+        if not roots:
+            raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+        found = [_profile(manager, record, again, as_json) for record in roots]
+    if as_json:
+        print_json(found)
+
+
+def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -> dict[str, Any]:
+    from hmi.api.views import execution_view
+    from hmi.execution.machine import fingerprint
+
+    wanted = manager.settings.precision
+    stored = manager.profiles.get(record.name, record.version, fingerprint())
+    new = _measured(manager, record) if again or stored is None else None
+    if new is not None:
+        manager.profiles.put(record.name, record.version, new)
+    shown = new or stored
+    assert shown is not None
+    execution = execution_view(shown, wanted).model_dump(mode="json")
+    changes = [] if new is None or stored is None else changes_of(stored, new, wanted)
+    if not as_json:
+        print_execution(record.name, execution)
+        for change in changes:
+            notes.print(f"{record.name}: {change}", markup=False, soft_wrap=True)
+        if new is not None:
+            notes.print("a server that runs takes this at its next start", markup=False)
+    return {"root": record.name, "measured": new is not None, "changes": changes, "execution": execution}
+
+
+def _measured(manager: Manager, record: RootRecord) -> Profile:
+    from hmi.execution.choose import measure  # imports torch, which takes seconds
+    from hmi.model.root import load_root
+    from hmi.stores.layout import Layout
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task(f"{record.name}: loading", total=None)
+        root = load_root(Layout(manager.settings.data).root(record.name, record.version))
+
+        def show(step: str, done: int, of: int) -> None:
+            bar.update(task, description=f"{record.name}: {step}", completed=done, total=of)
+
+        return measure(root, show)
+
+
+def changes_of(stored: Profile, new: Profile, wanted: str) -> list[str]:
+    """What a new measurement says otherwise than the stored one, one sentence each."""
+    from hmi.execution.fastest import fastest
+
+    before, after = (fastest(p.measured, wanted).name for p in (stored, new))
+    found = [] if before == after else [f"now {after} is the fastest; it was {before}"]
+    old = {m.name: m.us_per_token for m in stored.measured}
+    for one in new.measured:
+        for batch, us in one.us_per_token.items():
+            was = old.get(one.name, {}).get(batch)
+            if was and not 1 / DIFFERS < us / was < DIFFERS:
+                found.append(f"{one.name} takes {us:.0f} µs a token ({batch}); it took {was:.0f}")
+    return found
+
+
+def print_execution(root: str, execution: Mapping[str, Any]) -> None:
+    """Print a row for each executor of a root's `execution`, as docs/http.md describes it."""
+    batches: dict[str, list[int]] = execution["batches"]
+    rows = [
+        {
+            "root": root,
+            "executor": one["executor"],
+            **{f"us {name}": round(us, 1) for name, us in one["us_per_token"].items()},
+            "cosine": f"{one['cosine']:.6f}",
+            "runs": "runs" if one["executor"] == execution["executor"] else "",
+        }
+        for one in execution["measured"]
+    ]
+    heads = {f"us {name}": f"µs/TOKEN, {_said(lengths)}" for name, lengths in batches.items()}
+    print_table(rows, {"root": "ROOT", "executor": "EXECUTOR", **heads, "cosine": "COSINE", "runs": ""}, "")
+
+
+def _said(lengths: list[int]) -> str:
+    if len(lengths) == 1:
+        return f"1 × {lengths[0]}"
+    return f"{len(lengths)} TEXTS OF {min(lengths)} TO {max(lengths)}"

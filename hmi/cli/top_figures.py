@@ -1,0 +1,220 @@
+"""The figures of `hmi top`, computed from two scrapes of a server's /metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hmi.cli.scrape import Between, Scrape, between
+
+TENANTS = 20
+"""The most tenants shown."""
+REFUSALS = ("quota_exceeded", "unavailable", "deadline_exceeded")
+"""Outcomes of calls that a busy server refuses or drops."""
+OTHERS = "_other"
+"""The label of all tenants that the server does not tell apart."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Calls to infer and their texts. Rates are per second; times in ms, None if nothing was observed."""
+
+    calls_s: float | None = None
+    texts_s: float | None = None
+    tokens_s: float | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    refused_s: dict[str, float] = field(default_factory=dict)
+    """Calls refused or dropped, by the kind of the error, as far as there are any."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """The server's process. `cpu` is the number of cores in use, `busy` the share of the compute threads."""
+
+    uptime_s: float | None = None
+    cpu: float | None = None
+    busy: float | None = None
+    streams: float | None = None
+    resident_bytes: float | None = None
+    memory_bytes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What waits now, and how long the texts waited whose batches ran."""
+
+    texts: float | None = None
+    tokens: float | None = None
+    oldest_ms: float | None = None
+    wait_p50_ms: float | None = None
+    wait_p95_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches that ran: how many a second, and the means of one."""
+
+    per_s: float | None = None
+    texts: float | None = None
+    tokens: float | None = None
+    tenants: float | None = None
+    ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The adapter pool. Events are per second."""
+
+    bytes: float | None = None
+    limit_bytes: float | None = None
+    events_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A root in memory: its executor, and that executor's µs a token by measured batch."""
+
+    root: str
+    executor: str
+    us_per_token: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant's rates a second, and its share of all tenants' compute."""
+
+    tenant: str
+    calls_s: float
+    texts_s: float
+    tokens_s: float
+    compute_share: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that one view shows."""
+
+    version: str
+    traffic: Traffic
+    process: Process
+    queue: Queue
+    batches: Batches
+    pool: Pool
+    executors: list[Runs]
+    tenants: list[Tenant]
+    tenants_told: bool
+    """Whether the server tells tenants apart; it does for administrators only."""
+    jobs: dict[str, int]
+    """Jobs that wait or run, by state."""
+
+
+def figures(before: Scrape | None, now: Scrape) -> Figures:
+    """Compute a view. Without a scrape before, or after a restart, it has no rates."""
+    span = None if before is None else between(before, now)
+    about = now.by("hmi_info", "version")
+    jobs = now.by("hmi_jobs", "state")
+    return Figures(
+        version=next(iter(about), ""),
+        traffic=Traffic() if span is None else _traffic(span),
+        process=_process(now, span),
+        queue=_queue(now, span),
+        batches=Batches() if span is None else _batches(span),
+        pool=_pool(now, span),
+        executors=_executors(now),
+        tenants=[] if span is None else _tenants(span),
+        tenants_told=bool(now.by("hmi_tenant_requests_total", "tenant")) or not _requests(now),
+        jobs={state: int(jobs[state]) for state in ("running", "queued") if jobs.get(state)},
+    )
+
+
+def _requests(now: Scrape) -> float:
+    return now.value("hmi_tenant_requests_total") or 0.0
+
+
+def _traffic(span: Between) -> Traffic:
+    calls = Between(
+        span.before.only("hmi_request_seconds", "route", "/infer"),
+        span.after.only("hmi_request_seconds", "route", "/infer"),
+        span.seconds,
+    )
+    outcomes = {kind: span.rate("hmi_requests_total", outcome=kind) for kind in REFUSALS}
+    return Traffic(
+        calls_s=calls.rate("hmi_request_seconds_count") or 0.0,
+        texts_s=span.rate("hmi_tenant_inputs_total") or 0.0,
+        tokens_s=span.rate("hmi_tenant_tokens_total") or 0.0,
+        p50_ms=_ms(calls.quantile(0.5, "hmi_request_seconds")),
+        p95_ms=_ms(calls.quantile(0.95, "hmi_request_seconds")),
+        refused_s={kind: rate for kind, rate in outcomes.items() if rate},
+    )
+
+
+def _process(now: Scrape, span: Between | None) -> Process:
+    started, streams = now.value("process_start_time_seconds"), now.value("hmi_compute_streams")
+    busy = None if span is None else span.rate("hmi_batch_seconds_sum")
+    return Process(
+        uptime_s=None if started is None else max(0.0, now.at - started),
+        cpu=None if span is None else span.rate("process_cpu_seconds_total"),
+        busy=min(1.0, busy / streams) if busy is not None and streams else None,
+        streams=streams,
+        resident_bytes=now.value("process_resident_memory_bytes"),
+        memory_bytes=now.by("hmi_memory_bytes", "tier"),
+    )
+
+
+def _queue(now: Scrape, span: Between | None) -> Queue:
+    return Queue(
+        texts=now.value("hmi_queue_texts"),
+        tokens=now.value("hmi_queue_tokens"),
+        oldest_ms=_ms(now.value("hmi_queue_oldest_seconds")),
+        wait_p50_ms=None if span is None else _ms(span.quantile(0.5, "hmi_stage_seconds", stage="queue")),
+        wait_p95_ms=None if span is None else _ms(span.quantile(0.95, "hmi_stage_seconds", stage="queue")),
+    )
+
+
+def _batches(span: Between) -> Batches:
+    return Batches(
+        per_s=span.rate("hmi_batch_seconds_count"),
+        texts=span.mean("hmi_batch_inputs"),
+        tokens=span.mean("hmi_batch_tokens"),
+        tenants=span.mean("hmi_batch_tenants"),
+        ms=_ms(span.mean("hmi_batch_seconds")),
+    )
+
+
+def _pool(now: Scrape, span: Between | None) -> Pool:
+    return Pool(
+        bytes=now.value("hmi_adapter_pool_bytes"),
+        limit_bytes=now.value("hmi_adapter_pool_limit_bytes"),
+        events_s={} if span is None else span.rates("hmi_adapter_pool_total", "event"),
+    )
+
+
+def _executors(now: Scrape) -> list[Runs]:
+    found = []
+    for labels, _ in now.samples.get("hmi_executor", ()):
+        root, executor = labels["root"], labels["executor"]
+        times = now.by("hmi_executor_token_seconds", "batch", root=root, executor=executor)
+        found.append(Runs(root, executor, {batch: 1e6 * s for batch, s in times.items()}))
+    return sorted(found, key=lambda runs: runs.root)
+
+
+def _tenants(span: Between) -> list[Tenant]:
+    calls, texts, tokens, compute = (
+        span.rates(f"hmi_tenant_{what}_total", "tenant", others=OTHERS)
+        for what in ("requests", "inputs", "tokens", "compute_seconds")
+    )
+    whole = sum(compute.values()) or 1.0
+    found = [
+        Tenant(name, calls[name], texts.get(name, 0.0), tokens.get(name, 0.0), compute.get(name, 0.0) / whole)
+        for name in calls
+    ]
+    busy = [tenant for tenant in found if tenant.calls_s or tenant.tokens_s]
+    busy.sort(
+        key=lambda tenant: (tenant.tenant == OTHERS, -tenant.compute_share, -tenant.calls_s, tenant.tenant)
+    )
+    own = [tenant for tenant in busy if tenant.tenant != OTHERS][:TENANTS]
+    return own + [tenant for tenant in busy if tenant.tenant == OTHERS]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
