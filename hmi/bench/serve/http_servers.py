@@ -106,7 +106,10 @@ class Server:
 
 @contextmanager
 def running(arm: Arm, folder: Path) -> Iterator[Server]:
-    """Run a server while the context is open. Its log is in `folder`. Raises Unavailable."""
+    """Run a server while the context is open. Its log is in `folder`. Raises Unavailable.
+
+    Use it on the main thread: SIGTERM ends this process by SystemExit, so that the server ends with it.
+    """
     port = free_port()
     command = [part.replace("{port}", str(port)) for part in arm.command]
     log = folder / f"{arm.name.replace(' ', '-').replace(',', '')}.log"
@@ -120,11 +123,13 @@ def running(arm: Arm, folder: Path) -> Iterator[Server]:
             start_new_session=True,
         )
     server = Server(arm, port, process.pid)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         _wait_ready(server, process, log)
         yield server
     finally:
         _end(server, process)
+        signal.signal(signal.SIGTERM, before)
 
 
 def peer_environment(packages: Path | None) -> dict[str, str]:
