@@ -87,9 +87,7 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[Peer]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     small = folder / "full-int8.onnx"
-    logging.disable(logging.WARNING)  # the library logs a line for each matrix
-    quantization.quantize_dynamic(model, small, weight_type=quantization.QuantType.QInt8, per_channel=True)
-    logging.disable(logging.NOTSET)
+    quantised(quantization, model, small)
     precisions: list[tuple[Precision, Path]] = [("fp32", model), ("int8", small)]
     for precision, path in precisions:
         session = ort.InferenceSession(str(path), options)
@@ -98,6 +96,13 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[Peer]:
             return session.run(None, {"input_ids": ids, "mask": mask})
 
         yield from _modes("ONNX Runtime", precision, one)
+
+
+def quantised(quantization: Any, model: Path, to: Path) -> None:
+    """Write an ONNX model in int8. `quantization` is the module `onnxruntime.quantization`."""
+    logging.disable(logging.WARNING)  # the library logs a line for each matrix
+    quantization.quantize_dynamic(model, to, weight_type=quantization.QuantType.QInt8, per_channel=True)
+    logging.disable(logging.NOTSET)
 
 
 def _openvino(model: Path) -> Iterator[Peer]:

@@ -239,6 +239,7 @@ def floods(
 @click.option("--cycles", type=click.IntRange(1), help="Loads and evictions.  [default: 10000]")
 @click.option("--answers", type=click.IntRange(1), help="Answers to check.  [default: 1000000]")
 @click.option("--corpus", type=FILE, help="Real text, one document a line.")
+@click.option("--packages", type=FOLDER, help="Packages of LitServe and infinity: pip install --target.")
 @click.option(
     "--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) to this folder."
 )

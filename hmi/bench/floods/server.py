@@ -65,7 +65,7 @@ def build(folder: Path, checkout: Path | None) -> Home:
 @contextmanager
 def running(home: Home, descriptors: int | None) -> Iterator[Running]:
     """Run the home's server on a free port while the context is open."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(home.data), "--port", str(port)]
     with (home.data.parent / "server.log").open("ab") as log:
         child = subprocess.Popen(
@@ -127,7 +127,8 @@ def _wait_ready(child: subprocess.Popen[bytes], port: int) -> None:
     raise Unavailable(f"the server was not ready within {READY_S} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

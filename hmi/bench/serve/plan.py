@@ -9,9 +9,10 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-SECTIONS = {
-    name: f"hmi.bench.serve.{name}" for name in ("flat", "cold", "pieces", "memory", "isolation", "peers")
-}
+IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
+OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
+"""Sections that run servers as processes of their own."""
+SECTIONS = {name: f"hmi.bench.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
 """The module of each section, by its name.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
@@ -54,6 +55,10 @@ class Plan:
     """Whether the import learns locality from the text, for a source without locality weights in HMI."""
     plots: Path | None = None
     """A folder for plots; None: draw none."""
+    packages: Path | None = None
+    """A folder with the packages of peers that run as processes of their own; None: this installation's."""
+    quick: bool = False
+    """Whether the run only shows that the benchmark works: no peers as processes of their own."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -62,7 +67,17 @@ class Plan:
 
 
 QUICK = Plan(
-    tenants=16, runs=1, seconds=0.15, callers=8, minutes=0.01, cycles=40, answers=200, cold=3, mixed=6
+    tenants=16,
+    runs=1,
+    seconds=0.15,
+    callers=8,
+    minutes=0.01,
+    cycles=40,
+    answers=200,
+    cold=3,
+    mixed=6,
+    quick=True,
+    sections=tuple(name for name in IN_PROCESS if name not in ON_REQUEST),
 )
 
 

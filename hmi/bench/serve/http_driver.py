@@ -1,0 +1,124 @@
+"""Drives the client process of `hmi bench serve` from the benchmark's own process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hmi.errors import HmiError
+
+GRACE_S = 2.0
+"""Time after the last arrival of open load in which answers are still awaited."""
+CONNECTIONS = 256
+"""Most connections of open load, as a gateway's pool has them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a request goes: a path, and the key that it carries ("" for none)."""
+
+    path: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the client saw: a time for each request in milliseconds, and the requests that failed.
+
+    `in_time` counts the good answers within `seconds`.
+    """
+
+    ms: list[float]
+    failed: dict[str, int]
+    """Count by status; status 0: no answer."""
+    seconds: float
+    in_time: int
+
+    @property
+    def a_second(self) -> float:
+        """Good answers a second."""
+        return self.in_time / self.seconds
+
+    @property
+    def failed_share(self) -> float:
+        return sum(self.failed.values()) / max(1, len(self.ms))
+
+    def at(self, share: float) -> float:
+        """The time within which `share` of the requests were answered. Raises HmiError without any."""
+        return quantile(self.ms, share)
+
+
+def quantile(ms: Sequence[float], share: float) -> float:
+    """Return the value below or at which `share` of `ms` lie. Raises HmiError for none."""
+    if not ms:
+        raise HmiError("no request was answered within the time that the benchmark waits")
+    return sorted(ms)[min(len(ms) - 1, int(share * len(ms)))]
+
+
+class Client:
+    """A client process. One command runs at a time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def closed(
+        self,
+        port: int,
+        targets: Sequence[Target],
+        bodies: Sequence[str],
+        turn: Sequence[tuple[int, int]],
+        *,
+        seconds: float,
+        callers: int = 1,
+        least: int = 1,
+    ) -> Seen:
+        """Callers that wait for their answers; `turn` says which target gets which body, again and again.
+
+        least: go on longer for so many requests.
+        """
+        given = {"turn": turn, "callers": callers, "seconds": seconds, "least": least}
+        self.begin(port, targets, bodies, **given)
+        return self.end()
+
+    def opened(
+        self,
+        port: int,
+        targets: Sequence[Target],
+        bodies: Sequence[str],
+        arrivals: Sequence[tuple[float, int, int]],
+    ) -> Seen:
+        """Requests at their times; `arrivals` are (second, target, body) in order of time."""
+        given = {"arrivals": arrivals, "connections": CONNECTIONS, "grace": GRACE_S}
+        self.begin(port, targets, bodies, **given)
+        return self.end()
+
+    def begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **given: Any) -> None:
+        """Start a command. `end` waits for its result."""
+        where = {"port": port, "targets": [[t.path, t.key] for t in targets], "bodies": bodies}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({**where, **given}) + "\n")
+        self._process.stdin.flush()
+
+    def end(self) -> Seen:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise HmiError("the client process ended: its error is above")
+        return Seen(**json.loads(line))
+
+
+@contextmanager
+def client() -> Iterator[Client]:
+    """Run a client process while the context is open."""
+    command = [sys.executable, "-m", "hmi.bench.serve.http_client"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Client(process)
+    finally:
+        process.kill()
+        process.communicate()
