@@ -181,13 +181,13 @@ class AdapterPool(Generic[T]):
     def need(self, names: Iterable[str]) -> None:
         """Say that texts wait that these names answer, until `need_no_more` with the same `names`."""
         with self._changed:
-            for name in set(names):
+            for name in dict.fromkeys(names):
                 self._needed[name] = self._needed.get(name, 0) + 1
                 self._idle.pop(name, None)
 
     def need_no_more(self, names: Iterable[str]) -> None:
         with self._changed:
-            for name in set(names):
+            for name in dict.fromkeys(names):
                 self._needed[name] -= 1
                 if not self._needed[name]:
                     del self._needed[name]
