@@ -91,7 +91,7 @@ class Models:
     def delete(self, model: str) -> None:
         wanted = ModelId.parse(model)
         self._parts.spare_artefacts([self._parts.registry.model(wanted)])
-        self._parts.registry.delete_model(wanted)
+        self._parts.deleted_models([self._parts.registry.delete_model(wanted)])
 
     def _with_sibling(
         self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None
