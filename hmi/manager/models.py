@@ -148,6 +148,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
         return {}
     module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
     made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
+    if live.rest != "fp16":
+        made["rest"] = live.rest
     if live.transitions is not None:
         made["transitions"] = live.transitions
     if live.task != "pair" and not live.rules.paired:
