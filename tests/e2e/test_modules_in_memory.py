@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import in_fp32, module_from
 from hmi.model.root import load_root
 from hmi.stores.adapter_pool import AdapterPool
-from tests.e2e.conftest import Home
+from tests.e2e.conftest import QUICK, Home, mood_rows
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
 
@@ -77,6 +78,33 @@ def test_many_loads_and_evictions_leave_nothing(home: Home) -> None:
     gc.collect()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if names[3] in line]
     assert not mapped
+
+
+async def test_a_model_that_rests_in_int8_answers_as_its_training_scored_it(home: Home) -> None:
+    rows, name = mood_rows(9, 100), "globex.small"
+    options = {**QUICK, "rest": "int8"}
+    home.run(
+        home.manager.create_model(
+            name, domain="tiny/full", task="classification", data=rows, dev=rows, options=options
+        )
+    )
+    live = home.manager.model(name).live
+    assert live.rest == "int8"
+    stored = home.state(name)
+    assert {v.dtype for k, v in stored.items() if k.endswith((".down", ".up"))} == {torch.int8}
+    engine = home.engine()
+    await engine.start()
+    asked = [json.loads(line) for line in rows.splitlines()]
+    results = await engine.infer([TextRequest(ModelId.parse(name), row["text"]) for row in asked])
+    right = sum(result.label == row["label"] for result, row in zip(results, asked, strict=True))
+    assert right / len(asked) == pytest.approx(live.metrics["accuracy"], abs=0.011)
+    size = engine._loader._pool.bytes
+    unpacked = sum(2 * v.numel() for v in stored.values() if v.dtype == torch.int8)
+    assert size > unpacked + 2 * unpacked, "the module in fp16, and the executor's form in fp32"
+    await engine.stop()
+    home.run(home.manager.update_model(name, data=rows, options={"epochs": 1}, publish="always"))
+    assert home.manager.model(name).live.rest == "int8", "an update keeps it"
+    home.manager.delete_model(name)
 
 
 @pytest.mark.parametrize("pool_bytes", [0, 250_000])
