@@ -55,7 +55,7 @@ def fused_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Modul
 
 def bytes_of(module: ops.Module) -> int:
     """The bytes that a packed module takes."""
-    return sum(array.nbytes for array in (*module.arrays, *module.records))
+    return module.memory.nbytes
 
 
 def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:
