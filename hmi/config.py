@@ -71,7 +71,8 @@ class Settings:
     queue_s: int = 30
     """The same limit as a time: the most seconds of work that may be waiting, by the engine's prediction."""
     pool_bytes: int = 256 * MIB
-    """Memory for the modules of recently used models. Other modules are read from the disk when needed."""
+    """Memory for the modules of recently used models, about 500 kB each. Other modules are read from the disk
+    when needed."""
     max_text_bytes: int = 100_000
     """The largest size of one text of a request, in UTF-8."""
     max_inputs: int = 1024

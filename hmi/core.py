@@ -178,6 +178,8 @@ class ModelVersion(Record):
     """Whether it has lexical features."""
     transitions: bool | None = None
     """Whether the user asked for transitions (which tag follows which); None if the task decided."""
+    rest: Literal["fp16", "int8"] = "fp16"
+    """How the module's matrices are stored (hmi.model.rest)."""
     held_back: str | None = None
     """Why this update did not become the version that answers: it scored worse (hmi.jobs.comparing)."""
     metrics: dict[str, Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 import hmi
@@ -40,7 +40,15 @@ class PoolCounters(Protocol):
     @property
     def evictions(self) -> int: ...
     @property
+    def loads(self) -> int: ...
+    @property
+    def load_seconds(self) -> float: ...
+    @property
+    def unused_seconds(self) -> float: ...
+    @property
     def bytes(self) -> int: ...
+    @property
+    def mapped_bytes(self) -> int: ...
 
 
 class ExecutorTimes(Protocol):
@@ -335,12 +343,22 @@ class _PoolCollector(Collector):
         events.add_metric(["hit"], self._pool.hits)
         events.add_metric(["miss"], self._pool.misses)
         events.add_metric(["eviction"], self._pool.evictions)
-        size = GaugeMetricFamily("hmi_adapter_pool_bytes", "Bytes of resident adapters.")
+        size = GaugeMetricFamily("hmi_adapter_pool_bytes", "Private memory of the modules in memory.")
         size.add_metric([], self._pool.bytes)
         limit = GaugeMetricFamily(
-            "hmi_adapter_pool_limit_bytes", "The most bytes of resident adapters.", self._limit_bytes
+            "hmi_adapter_pool_limit_bytes", "The most private memory of modules.", self._limit_bytes
         )
-        return [events, size, limit]
+        mapped = GaugeMetricFamily(
+            "hmi_adapter_pool_mapped_bytes", "Files that the modules in memory are mapped from."
+        )
+        mapped.add_metric([], self._pool.mapped_bytes)
+        loads = SummaryMetricFamily("hmi_adapter_pool_load_seconds", "Time to load a module.")
+        loads.add_metric([], self._pool.loads, self._pool.load_seconds)
+        unused = SummaryMetricFamily(
+            "hmi_adapter_pool_unused_seconds", "Time from a module's last use to its eviction."
+        )
+        unused.add_metric([], self._pool.evictions, self._pool.unused_seconds)
+        return [events, size, limit, mapped, loads, unused]
 
 
 class _ExecutorCollector(Collector):

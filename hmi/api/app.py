@@ -78,6 +78,7 @@ def build_services(
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
+    manager.on_deleted = lambda gone: engine.forget(gone.artefacts, gone.roots, gone.plots)
     return Services(
         settings=settings,
         manager=manager,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +30,10 @@ class InferenceEngine(Protocol):
 
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         """Answer all requests, in their order, or raise."""
+        ...
+
+    def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
+        """Give back the memory of what has been deleted. May be called on any thread."""
         ...
 
     def ready(self) -> bool:

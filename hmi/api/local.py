@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -47,6 +47,10 @@ class EngineAtStart:
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
+
+    def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
+        if self._engine is not None:
+            self._engine.forget(artefacts, roots, plots)
 
     def ready(self) -> bool:
         return self._engine is not None and self._engine.ready()

@@ -5,11 +5,12 @@ A text's bundle is chosen when the text is admitted, and stays the same until th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
@@ -21,18 +22,23 @@ from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
+from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
-from hmi.stores.adapter_store import AdapterStore
+from hmi.stores.adapter_pool import Size
+from hmi.stores.adapter_store import AdapterStore, Mapped
 from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
+from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
 IDLE_S = 600.0
 """A root, reader or exact reference is dropped if nothing has used it for this many seconds."""
+OBJECT_BYTES = 100_000
+"""Memory of a module's Python objects and mapping, about: most of it for a LoRA on all sites."""
 V = TypeVar("V")
 Key = tuple[str, ...]
 """The name of a part: its kind, then its name among parts of that kind."""
@@ -49,6 +55,20 @@ class TaskPart:
     head: Head | None
     lexical: Lexical | None
     transitions: Tensor | None
+    own_bytes: int = 0
+    """Private memory without the executors' forms of the module."""
+    mapped: Mapped | None = None
+    """The file that the module's tensors are views of."""
+
+    def ready(self, prepare: Callable[[TenantModule], int]) -> None:
+        """Let an executor make its form of the module, after which the file is read no more."""
+        prepare(self.module)
+        if self.mapped is not None:
+            self.mapped.rest()
+
+    @property
+    def size(self) -> Size:
+        return Size(self.own_bytes + self.module.forms.bytes, 0 if self.mapped is None else self.mapped.bytes)
 
 
 @dataclass(frozen=True)
@@ -142,17 +162,44 @@ class Bundles:
         key = "lower", version.root, version.root_version, name or ""
         return Part(key, self._exact, lambda: self._load_lower(version, upper.root, name))
 
-    def load_task_part(self, artefact: str) -> tuple[TaskPart, int]:
-        """Load a module and head from the adapter store; returns them and their bytes in memory (fp32)."""
-        state = self._adapters.get(artefact)
-        found = Artefact.split(state)
-        part = TaskPart(
+    def load_task_part(self, artefact: str) -> TaskPart:
+        """Map an artefact's module into memory, and copy its head and the rest in fp32."""
+        mapped = self._adapters.map(artefact)
+        found = Artefact.split(mapped.tensors)
+        table = found.transitions.get("table")
+        copied = [*found.head.values(), *found.lexical.values(), *found.transitions.values()]
+        unpacked = [v for k, v in found.module.items() if mapped.tensors[f"module.{k}"].dtype == torch.int8]
+        return TaskPart(
             module_from(found.module),
             head_from(found.head) if found.head else None,
             lexical_from(dict(found.lexical)) if found.lexical else None,
-            found.transitions.get("table"),
+            None if table is None else table.clone(),
+            OBJECT_BYTES + sum(4 * v.numel() for v in copied) + sum(v.nbytes for v in unpacked),
+            mapped,
         )
-        return part, sum(v.numel() * 4 for v in state.values())
+
+    def mark(self, artefact: str) -> object:
+        """See `AdapterStore.mark`."""
+        return self._adapters.mark(artefact)
+
+    def forget(self, roots: Collection[str] = (), plots: Collection[str] = ()) -> None:
+        """Drop these roots, with what belongs to them, and the readers of these PLOT versions.
+
+        Requests in flight keep what they use until they are answered. Thread-safe.
+        """
+        for cache in (self._uppers, self._exact):
+            cache.drop(lambda key: key[1] in roots)
+        self._readers.drop(lambda key: key[1] in plots)
+        if roots:
+            give_back_memory()
+
+    def gone(self, version: ModelVersion) -> tuple[list[str], list[str]]:
+        """Which of the version's root and PLOT version have been deleted, as arguments of `forget`."""
+        roots = {record.name for record in self._registry.roots(tolerant=True)}
+        with plot_errors():
+            plots = {found.ref for found in self._plots.refs().values()}
+        domain_gone = version.domain not in plots
+        return [] if version.root in roots else [version.root], [version.plot_version] if domain_gone else []
 
     def executors(self) -> list[tuple[str, str, tuple[Measured, ...]]]:
         """For each root in memory: its name, its executor's, and what was measured to choose it."""

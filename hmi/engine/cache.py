@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -43,6 +44,12 @@ class IdleCache(Generic[K, V]):
         """Return the values in memory; this counts as no use."""
         with self._lock:
             return [value for value, _ in self._values.values()]
+
+    def drop(self, unwanted: Callable[[K], bool]) -> None:
+        """Drop the values of these keys."""
+        with self._lock:
+            for key in [key for key in self._values if unwanted(key)]:
+                del self._values[key]
 
     def clear(self) -> None:
         with self._lock:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from hmi.model.lexical import word_bags
 from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.planner import work_left
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
@@ -82,7 +83,9 @@ class Engine:
             streams=settings.streams,
             weight_of=bundles.weight,
         )
-        pool: AdapterPool[TaskPart] = AdapterPool(settings.pool_bytes, bundles.load_task_part)
+        pool: AdapterPool[TaskPart] = AdapterPool(
+            settings.pool_bytes, bundles.load_task_part, lambda part: part.size, bundles.mark
+        )
         metrics.watch_pool(pool, settings.pool_bytes)
         self._waiting = WaitingTexts()
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
@@ -133,6 +136,15 @@ class Engine:
             await asyncio.to_thread(self._misses.stop)
         await asyncio.to_thread(self._loader.close)
 
+    def forget(
+        self, artefacts: Collection[str] = (), roots: Collection[str] = (), plots: Collection[str] = ()
+    ) -> None:
+        """Give back the memory of deleted models' artefacts, roots and PLOT versions (their ids).
+
+        Requests in flight are answered with what they use. May be called on any thread.
+        """
+        self._loader.forget(artefacts, roots, plots)
+
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
@@ -166,16 +178,17 @@ class Engine:
         admitted = await self._admission.admit(requests)
         sinks = [Waiting() for _ in requests]
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)]
-        self._queue.put(items)
-        self._waiting.add(items)
-        try:
-            self._interleave()
-            return list(await asyncio.gather(*(sink.answer for sink in sinks)))
-        finally:
-            self._waiting.remove(items)
-            for sink in sinks:
-                sink.drop()
-            self._queue.drop(items)
+        with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
+            self._queue.put(items)
+            self._waiting.add(items)
+            try:
+                self._interleave()
+                return list(await asyncio.gather(*(sink.answer for sink in sinks)))
+            finally:
+                self._waiting.remove(items)
+                for sink in sinks:
+                    sink.drop()
+                self._queue.drop(items)
 
     async def _stream(self) -> None:
         """Plan, cut and run batches, forever."""
@@ -268,16 +281,23 @@ class Engine:
     async def _run(
         self, batch: Cut, *, as_host: Host | None = None, within: Host | None = None, again: bool = False
     ) -> None:
-        artefacts = artefacts_of(batch.pieces)
-        parts, broken = await self._loader.hold(artefacts, again=again)
-        try:
-            sound = [piece for piece in batch.pieces if piece.bundle.version.artefact in parts]
-            failed = [(p.item, broken[a]) for p in batch.pieces if (a := p.bundle.version.artefact) in broken]
-            held = Held(sound, parts, failed)
-            ran = await self._compute.run(lambda: self._runner.run(held, batch.plan, as_host), within)
-        finally:
-            self._loader.let_go(artefacts)
-        self._reply(ran, batch)
+        """Run a batch, in several parts if its modules do not fit into the pool together."""
+        left = batch.pieces
+        while left:
+            artefacts = artefacts_of(left)
+            parts, broken = await self._loader.hold(artefacts, left[0].bundle.executor, again=again)
+            later = [p for p in left if isinstance(broken.get(p.bundle.version.artefact), NoRoom)]
+            for piece in later:
+                broken.pop(piece.bundle.version.artefact, None)
+            try:
+                sound = [p for p in left if p.bundle.version.artefact in parts]
+                failed = [(p.item, broken[a]) for p in left if (a := p.bundle.version.artefact) in broken]
+                held = Held(sound, parts, failed)
+                ran = await self._compute.run(partial(self._runner.run, held, batch.plan, as_host), within)
+            finally:
+                self._loader.let_go(artefacts)
+            self._reply(ran, batch)
+            left, again = later, True
 
     def _reply(self, ran: Ran, batch: Cut) -> None:
         pieces, cpu_s = ran.batch.pieces, ran.cpu_s

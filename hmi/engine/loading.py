@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
 from hmi.engine.isolate import named
 from hmi.engine.threads import in_thread
+from hmi.errors import NotFound
+from hmi.execution.base import Executor
+from hmi.execution.choose import Chosen
 from hmi.model.lower import LocalLower
 from hmi.model.tasks import task_of_version
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.failures import tell
 from plot_store import Reader
@@ -28,6 +33,9 @@ PART_THREADS = 8
 """Threads that load roots, PLOT readers and lower layers."""
 MODULE_THREADS = 2
 """Threads that read modules. These reads are short and must not wait behind long loads."""
+
+ROOM_S = 0.05
+"""How often, in seconds, a batch without room looks for room that no other batch gave back."""
 
 
 class ModelLoader:
@@ -43,6 +51,7 @@ class ModelLoader:
         self._part_threads = ThreadPoolExecutor(PART_THREADS, thread_name_prefix="hmi-load")
         self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
+        self._let_some_go = asyncio.Event()
 
     def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
@@ -59,35 +68,65 @@ class ModelLoader:
         Raises NotFound, Damaged, Unavailable.
         """
         version = await in_thread(self._module_threads, lambda: self._bundles.live(model))
-        upper, reader, _ = await asyncio.gather(
-            self._part(self._bundles.upper(version)),
-            self._part(self._bundles.reader(version)),
-            self._module(model, version),
+        upper, reader = await asyncio.gather(
+            self._part(self._bundles.upper(version)), self._part(self._bundles.reader(version))
         )
+        await self._module(model, version, upper.executor, exact=exact)
         lower: LocalLower | None = None
         if exact:
             try:
                 lower = await self._part(self._bundles.lower(version, upper, reader))
             except DamagedArtefact as error:  # domains may share the file: name the caller's own
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
+        await in_thread(self._module_threads, lambda: self._check_alive(model, version))
         return _bundle(model, version, upper, reader, lower)
 
     def in_memory(self, artefacts: list[str]) -> bool:
         """Return whether all these modules are in memory, so that `hold` would not wait."""
         return all(map(self._pool.has, artefacts))
 
-    async def hold(
-        self, artefacts: list[str], *, again: bool = False
-    ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
-        """Hold a batch's modules in memory until `let_go`; loads those that are not there.
+    @contextmanager
+    def needing(self, artefacts: Sequence[str]) -> Iterator[None]:
+        """Context manager: texts wait in the block that these modules answer, so they should stay."""
+        self._pool.need(artefacts)
+        try:
+            yield
+        finally:
+            self._pool.need_no_more(artefacts)
 
-        Returns the modules by artefact, and the errors of those that could not be loaded. `again` says that
-        the batch runs again, whose use of its modules was counted the first time.
+    async def hold(
+        self, artefacts: list[str], executor: Executor, *, again: bool = False
+    ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
+        """Hold a batch's modules in memory until `let_go`; loads those that are not there for `executor`.
+
+        Returns the modules by artefact, and the errors of those that could not be loaded. NoRoom is the error
+        of a module that does not fit beside what running batches hold; if none fits, waits until one does.
+        `again` says that the batch runs again, whose use of its modules was counted the first time.
         """
+        while True:
+            parts, errors = await self._hold(artefacts, executor, again=again)
+            if parts or not any(isinstance(error, NoRoom) for error in errors.values()):
+                return parts, errors
+            self.let_go(artefacts)
+            again = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_S):
+                    await self._let_some_go.wait()
+
+    async def _hold(
+        self, artefacts: list[str], executor: Executor, *, again: bool
+    ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
         held = self._pool.take(artefacts, count=not again)
         if held is not None:
             return held, {}
-        loading = in_thread(self._module_threads, lambda: self._pool.load(artefacts, count=not again))
+        self._let_some_go.clear()
+
+        def load() -> tuple[dict[str, TaskPart], dict[str, Exception]]:
+            return self._pool.load(
+                artefacts, count=not again, ready=lambda part: part.ready(executor.prepare)
+            )
+
+        loading = in_thread(self._module_threads, load)
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -97,6 +136,17 @@ class ModelLoader:
     def let_go(self, artefacts: list[str]) -> None:
         """End one `hold` of the same modules."""
         self._pool.give_back(artefacts)
+        self._let_some_go.set()
+
+    def forget(
+        self, artefacts: Collection[str] = (), roots: Collection[str] = (), plots: Collection[str] = ()
+    ) -> None:
+        """Give back the memory of what has been deleted, once requests in flight need it no more.
+
+        May be called on any thread.
+        """
+        self._pool.forget(artefacts)
+        self._bundles.forget(roots, plots)
 
     def close(self) -> None:
         """Wait for the loads that have begun, and drop the others. Blocks: do not call on the event loop."""
@@ -104,20 +154,34 @@ class ModelLoader:
         self._module_threads.shutdown(cancel_futures=True)
         self._bundles.close()
 
-    async def _module(self, model: ModelId, version: ModelVersion) -> None:
+    async def _module(self, model: ModelId, version: ModelVersion, executor: Chosen, *, exact: bool) -> None:
         """Prefetch the module. Models may share one, so an error names this model."""
         key = "module", version.artefact
         if not self._pool.has(version.artefact):
             try:
-                await self._once(key, lambda: self._read(version.artefact), self._module_threads)
+                await self._once(
+                    key, lambda: self._read(version.artefact, executor, exact=exact), self._module_threads
+                )
             except DamagedArtefact as error:
                 raise named(error, model, version) from error
 
-    def _read(self, artefact: str) -> None:
+    def _read(self, artefact: str, executor: Chosen, *, exact: bool) -> None:
         try:
-            self._pool.prefetch(artefact)
+            prepare = partial(executor.prepare, exact=exact)
+            self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare))
         except Exception as error:
             tell(log, "a module could not be loaded", error)
+            raise
+
+    def _check_alive(self, model: ModelId, version: ModelVersion) -> None:
+        """Raise NotFound if the model was deleted while its parts were loaded, and drop them.
+
+        Its deletion could not: they were not in memory yet.
+        """
+        try:
+            self._bundles.live(model)
+        except NotFound:
+            self.forget([version.artefact], *self._bundles.gone(version))
             raise
 
     async def _part(self, part: Part[V]) -> V:

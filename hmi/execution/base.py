@@ -65,6 +65,15 @@ class Executor(Protocol):
         """Start copying the modules of a coming batch to the device. Does not wait; a no-op on a CPU."""
         ...
 
+    def prepare(self, module: TenantModule) -> int:
+        """Make the executor's own form of a module, ahead of the first batch. Thread-safe.
+
+        Returns the bytes that the form takes as long as the module lives; 0 if the executor needs none. A
+        module that was not prepared is prepared by its first batch. Raises ValueError if the module is not of
+        the layers' sizes.
+        """
+        ...
+
     def run(
         self,
         key: BatchKey,

@@ -77,6 +77,10 @@ class Chosen:
     def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
         self._best.prefetch(modules)
 
+    def prepare(self, module: TenantModule, *, exact: bool = False) -> int:
+        """See `Executor.prepare`. exact: for requests that ask for exactness."""
+        return (self._reference if exact else self._best).prepare(module)
+
     def run(
         self,
         key: BatchKey,

@@ -80,6 +80,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             metrics=metrics,
             lexical=bool(made.artefact.lexical),
             transitions=options.transitions,
+            rest=options.rest or "fp16",
             bytes=size,
             created=now(),
             job=ctx.job.job,
@@ -153,7 +154,7 @@ def _train(
     dev: Split,
     weights: tuple[float, ...] | None,
 ) -> Made:
-    """Train, with a checkpoint after each epoch, and keep the weights of the best epoch, in fp16."""
+    """Train, with a checkpoint after each epoch, and keep the weights of the best epoch, rounded."""
     task, targets = data.task, task_targets(data.task, train)
     recipe = replace(spec.options.recipe(), module=data.module)
     plan = plan_training(recipe, task, len(targets), weights=weights)
@@ -179,8 +180,8 @@ def _train(
         start=begun.history,
         after_epoch=keep,
     )
-    published = trainer.publishable(history.kept.artefact)
-    # Score the fp16 weights that users get, not the fp32 ones.
+    published = trainer.publishable(history.kept.artefact, spec.options.rest or "fp16")
+    # Score the rounded weights that users get, not the fp32 ones.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
     metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
     return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)

@@ -7,6 +7,7 @@ adapter, and then head-config with head, or data (optionally with dev), or both.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from hmi.model.artefact import Artefact
 from hmi.model.heads import head_tensors
 from hmi.model.interchange import FORMAT, Twin, read_adapter_config
 from hmi.model.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
+from hmi.model.rest import int8_of
 from hmi.model.root import RootInfo, read_root_info
 from hmi.stores.plot_meta import PlotMeta
 
@@ -44,6 +46,9 @@ def run(ctx: JobContext) -> dict[str, Any]:
     head = _head(ctx, info)
     assert head is not None, "the manager requires a head if there are no rows"
     made = Artefact(module, head_tensors(head.weight, head.bias)).map(lambda value: value.half())
+    rest = spec.options.rest or "fp16"
+    if rest == "int8":
+        made = replace(made, module=int8_of(made.module))
     artefact, size = ctx.adapters.put(made.joined(), {"task": head.task})
     metrics = {"imported": FORMAT.partition(".")[0]}
     record = ctx.registry.publish_model(
@@ -59,6 +64,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             labels=head.labels,
             rules=_rules(head),
             module=twin.spec,
+            rest=rest,
             metrics=metrics,
             bytes=size,
             created=now(),

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from hmi.core import ModuleSpec, Record
+from hmi.model.rest import Rest
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 
 Publish = Literal["if-better", "always", "never"]
@@ -76,6 +77,12 @@ class FineTuneOptions(Record):
         description="Tagging: also learn which tag follows which. None: yes, with at most 200 tags and "
         "no class weights.",
     )
+    rest: Rest | None = Field(
+        default=None,
+        description="How the module's matrices are stored: fp16, or int8, which takes about half the space "
+        "on the disk. Answers are computed in the server's precision either way. None: an update keeps the "
+        "live version's choice, a new model gets fp16.",
+    )
 
     def recipe(self) -> Recipe:
         """The recipe of a training with these options."""
@@ -84,8 +91,8 @@ class FineTuneOptions(Record):
         )
 
 
-NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows"})
-"""Options that choose the initial weights and the rows, not how to train."""
+NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest"})
+"""Options that choose the initial weights, the rows and the storage, not how to train."""
 
 
 class BuildPlotOptions(Record):

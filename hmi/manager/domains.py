@@ -14,7 +14,7 @@ from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import BuildPlotSpec
-from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.manager.parts import Deleted, Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors
@@ -168,10 +168,13 @@ class Domains:
                     raise Conflict(_depends(str(branch), what, names), dependants=names)
             if str(branch) in refs:
                 with plot_errors():
+                    versions.update(v.id for v in self._parts.plots.history(str(branch)))
                     self._parts.plots.delete(str(branch))
             self._record(str(branch), False)
 
+        versions: set[str] = set()
         self._parts.registry.while_unused(str(branch), act)
+        self._parts.tell_deleted(Deleted(plots=frozenset(versions)))
 
     def current(self, branch: DomainId) -> VersionInfo:
         """The version that the next fine-tuning uses. Raises NotFound."""

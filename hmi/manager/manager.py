@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
-from hmi.manager.parts import Parts
+from hmi.manager.parts import Deleted, Parts
 from hmi.manager.roots import Roots
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
@@ -45,7 +45,12 @@ class Manager:
             adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers, LOWER_CURE)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
-        self._parts = Parts(settings, layout, registry, plots, adapters, lowers, runner, self.misses)
+        self.on_deleted: Callable[[Deleted], None] = lambda deleted: None
+        """Called after each deletion, on its thread: a server lets its engine give back the memory."""
+        self._parts = Parts(
+            *(settings, layout, registry, plots, adapters, lowers, runner, self.misses),
+            tell_deleted=lambda deleted: self.on_deleted(deleted),
+        )
         self.settings, self.registry, self.plots = settings, registry, plots
         self.adapters, self.lowers, self.runner = adapters, lowers, runner
         self._domains = Domains(self._parts)

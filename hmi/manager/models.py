@@ -91,7 +91,7 @@ class Models:
     def delete(self, model: str) -> None:
         wanted = ModelId.parse(model)
         self._parts.spare_artefacts([self._parts.registry.model(wanted)])
-        self._parts.registry.delete_model(wanted)
+        self._parts.deleted_models([self._parts.registry.delete_model(wanted)])
 
     def _with_sibling(
         self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None
@@ -148,6 +148,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
         return {}
     module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
     made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
+    if live.rest != "fp16":
+        made["rest"] = live.rest
     if live.transitions is not None:
         made["transitions"] = live.transitions
     if live.task != "pair" and not live.rules.paired:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,6 +25,16 @@ R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
+class Deleted:
+    """What a deletion removed from use. Some of the artefacts may have other users still."""
+
+    artefacts: frozenset[str] = frozenset()
+    roots: frozenset[str] = frozenset()
+    plots: frozenset[str] = frozenset()
+    """Ids of PLOT versions."""
+
+
+@dataclass(frozen=True)
 class Parts:
     """The stores and services of a manager."""
 
@@ -36,6 +46,12 @@ class Parts:
     lowers: AdapterStore
     runner: JobRunner
     misses: MissRecorder
+    tell_deleted: Callable[[Deleted], None]
+    """Called after each deletion of a tenant, model, domain or root."""
+
+    def deleted_models(self, models: Iterable[ModelRecord]) -> None:
+        """Tell that these models have been deleted."""
+        self.tell_deleted(Deleted(artefacts=frozenset(v.artefact for m in models for v in m.versions)))
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
         """Keep these models' artefacts for an hour; call it before the models are deleted. Requests in

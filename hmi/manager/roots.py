@@ -14,7 +14,7 @@ from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec
 from hmi.manager.domains import Domains
-from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.manager.parts import Deleted, Parts, checked_alpha, checked_options
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Profiles
@@ -91,6 +91,7 @@ class Roots:
         self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
+        self._parts.tell_deleted(Deleted(roots=frozenset([name])))
         with suppress(FileNotFoundError):
             shutil.rmtree(self._parts.layout.roots / name)
         self.profiles.drop(name)

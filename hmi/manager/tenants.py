@@ -53,6 +53,7 @@ class Tenants:
         self._parts.registry.tenant(name)
         self._parts.spare_artefacts(self._parts.registry.models(name))
         models, keys, jobs = self._parts.registry.delete_tenant(name)
+        self._parts.deleted_models(models)
         self._parts.runner.forget(jobs)
         artefacts = self._parts.freed_artefacts(models)
         return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from hmi.errors import Damaged
+from hmi.model.rest import fp16_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -30,11 +33,21 @@ class Artefact:
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:
-        """Group a file's tensors by part. Tensors of no part are dropped."""
-        return cls(**{part: tensors_below(tensors, part) for part in cls._parts()})
+        """Group a file's tensors by part. Tensors of no part are dropped.
+
+        The tensors are not copied, except a module that rests in int8 (`hmi.model.rest`), which becomes fp16.
+        Raises Damaged if its scales do not fit.
+        """
+        parts = {part: tensors_below(tensors, part) for part in cls._parts()}
+        try:
+            return cls(**{**parts, "module": fp16_of(parts["module"])})
+        except (ValueError, RuntimeError) as error:
+            raise Damaged(
+                f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again"
+            ) from error
 
     def joined(self) -> dict[str, Tensor]:
-        """The inverse of `split`: all tensors under their names in a file."""
+        """The inverse of `split`, but for a module in int8: all tensors under their names in a file."""
         return {
             f"{part}.{name}": value for part in self._parts() for name, value in getattr(self, part).items()
         }

@@ -25,8 +25,10 @@ al.), bottleneck adapters (Houlsby et al., Pfeiffer et al.).
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,7 @@ from hmi.model.encoder import Delta, Norm
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import SITES
 
+Form = TypeVar("Form")
 LORA_SCALE = 2.0
 """The factor of every LoRA's product: its alpha / rank."""
 NORM_EPS = 1e-12
@@ -104,12 +107,44 @@ class NormShift(nn.Module):
 Change = LowRank | NormShift
 
 
+class Forms:
+    """What executors keep of one module, each in a form of its own. Thread-safe.
+
+    A form lives as long as both its executor and its module do. It must refer to neither.
+    """
+
+    def __init__(self) -> None:
+        self._by: WeakKeyDictionary[object, tuple[Any, int]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self.bytes = 0
+        """Bytes of all forms, as of the last one that was made."""
+
+    def of(self, executor: object, make: Callable[[], tuple[Form, int]]) -> Form:
+        """The executor's form of the module. `make` returns it and its bytes, and is called once."""
+        found = self._by.get(executor)
+        if found is None:
+            with self._lock:
+                found = self._by.get(executor)
+                if found is None:
+                    found = self._by[executor] = make()
+                    self.bytes = sum(size for _, size in self._by.values())
+        return cast(Form, found[0])
+
+    def __deepcopy__(self, _: object) -> Forms:
+        return Forms()
+
+
 class TenantModule(nn.Module):
-    """A tenant's changes to the upper layers; `sites` has the keys `layer-site`, counted from the split."""
+    """A tenant's changes to the upper layers; `sites` has the keys `layer-site`, counted from the split.
+
+    Its tensors may be views of a file, in the type in which they are stored. An executor computes with a form
+    of its own (`forms`), which it makes ahead of the first batch (`Executor.prepare`) or in it.
+    """
 
     def __init__(self, sites: Mapping[str, Change]) -> None:
         super().__init__()
         self.sites = nn.ModuleDict(sites)
+        self.forms = Forms()
 
     def at(self, layer: int, site: str) -> Change | None:
         key = f"{layer}-{site}"
@@ -136,18 +171,25 @@ def new_module(spec: ModuleSpec, shape: EncoderShape, depth: int) -> TenantModul
 
 
 def module_from(state: Mapping[str, Tensor]) -> TenantModule:
-    """Rebuild a module from its tensors of any float type, in fp32. Raises Damaged."""
+    """Rebuild a module from its tensors, which it does not copy: float16 or float32. Raises Damaged."""
     parts: dict[str, dict[str, Tensor]] = {}
     try:
         for name, value in state.items():
             _, site, part = name.split(".")
-            parts.setdefault(site, {})[part] = value.float()
+            if not value.is_floating_point():
+                raise ValueError(f"{name} is {value.dtype}")
+            parts.setdefault(site, {})[part] = value
         sites = {site: _rebuilt(site.partition("-")[2], p) for site, p in parts.items()}
     except (TypeError, ValueError) as error:
         raise Damaged(
             f"a tenant module's tensors are not a module ({error}): roll back or fine-tune again"
         ) from error
     return TenantModule(sites).eval().requires_grad_(False)
+
+
+def in_fp32(module: TenantModule) -> TenantModule:
+    """A copy of the module in fp32."""
+    return module_from({name: value.float() for name, value in module.state_dict().items()})
 
 
 def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:

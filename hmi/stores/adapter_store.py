@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import re
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,24 @@ class DamagedArtefact(Damaged):
     def of(self, whose: str) -> Damaged:
         """Return the same error in a user's words: `whose` names what the artefact belongs to."""
         return Damaged(f"the artefact of {whose} {self._what}: {self._cure}")
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An artefact in memory without a copy: its tensors are views of the mapped file.
+
+    The mapping ends with the last of them. No file changes in place, so the views keep their values.
+    """
+
+    tensors: dict[str, Tensor]
+    bytes: int
+    _map: mmap.mmap
+
+    def rest(self) -> None:
+        """Take the file's pages out of this process's memory. A later access gets them back from the kernel's
+        cache, or from the disk."""
+        if self.bytes:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class AdapterStore:
@@ -87,15 +107,23 @@ class AdapterStore:
                 write_bytes(path, data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """Check an artefact's hash and load its tensors to the CPU.
+        """`map`, with the tensors copied."""
+        return {key: value.clone() for key, value in self.map(name).tensors.items()}
+
+    def map(self, name: str) -> Mapped:
+        """Map an artefact into memory and check its hash, which reads the file once.
 
         Raises DamagedArtefact, and Unavailable on a read error.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         try:
-            data = self._path(name).read_bytes()
+            with self._path(name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if not size:
+                    raise DamagedArtefact(name, "fails its checksum", self._cure)
+                # Private and writable, because torch takes no view of read-only memory. Nothing writes to it.
+                data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+                # The file is hashed by reading: a read error of a mapped page would end the process.
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError as error:
             raise DamagedArtefact(name, "is missing", self._cure) from error
         except OSError as error:
@@ -103,12 +131,20 @@ class AdapterStore:
                 f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, "
                 "check the disk"
             ) from error
-        if hashlib.sha256(data).hexdigest() != name:
+        if found != name:
             raise DamagedArtefact(name, "fails its checksum", self._cure)
         try:
-            return load(data)
-        except SafetensorError as error:
+            return Mapped(_views(data), size, data)
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise DamagedArtefact(name, f"cannot be read ({error})", self._cure) from error
+
+    def mark(self, name: str) -> object:
+        """A value that changes when the artefact's file is replaced or removed. Does not read the file."""
+        try:
+            status = self._path(name).stat()
+        except (OSError, Damaged):
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def about(self, name: str) -> dict[str, str]:
         """Return the `meta` that `put` stored, reading only the file's head. Raises DamagedArtefact."""
@@ -188,3 +224,31 @@ class AdapterStore:
         except OSError:
             # Missing or unreadable: in both cases it is written again, which may raise its own error.
             return False
+
+
+def _views(data: mmap.mmap) -> dict[str, Tensor]:
+    """The tensors of a mapped safetensors file: eight bytes of length, a head in JSON, the numbers.
+
+    The library itself copies what it reads from memory. Raises ValueError and others if it is no such file.
+    """
+    import torch
+
+    types = {"F16": torch.float16, "F32": torch.float32, "BF16": torch.bfloat16, "I8": torch.int8}
+    start = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:start])
+    head.pop("__metadata__", None)
+    found = {}
+    for name, about in head.items():
+        kind, shape, (begin, end) = types[about["dtype"]], about["shape"], about["data_offsets"]
+        if not 0 <= begin <= end <= len(data) - start:
+            raise ValueError(f"{name} lies outside the file")
+        empty = begin == end
+        flat = (
+            torch.empty(0, dtype=kind)
+            if empty
+            else torch.frombuffer(
+                data, dtype=kind, count=(end - begin) // kind.itemsize, offset=start + begin
+            )
+        )
+        found[name] = flat.view(shape)
+    return found

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hmi.model.batching import length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical
 from hmi.model.modules import new_module
+from hmi.model.rest import Rest, int8_of
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone
@@ -126,15 +128,17 @@ class Trainer:
             }
         )
 
-    def publishable(self, artefact: Artefact) -> Artefact:
-        """The tensors in fp16, as they are published. They are also loaded into the model, so that
-        `predict` gives what users will get. Raises InvalidData if a number is not finite in fp16."""
+    def publishable(self, artefact: Artefact, rest: Rest = "fp16") -> Artefact:
+        """The tensors as they are published: in fp16, or the module's matrices in int8. They are also loaded
+        into the model, so that `predict` gives what users will get. Raises InvalidData if a number is not
+        finite in fp16."""
         halved = artefact.map(lambda value: value.half())
         for name, value in halved.joined().items():
             if not bool(torch.isfinite(value).all()):
                 raise diverged(f"{name} is not finite in 16 bits")
-        self.load(halved.map(lambda value: value.float()))
-        return halved
+        published = replace(halved, module=int8_of(halved.module)) if rest == "int8" else halved
+        self.load(Artefact.split(published.joined()).map(lambda value: value.float()))
+        return published
 
     def load(self, artefact: Artefact) -> None:
         """Load published or checkpointed tensors. The inverse of `state`."""

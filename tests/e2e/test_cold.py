@@ -58,7 +58,7 @@ async def test_a_cold_part_delays_its_own(home: Home, part: str, monkeypatch: py
     exact = part == "lower"
     owner, name, wanted = {
         "domain": (home.manager.plots, "reader", lambda v, *_: v == version.plot_version),
-        "module": (home.manager.adapters, "get", lambda a, *_: a == version.artefact),
+        "module": (home.manager.adapters, "map", lambda a, *_: a == version.artefact),
         "lower": (Bundles, "_load_lower", lambda *_: True),
     }[part]
     with gate(owner, name, wanted, monkeypatch) as held:

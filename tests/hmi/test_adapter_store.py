@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -181,3 +182,68 @@ def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     with pytest.raises(InvalidInput, match="data folder"):
         open_layout(tmp_path / "data")
+
+
+def mapped_files() -> int:
+    return sum(".safetensors" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_mapped_artefact_is_a_view_of_its_file(store: AdapterStore) -> None:
+    tensors = {
+        **TENSORS,
+        "none": torch.zeros(0, 4),
+        "one": torch.tensor(2.5),
+        "i8": torch.ones(3).to(torch.int8),
+    }
+    name, size = store.put(tensors)
+    before = mapped_files()
+    mapped = store.map(name)
+    assert (mapped.bytes, mapped_files()) == (size, before + 1)
+    for _ in range(2):
+        assert mapped.tensors.keys() == tensors.keys()
+        for key, value in tensors.items():
+            assert torch.equal(mapped.tensors[key], value)
+            assert mapped.tensors[key].dtype == value.dtype
+        mapped.rest()
+    one = mapped.tensors["one"]
+    del mapped
+    assert (mapped_files(), one.item()) == (before + 1, 2.5), "the last view keeps it"
+    del one
+    assert mapped_files() == before
+
+
+def test_an_artefact_that_is_no_safetensors_file_is_damaged(store: AdapterStore, tmp_path: Path) -> None:
+    inside = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    heads = [
+        b"",
+        b"not json",
+        b"[]",
+        b'{"a":{"dtype":"F32"}}',
+        b'{"a":{"dtype":"Q9","shape":[2],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}',
+        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
+    ]
+    files = [len(head).to_bytes(8, "little") + head + bytes(8) for head in heads]
+    for data in (*files, b"", b"1234", (1 << 60).to_bytes(8, "little") + inside + bytes(8)):
+        name = hashlib.sha256(data).hexdigest()
+        (tmp_path / "adapters" / f"{name}.safetensors").write_bytes(data)
+        with pytest.raises(Damaged):
+            store.map(name)
+    data = len(inside).to_bytes(8, "little") + inside + bytes(8)
+    store.take_over(hashlib.sha256(data).hexdigest(), data)
+    assert torch.equal(store.map(hashlib.sha256(data).hexdigest()).tensors["a"], torch.zeros(2))
+
+
+def test_a_mark_changes_with_the_file_only(store: AdapterStore, tmp_path: Path) -> None:
+    name, _ = store.put(TENSORS)
+    path = tmp_path / "adapters" / f"{name}.safetensors"
+    first = store.mark(name)
+    store.map(name)
+    assert store.mark(name) == first
+    data = path.read_bytes()
+    path.unlink()
+    assert store.mark(name) is None
+    path.write_bytes(data)
+    assert store.mark(name) not in (None, first)
+    assert store.mark("no name") is None

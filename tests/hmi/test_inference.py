@@ -45,6 +45,8 @@ class Echo:
     def trouble(self) -> str | None:
         return None
 
+    def forget(self, *gone: object) -> None: ...
+
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         self.calls.append(requests)
         if self.error is not None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from hmi.engine.cache import IdleCache
 from hmi.engine.loading import ModelLoader
 from hmi.engine.recent import Recent
 from hmi.errors import Damaged
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.adapter_pool import AdapterPool, Size
 from hmi.stores.adapter_store import DamagedArtefact
 from tests.waiting import until
 
@@ -47,6 +48,7 @@ def at_hand(name: str) -> Part[Any]:
 
     class Value:
         version = Version()
+        executor = None
 
     cache: IdleCache[tuple[str, ...], Any] = IdleCache(1, 60.0)
     cache.put((name,), Value())
@@ -58,15 +60,15 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
     go_on, wrong = threading.Event(), []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: wrong.append(about))
 
-    def load(name: str) -> tuple[Any, int]:
+    def load(name: str) -> Any:
         assert go_on.wait(60)
         if name == "raises":
             raise SystemExit(3)
-        return [name], 10
+        return Mock()
 
-    pool: AdapterPool[Any] = AdapterPool(0, load)
+    pool: AdapterPool[Any] = AdapterPool(0, load, lambda part: Size(10))
     loader = ModelLoader(cast(Bundles, AtHand(list)), pool)
-    holds = [asyncio.create_task(loader.hold([name])) for name in ("ends", "raises", "never begins")]
+    holds = [asyncio.create_task(loader.hold([name], Mock())) for name in ("ends", "raises", "never begins")]
     await until(lambda: pool.misses >= 2)
     for hold in holds:
         hold.cancel()
@@ -90,10 +92,11 @@ async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: p
         assert go_on.wait(60)
         raise DamagedArtefact("0123", "fails its checksum", "restore it")
 
-    async def at_once(*_: object) -> None:
+    async def at_once(*_: object, **__: object) -> None:
         """The module is in memory."""
 
-    loader = ModelLoader(cast(Bundles, AtHand(damaged)), AdapterPool(0, lambda name: (cast(Any, name), 1)))
+    pool: AdapterPool[Any] = AdapterPool(0, lambda name: name, lambda name: Size(1))
+    loader = ModelLoader(cast(Bundles, AtHand(damaged)), pool)
     monkeypatch.setattr(loader, "_module", at_once)
     models = [ModelId("acme", "mood"), ModelId("globex", "mood")]
     waiting = [asyncio.create_task(loader.load(model, exact=True)) for model in models]

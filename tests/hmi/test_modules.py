@@ -15,11 +15,14 @@ from torch import Tensor
 from hmi.core import ModelVersion, ModuleSpec
 from hmi.errors import Damaged
 from hmi.execution.packed import PackedExecutor, run_rows
+from hmi.model.artefact import Artefact
 from hmi.model.encoder import EncoderLayer, attend_padded
 from hmi.model.modules import TenantModule, module_from, new_module
+from hmi.model.rest import int8_of
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import BUDGETS, SITES, Kind
+from tests.modules import random_module as random_changes
 
 MINILM = EncoderShape(vocab=30522, dim=384, heads=12, layers=6, ffn=1536, positions=512, types=2, eps=1e-12)
 
@@ -189,3 +192,24 @@ def test_a_version_stored_before_is_read() -> None:
         "created": "", "job": "j"
     }"""
     assert ModelVersion.model_validate_json(old % ("0" * 64)).module == ModuleSpec(kind="parallel", rank=12)
+
+
+@pytest.mark.parametrize("kind", ["lora", "houlsby+ln"])
+def test_a_module_that_rests_in_int8_is_within_half_a_step_and_half_the_size(kind: str) -> None:
+    module = random_changes(ModuleSpec(kind=kind, rank=8), MINILM, 2, seed=3)  # type: ignore[arg-type]
+    state = {name: value.half() for name, value in module.state_dict().items()}
+    stored = Artefact(int8_of(state), {"out.bias": torch.ones(3).half()}).joined()
+    assert sum(v.nbytes for v in stored.values()) < 0.6 * sum(v.nbytes for v in state.values())
+    again = Artefact.split(load(save(stored)))
+    assert again.module.keys() == state.keys()
+    assert again.head["out.bias"].dtype == torch.float16
+    for name, value in state.items():
+        step = stored.get(f"module.{name}.scale", torch.zeros(1))
+        rounded = value.float().abs() * 2**-11
+        assert bool(((again.module[name].float() - value.float()).abs() <= 0.501 * step + rounded).all()), (
+            name
+        )
+        assert again.module[name].dtype == torch.float16
+    stored["module.sites.0-" + ("q" if kind == "lora" else "after_attn") + ".down.scale"] = torch.ones(3)
+    with pytest.raises(Damaged, match="scale"):
+        Artefact.split(stored)

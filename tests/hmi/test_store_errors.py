@@ -95,7 +95,7 @@ def test_an_artefact_that_cannot_be_read_is_not_damaged(
     store = AdapterStore(tmp_path / "adapters")
     name, _ = store.put({"a": torch.zeros(3)})
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refused)
+        patch.setattr(Path, "open", refused)
         with pytest.raises(errors.Unavailable, match="try again"):
             store.get(name)
     assert store.get(name)["a"].shape == (3,)

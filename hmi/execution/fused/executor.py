@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from hmi_kernels.encoder import ops
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from hmi.execution.base import Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.execution.fused.weights import fused_layers, fused_module
+from hmi.execution.fused.weights import bytes_of, fused_layers, fused_module
 from hmi.execution.layers import through
 from hmi.execution.precision import Precision
 from hmi.model.modules import TenantModule
@@ -29,8 +28,7 @@ class FusedExecutor:
     def __init__(self, upper: nn.ModuleList, shape: EncoderShape, precision: Precision) -> None:
         self.precision: Precision = precision
         self._layers, self._dim = fused_layers(upper, shape, precision), shape.dim
-        self._modules: WeakKeyDictionary[TenantModule, ops.Module] = WeakKeyDictionary()
-        self._lock, self._thread = threading.Lock(), threading.local()
+        self._thread = threading.local()
 
     @property
     def layers(self) -> int:
@@ -54,20 +52,19 @@ class FusedExecutor:
         pause: Pause = no_pause,
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        step = _Step(self._layers, [self._module(module) for module in modules], self._room())
+        step = _Step(self._layers, [None if m is None else self._module(m) for m in modules], self._room())
         return through(len(self._layers), key, rows, hooks, pause, step)
 
-    def _module(self, module: TenantModule | None) -> ops.Module | None:
-        """The module in the kernels' layout, which lives as long as the module does."""
-        if module is None:
-            return None
-        with self._lock:
-            found = self._modules.get(module)
-        if found is None:
-            found = fused_module(module, self._layers)
-            with self._lock:
-                self._modules[module] = found
-        return found
+    def prepare(self, module: TenantModule) -> int:
+        """See `Executor.prepare`: a copy in the kernels' layout."""
+        return bytes_of(self._module(module))
+
+    def _module(self, module: TenantModule) -> ops.Module:
+        def make() -> tuple[ops.Module, int]:
+            made = fused_module(module, self._layers)
+            return made, bytes_of(made)
+
+        return module.forms.of(self, make)
 
     def _room(self) -> ops.Room:
         room: ops.Room | None = getattr(self._thread, "room", None)

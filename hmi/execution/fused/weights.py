@@ -53,6 +53,11 @@ def fused_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Modul
     return ops.pack_module(layers[0], by_layer)
 
 
+def bytes_of(module: ops.Module) -> int:
+    """The bytes that a packed module takes."""
+    return module.memory.nbytes
+
+
 def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:
     if isinstance(change, NormShift):
         return ops.NormChange(_floats(change.gain), _floats(change.bias))

@@ -19,7 +19,7 @@ from hmi.execution.layers import through
 from hmi.execution.packed.attention import attend_first, attend_packed
 from hmi.execution.packed.segments import segment_delta, segments_of
 from hmi.model.encoder import Delta, EncoderLayer
-from hmi.model.modules import TenantModule
+from hmi.model.modules import TenantModule, in_fp32
 from hmi.model.prepacked import PackedLinear, padded
 from hmi.model.shape import EncoderShape
 
@@ -38,7 +38,7 @@ class InMemory:
 
 
 class PackedExecutor:
-    """An `Executor` in fp32 on the CPU. Tenants' modules are applied in place: no weights are copied."""
+    """An `Executor` in fp32 on the CPU. Its form of a module is the module in fp32."""
 
     def __init__(self, upper: nn.ModuleList | Weights, shape: EncoderShape) -> None:
         self._weights: Weights = InMemory(upper) if isinstance(upper, nn.ModuleList) else upper
@@ -60,6 +60,21 @@ class PackedExecutor:
     def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
         """Modules run where they are."""
 
+    def prepare(self, module: TenantModule) -> int:
+        """See `Executor.prepare`. A module that is in fp32 already needs no form."""
+        mine = self._form(module)
+        return 0 if mine is module else _bytes_of(mine)
+
+    def _form(self, module: TenantModule) -> TenantModule:
+        def make() -> tuple[TenantModule | None, int]:
+            if all(tensor.dtype == torch.float32 for tensor in module.parameters()):
+                return None, 0
+            made = in_fp32(module)
+            return made, _bytes_of(made)
+
+        form = module.forms.of(self, make)
+        return module if form is None else form
+
     def run(
         self,
         key: BatchKey,
@@ -69,7 +84,8 @@ class PackedExecutor:
         pause: Pause = no_pause,
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        step = _Step(self._weights, self._heads, self._counted, modules)
+        forms = [None if m is None else self._form(m) for m in modules]
+        step = _Step(self._weights, self._heads, self._counted, forms)
         return through(len(self._weights), key, rows, hooks, pause, step)
 
 
@@ -107,6 +123,10 @@ class _Step:
     def _padded(self, x: Tensor) -> Tensor:
         """Pad `x` with rows of zeros to one of few row counts, if the layers keep code for each count."""
         return F.pad(x, (0, 0, 0, padded(len(x)) - len(x))) if self._counted else x
+
+
+def _bytes_of(module: TenantModule) -> int:
+    return sum(tensor.nbytes for tensor in module.parameters())
 
 
 def pack_upper(upper: nn.ModuleList) -> None:
