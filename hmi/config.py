@@ -70,9 +70,9 @@ class Settings:
     it, and gets `quota_exceeded` beyond that."""
     queue_s: int = 30
     """The same limit as a time: the most seconds of work that may be waiting, by the engine's prediction."""
-    pool_bytes: int = 256 * MIB
+    pool_bytes: int = 0
     """Memory for the modules of recently used models, about 500 kB each. Other modules are read from the disk
-    when needed."""
+    when needed. 0 = a quarter of the memory that the process may use."""
     max_text_bytes: int = 100_000
     """The largest size of one text of a request, in UTF-8."""
     max_inputs: int = 1024

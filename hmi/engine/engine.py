@@ -35,6 +35,7 @@ from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
 from hmi.model.lexical import word_bags
+from hmi.model.memory import usable_memory
 from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.planner import work_left
@@ -83,10 +84,11 @@ class Engine:
             streams=settings.streams,
             weight_of=bundles.weight,
         )
+        limit = settings.pool_bytes or usable_memory() // 4
         pool: AdapterPool[TaskPart] = AdapterPool(
-            settings.pool_bytes, bundles.load_task_part, lambda part: part.size, bundles.mark
+            limit, bundles.load_task_part, lambda part: part.size, bundles.mark
         )
-        metrics.watch_pool(pool, settings.pool_bytes)
+        metrics.watch_pool(pool, limit)
         self._waiting = WaitingTexts()
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)

@@ -1,9 +1,16 @@
-"""Settings of glibc's malloc: a process that trains keeps freed memory, one that serves returns it."""
+"""The memory that the process may use, and settings of glibc's malloc: a process that trains keeps freed
+memory, one that serves returns it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""The files in which Linux tells a container its memory limit, in cgroups of version 2 and 1."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
 TRIM_THRESHOLD_BYTES = 2_000_000_000
 """Free memory at the top of the heap is returned to the kernel only beyond this."""
@@ -43,3 +50,15 @@ def give_back_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(trim(0))
+
+
+def usable_memory(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
+    """The bytes of memory that this process may use: the machine's, or its container's limit if that is lower.
+
+    limits: files with a limit in bytes, or with `max` for none. A file that is missing sets no limit.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in limits:
+        with suppress(OSError, ValueError):
+            found.append(int(file.read_text()))
+    return min(found)

@@ -41,9 +41,7 @@ class Kept:
 
 def loader_of(home: Home) -> ModelLoader:
     bundles = home.bundles()
-    pool: AdapterPool[TaskPart] = AdapterPool(
-        home.settings.pool_bytes, bundles.load_task_part, lambda p: p.size
-    )
+    pool: AdapterPool[TaskPart] = AdapterPool(1 << 28, bundles.load_task_part, lambda p: p.size)
     return ModelLoader(bundles, pool)
 
 

@@ -107,7 +107,7 @@ async def test_a_model_that_rests_in_int8_answers_as_its_training_scored_it(home
     home.manager.delete_model(name)
 
 
-@pytest.mark.parametrize("pool_bytes", [0, 250_000])
+@pytest.mark.parametrize("pool_bytes", [1, 250_000])
 async def test_a_batch_whose_modules_do_not_fit_together_runs_in_parts(home: Home, pool_bytes: int) -> None:
     roomy, small = home.engine(), home.engine(pool_bytes=pool_bytes)
     requests = [TextRequest(m, t, scores=True) for t in home.covered[:4] for m in (MOOD, OTHER)]
