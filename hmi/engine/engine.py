@@ -29,6 +29,7 @@ from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.threads import together
 from hmi.engine.waiting import WaitingTexts
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
@@ -159,7 +160,7 @@ class Engine:
         self._waiting.add(items)
         try:
             self._interleave()
-            return list(await asyncio.gather(*(sink.answer for sink in sinks)))
+            return await together([sink.answer for sink in sinks])
         finally:
             self._waiting.remove(items)
             for sink in sinks:

@@ -17,6 +17,7 @@ through [CLS] alone. Measurements: docs/design/0003-tenant-module.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -112,6 +113,40 @@ def pool_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: T
     if reads == "mean":
         return _mean(last, mask)
     return last if reads == "rows" else last[:, 0]
+
+
+def pool_text(reads: Reads, last: Tensor, types: Sequence[int]) -> Tensor:
+    """`pool_rows` of one text without padding, from the rows [tokens, dim] of the last layer: [size].
+
+    Not for "cls" (`pool_cls`) and "rows". types: as `pool_rows`, ascending.
+    """
+    if reads == "first":
+        return last[0]
+    if reads == "mean":
+        return last.mean(0)
+    assert reads == "compare"
+    second = types.index(1) if 1 in types else len(types)
+    texts = last[1:second], last[second:]
+    u, v = (rows.mean(0) if len(rows) else torch.zeros_like(last[0]) for rows in texts)
+    return torch.cat([last[0], (u - v).abs(), u * v])
+
+
+def pool_cls(first: Tensor, before: Tensor, offsets: Sequence[int], query: Tensor | None) -> Tensor:
+    """`pool_rows` for "cls", then `Head.with_attended`, of packed texts without padding.
+
+    first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: the rows that enter it; text i
+    has before[offsets[i]:offsets[i + 1]]. Returns [texts, (2 + queries)·dim]. A query of zeros attends to all
+    rows alike, so the mean is one more query.
+    """
+    dim = before.shape[1]
+    queries = before.new_zeros(1, dim) if query is None else F.pad(query, (0, 0, 1, 0))
+    scores = before @ queries.T
+    out = before.new_empty(len(first), (1 + len(queries)) * dim)
+    out[:, :dim] = first
+    attended = out[:, dim:].view(len(first), len(queries), dim)
+    for (a, b), mine in zip(pairwise(offsets), attended, strict=True):
+        torch.mm(scores[a:b].softmax(0).T, before[a:b], out=mine)
+    return out
 
 
 def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
